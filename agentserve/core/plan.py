@@ -1,0 +1,98 @@
+"""The plan: one step's frozen work order, and what comes back from running it.
+
+The core writes a `Plan`, an executor (real or simulated) runs it, the core reads the
+`StepResult`. Everything the executor needs is in the plan; nobody owns or changes it.
+
+Contract for executors:
+- run `copies` first, then `chunks`;
+- for each chunk write the KV of `tokens` at positions `start .. start+len(tokens)-1` into the
+  pages of `tables`, attending to positions 0 .. own;
+- where `sample` is given, sample one token from the logits of the chunk's last token;
+- return one `ChunkResult` per chunk, in order.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentserve.types import Sampling, SessionId, TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Copy the first `slots` token slots, all layers of KV group `group`, between two pages."""
+
+    group: int
+    source: int
+    target: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """What sampling needs. Penalties, grammar and stop strings are folds over `history`.
+
+    `history` is the session's live token array: valid to read up to `length` until the step's
+    result is handed back. `history[prompt:length]` was generated in this turn; the new token
+    gets position `length`.
+    """
+
+    sampling: Sampling
+    history: Sequence[int]
+    prompt: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of one session's uncomputed tokens."""
+
+    session: SessionId
+    turn: TurnId
+    epoch: int  # the session's run epoch; a result with another one is stale
+    start: int
+    tokens: array[int]  # int32
+    tables: tuple[array[int], ...]  # per KV group: pages of positions 0 .. start+len(tokens)-1
+    sample: SampleSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    step: int
+    copies: tuple[PageCopy, ...]
+    chunks: tuple[Chunk, ...]
+    predicted_seconds: float
+    reasons: tuple[tuple[SessionId, str], ...]  # every session left out or cut short, and by which limit
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One sampled token; `ended` says that a stop string or the grammar ended the turn with it."""
+
+    token: int
+    logprob: float | None = None  # of the raw model distribution, before temperature and masks
+    top: tuple[tuple[int, float], ...] = ()
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    session: SessionId
+    turn: TurnId
+    epoch: int
+    computed: int  # token rows that were run for this chunk
+    sampled: Sampled | None = None
+    error: str = ""  # not empty: this chunk failed and its KV is not valid
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    step: int
+    chunks: tuple[ChunkResult, ...]
+    seconds: float

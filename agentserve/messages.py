@@ -1,0 +1,224 @@
+"""The whole wire protocol between the API process and a worker: commands down, events up.
+
+Tagged msgspec structs in msgpack, never pickle; tokens, never tensors. Token runs travel as
+little-endian int32 bytes, for which a 100K-token history costs one memory copy.
+Who sends what and in which order is told in ARCHITECTURE.md ("Processes").
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+
+import msgspec
+
+from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
+
+PROTOCOL_VERSION = 1
+
+
+def pack_tokens(tokens: array[int]) -> bytes:
+    """Token ids as little-endian int32 bytes."""
+    if sys.byteorder == "big":
+        tokens = tokens[:]
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+def unpack_tokens(data: bytes) -> array[int]:
+    """The inverse of `pack_tokens`; a length that is no multiple of 4 is a ValueError."""
+    tokens = array("i")
+    tokens.frombytes(data)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens
+
+
+# --- commands: API process -> worker -----------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Begin turn `turn` of `session` on the context `tokens`.
+
+    The worker opens the session if it does not know it. `tokens` is the whole context, so a
+    restarted worker needs nothing else; what of it has KV already is found by the worker.
+    """
+
+    session: SessionId
+    turn: TurnId
+    tokens: bytes  # pack_tokens
+    sampling: Sampling
+    namespace: str = ""  # isolates prefix-cache hits; the tenant's cache salt, adapter, ...
+    priority: int = 0  # larger is more urgent
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End a turn that runs or waits; its generated tokens are rolled back. Stale ones are ignored."""
+
+    session: SessionId
+    turn: TurnId
+
+
+class Park(msgspec.Struct, frozen=True, tag="park"):
+    """Say what an ended turn means: the session waits for a tool, or is simply idle."""
+
+    session: SessionId
+    turn: TurnId
+    waiting_tool: bool
+
+
+class Fork(msgspec.Struct, frozen=True, tag="fork"):
+    """Open `child` on the first `length` tokens of `session`, sharing their KV copy-on-write."""
+
+    session: SessionId
+    child: SessionId
+    length: int
+
+
+class Close(msgspec.Struct, frozen=True, tag="close"):
+    """Forget a session. Idempotent; a running turn is aborted first."""
+
+    session: SessionId
+
+
+class DefineGrammar(msgspec.Struct, frozen=True, tag="grammar"):
+    """Make a compiled grammar known under `id` before the first Submit that names it."""
+
+    id: str
+    compiled: str  # xgrammar's own JSON serialisation
+
+
+class DropGrammar(msgspec.Struct, frozen=True, tag="drop_grammar"):
+    id: str
+
+
+class Describe(msgspec.Struct, frozen=True, tag="describe"):
+    """Ask for a `Description` of one session (empty `session`: of the worker as a whole)."""
+
+    request: int
+    session: SessionId | None = None
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_cache"):
+    """Drop every cached page that no running turn uses; answered by a `Description`."""
+
+    request: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Leave after the current step."""
+
+
+Command = Submit | Abort | Park | Fork | Close | DefineGrammar | DropGrammar | Describe | ResetPrefixCache | Shutdown
+
+
+# --- events: worker -> API process -------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The worker's first message: it is ready to serve."""
+
+    protocol: int
+    pid: int
+    backend: str  # which kernels run: "reference", ...
+    device: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    page_size: int
+    pages: int  # pool size of the smallest KV group
+    kv_bytes: int
+    parameters: int
+    weights_digest: str
+
+
+class StateChange(msgspec.Struct, frozen=True, tag="state"):
+    """A session's public state has changed; `at` is the worker's monotonic clock in seconds."""
+
+    session: SessionId
+    turn: TurnId
+    state: SessionState
+    at: float
+    reason: str = ""
+
+
+class Token(msgspec.Struct, frozen=True, tag="token"):
+    """One generated token. `index` counts from 0 within the turn, so that a repeat shows."""
+
+    session: SessionId
+    turn: TurnId
+    index: int
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TurnUsage(msgspec.Struct, frozen=True):
+    """What a turn cost. `cached = prompt - prompt tokens the executor computed` (first time only)."""
+
+    prompt: int
+    cached: int
+    generated: int
+    computed: int  # token rows the executor ran for this turn, recomputation included
+    preemptions: int
+    arrived: float  # worker's monotonic clock, seconds
+    admitted: float
+    first_token: float
+    ended: float
+
+
+class TurnEnded(msgspec.Struct, frozen=True, tag="ended"):
+    """The last message about a turn. `error` explains REFUSED and ERROR in one line."""
+
+    session: SessionId
+    turn: TurnId
+    reason: FinishReason
+    usage: TurnUsage
+    error: str = ""
+
+
+class SessionView(msgspec.Struct, frozen=True):
+    """One session as the worker sees it."""
+
+    session: SessionId
+    state: SessionState
+    turn: TurnId
+    tokens: int
+    computed: int  # of a session at rest: how many of its tokens have KV in the cache now
+    pages: int
+    preemptions: int
+
+
+class WorkerView(msgspec.Struct, frozen=True):
+    """One worker's load and memory, for the router and /metrics. Page counts are of the tightest group."""
+
+    running: int
+    waiting: int
+    sessions: int
+    pages: int
+    pages_free: int
+    pages_cached: int  # idle, evictable
+    pages_live: int  # referenced by running turns
+    prompt_tokens: int  # counters, monotonic
+    cached_tokens: int
+    generated_tokens: int
+    computed_tokens: int
+    preemptions: int
+    steps: int
+
+
+class Description(msgspec.Struct, frozen=True, tag="description"):
+    request: int
+    worker: WorkerView
+    session: SessionView | None = None
+
+
+class StepDone(msgspec.Struct, frozen=True, tag="step"):
+    """Everything one step brought about, in order. One frame per step keeps IPC off the critical path."""
+
+    events: list[StateChange | Token | TurnEnded | Description]
+    worker: WorkerView | None = None
+    seconds: float = 0.0  # of the step that ended; 0 when none ran
+
+
+Event = Hello | StepDone
