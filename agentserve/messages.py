@@ -109,7 +109,9 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave after the current step."""
 
 
-Command = Submit | Abort | Park | Fork | Close | DefineGrammar | DropGrammar | Describe | ResetPrefixCache | Shutdown
+Command = (
+    Submit | Abort | Park | Fork | Close | DefineGrammar | DropGrammar | Describe | ResetPrefixCache | Shutdown
+)
 
 
 # --- events: worker -> API process -------------------------------------------------------
