@@ -50,6 +50,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     sampling: Sampling
     namespace: str = ""  # isolates prefix-cache hits; the tenant's cache salt, adapter, ...
     priority: int = 0  # larger is more urgent
+    generated: int = 0  # how many of the last `tokens` this turn has generated already (a moved turn)
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -110,7 +111,16 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 Command = (
-    Submit | Abort | Park | Fork | Close | DefineGrammar | DropGrammar | Describe | ResetPrefixCache | Shutdown
+    Submit
+    | Abort
+    | Park
+    | Fork
+    | Close
+    | DefineGrammar
+    | DropGrammar
+    | Describe
+    | ResetPrefixCache
+    | Shutdown
 )
 
 
