@@ -36,9 +36,8 @@ def test_a_session_through_a_tool_call() -> None:
     follow = [*session.tokens, 7, 7, 7]
     rig.submit("a", follow, max_tokens=2)
     rig.drain()
-    assert states(rig, "a") == [
-        "WAITING", "PREFILLING", "DECODING", "IDLE", "WAITING_TOOL", "WAITING", "PREFILLING", "DECODING", "IDLE",
-    ]  # fmt: skip
+    turn_states = ["WAITING", "PREFILLING", "DECODING", "IDLE"]
+    assert states(rig, "a") == [*turn_states, "WAITING_TOOL", *turn_states]
     usage = rig.ended("a", 2).usage
     assert (usage.prompt, usage.cached, usage.computed) == (28, 24, 5)  # the tail's last token and the result
     assert rig.output("a", 2) == cold(follow, 2)
@@ -304,12 +303,9 @@ def test_describe() -> None:
     (description,) = [e for e in rig.core.take_events() if isinstance(e, Description)]
     assert description.request == 7
     assert description.session is not None
-    assert (description.session.tokens, description.session.computed, description.session.pages) == (
-        12,
-        11,
-        3,
-    )
-    assert description.session.state is SessionState.IDLE
+    view = description.session
+    assert (view.tokens, view.computed, view.pages) == (12, 11, 3)
+    assert view.state is SessionState.IDLE
 
 
 def test_transitions_are_a_table_and_unknown_events_are_errors() -> None:

@@ -69,13 +69,8 @@ def test_the_longest_common_prefix_donates() -> None:
     for name, end in (("x", [1, 2, 3, 9]), ("y", [1, 2, 4]), ("z", [1, 5])):
         tokens = list(range(8)) + end
         kv.park(SessionId(name), computed(kv, SessionId(name), tokens), len(tokens))
-    for query, extra in (
-        ([1, 2, 3, 4], 3),
-        ([1, 2, 4, 4], 3),
-        ([1, 2, 8, 4], 2),
-        ([1, 6, 6], 1),
-        ([0, 1], 0),
-    ):
+    queries = (([1, 2, 3, 4], 3), ([1, 2, 4, 4], 3), ([1, 2, 8, 4], 2), ([1, 6, 6], 1), ([0, 1], 0))
+    for query, extra in queries:
         assert kv.cached_tokens(NS, array("i", list(range(8)) + query)) == 8 + extra
 
 
