@@ -12,13 +12,39 @@ MAX_BRANCHES = 128  # of one anyOf / oneOf: compiled size grows with the square
 MAX_ENUM = 2000
 
 _FORMATS = frozenset(
-    "date time date-time duration email hostname ipv4 ipv6 uri uri-reference uri-template uuid "
-    "json-pointer relative-json-pointer".split()
+    [
+        "date",
+        "time",
+        "date-time",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "uri",
+        "uri-reference",
+        "uri-template",
+        "uuid",
+        "json-pointer",
+        "relative-json-pointer",
+    ]
 )
 # What xgrammar 0.2.9 accepts but does not enforce, found by trying each with a violating text.
 _UNENFORCED = frozenset(
-    "uniqueItems not if then else dependentRequired dependentSchemas multipleOf contains "
-    "minContains maxContains $dynamicRef".split()
+    [
+        "uniqueItems",
+        "not",
+        "if",
+        "then",
+        "else",
+        "dependentRequired",
+        "dependentSchemas",
+        "multipleOf",
+        "contains",
+        "minContains",
+        "maxContains",
+        "$dynamicRef",
+    ]
 )
 _ONE = ("items", "additionalProperties", "propertyNames", "additionalItems", "unevaluatedItems")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
