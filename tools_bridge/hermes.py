@@ -19,62 +19,25 @@ piece by piece, in time linear in the text, whatever the pieces. The rules:
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tools_bridge.deltas import (
+    ArgumentsDelta,
+    CallClosed,
+    CallOpened,
+    ContentDelta,
+    Delta,
+    Parsed,
+    PartialCall,
+    joined,
+)
 from tools_bridge.json_scan import BLANKS, ObjectScanner, Piece
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
-
-@dataclass(frozen=True, slots=True)
-class PartialCall:
-    """A call as far as it is known. `complete` calls are whole, well-formed and may be run."""
-
-    name: str
-    arguments: str = ""  # raw JSON text so far
-    complete: bool = False
-    error: str = ""  # "truncated" or "malformed": never to be run
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """What a text holds. `rest` is the beginning of a call whose name the text does not reach."""
-
-    content: str
-    calls: tuple[PartialCall, ...]
-    rest: str = ""
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the text ended inside a call."""
-        return bool(self.rest) or any(call.error == "truncated" for call in self.calls)
-
-
-@dataclass(frozen=True, slots=True)
-class ContentDelta:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallOpened:
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentsDelta:
-    index: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallClosed:
-    index: int
-    error: str  # as `PartialCall.error`; "" for a complete call
-
-
-Delta = ContentDelta | CallOpened | ArgumentsDelta | CallClosed
+_TAG = re.compile(f"{OPEN}|{CLOSE}")
+_BLANKS = re.compile(f"[{BLANKS}]*")
 
 
 def parse(text: str, final: bool = True) -> Parsed:
@@ -111,8 +74,8 @@ class DeltaTracker:
 
     def __init__(self) -> None:
         self._state = _State.TEXT
-        self._text = ""  # received and undecided
-        self._raw: list[str] = []  # of a call without a name so far
+        self._text, self._at = "", 0  # received, and how much of it is decided
+        self._raw: list[str] = []  # the opening tag and the call's object
         self._blanks: list[str] = []  # after the last content
         self._after_call = False
         self._finished = False
@@ -137,7 +100,7 @@ class DeltaTracker:
         """Take in more text; what it decided."""
         if self._finished:
             raise RuntimeError("text after the end")
-        self._text += text
+        self._text, self._at = self._text[self._at :] + text, 0
         steps = {
             _State.TEXT: self._read_text,
             _State.OBJECT: self._read_object,
@@ -152,57 +115,51 @@ class DeltaTracker:
     def finish(self) -> list[Delta]:
         """The text has ended; what that decided."""
         self._finished = True
+        tail = self._until(len(self._text))
         if self._state is _State.TEXT:
-            self._add_content(self._text)
+            self._add_content(tail)
         elif self._state is _State.OBJECT:
             if self._call.index < 0:
-                self._rest = "".join(self._raw) + self._text
+                self._rest = "".join(self._raw) + tail
             else:
                 self._close("truncated")
         elif self._state is _State.SKIP:
             self._close("malformed")
         else:
             self._close("")
-            self._add_content("".join(self._junk) + (self._text if self._state is _State.JUNK else ""))
+            self._add_content("".join(self._junk) + (tail if self._state is _State.JUNK else ""))
         if not self._after_call and self._blanks:
             self._put_content("".join(self._blanks))
-        self._text = ""
         return self._take()
 
     def _take(self) -> list[Delta]:
         out, self._out = self._out, []
-        return _joined(out)
+        return joined(out)
 
     # --- one step each: True if something was decided and there may be more ---------------
 
     def _read_text(self) -> bool:
-        at = self._text.find(OPEN)
+        at = self._text.find(OPEN, self._at)
         if at < 0:
-            keep = _overlap(self._text, OPEN)
-            self._add_content(self._text[: len(self._text) - keep])
-            self._text = self._text[len(self._text) - keep :]
+            keep = _overlap(self._text, self._at, OPEN)
+            self._add_content(self._until(len(self._text) - keep))
             return False
-        self._add_content(self._text[:at])
-        self._begin_call(self._text[at + len(OPEN) :])
-        return True
-
-    def _begin_call(self, text: str) -> None:
-        self._text = text
+        self._add_content(self._until(at))
+        self._at += len(OPEN)
         self._raw, self._junk = [OPEN], []
         self._scanner, self._call = ObjectScanner(), _Call()
         self._state = _State.OBJECT
+        return True
 
     def _read_object(self) -> bool:
-        at, pieces = self._scanner.feed(self._text, 0)
-        if self._call.index < 0:
-            self._raw.append(self._text[:at])
-        self._text = self._text[at:]
-        for piece in pieces:
+        at, piece = self._scanner.feed(self._text, self._at)
+        self._raw.append(self._until(at))
+        if piece is not None:
             self._take_piece(piece)
         if self._scanner.done or self._scanner.failed or self._call.malformed:
             self._end_object()
             return True
-        return False
+        return piece is not None and piece.last
 
     def _end_object(self) -> None:
         call = self._call
@@ -218,15 +175,16 @@ class DeltaTracker:
         self._state = _State.CLOSING
 
     def _read_closing(self) -> bool:
-        self._text = self._text.lstrip(BLANKS)
-        if self._text.startswith(CLOSE):
-            self._text = self._text[len(CLOSE) :]
+        found = _BLANKS.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        if self._text.startswith(CLOSE, self._at):
+            self._at += len(CLOSE)
             self._close("")
             self._state = _State.TEXT
-        elif self._text.startswith(OPEN):  # the closing tag was forgotten
+        elif self._text.startswith(OPEN, self._at):  # the closing tag was forgotten
             self._close("")
             self._state = _State.TEXT
-        elif OPEN.startswith(self._text) or CLOSE.startswith(self._text):
+        elif any(_overlap(self._text, self._at, tag) == len(self._text) - self._at for tag in (OPEN, CLOSE)):
             return False
         else:
             self._state = _State.JUNK
@@ -256,39 +214,41 @@ class DeltaTracker:
 
     def _to_tag(self) -> tuple[str, str]:
         """Consume up to the next tag, and the tag itself if it is the closing one."""
-        found = [(at, tag) for tag in (OPEN, CLOSE) if (at := self._text.find(tag)) >= 0]
-        if not found:
-            keep = max(_overlap(self._text, OPEN), _overlap(self._text, CLOSE))
-            before, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
-            return before, ""
-        at, tag = min(found)
-        before = self._text[:at]
-        self._text = self._text[at + (len(CLOSE) if tag == CLOSE else 0) :]
-        return before, tag
+        found = _TAG.search(self._text, self._at)
+        if found is None:
+            keep = max(_overlap(self._text, self._at, tag) for tag in (OPEN, CLOSE))
+            return self._until(len(self._text) - keep), ""
+        before = self._until(found.start())
+        if found.group() == CLOSE:
+            self._at = found.end()
+        return before, found.group()
+
+    def _until(self, end: int) -> str:
+        """Consume up to index `end`."""
+        text, self._at = self._text[self._at : end], end
+        return text
 
     # --- calls --------------------------------------------------------------------------
 
     def _take_piece(self, piece: Piece) -> None:
         call = self._call
-        if call.malformed:
-            return
-        if piece.key == "name":
-            call.malformed = call.name_seen
+        if piece.key == "name" and not call.name_seen:
             call.name_parts.append(piece.text)
             if piece.last:
                 self._open("".join(call.name_parts))
-        elif piece.key == "arguments":
-            call.malformed = call.arguments_seen
+        elif piece.key == "arguments" and not call.arguments_seen:
             call.held.append(piece.text)
-            call.arguments_seen = call.arguments_seen or piece.last
-        if call.held and call.name_seen and not call.malformed:
+            call.arguments_seen = piece.last
+        elif piece.key in ("name", "arguments") and piece.last:
+            call.malformed = True  # given twice: which one counts is anyone's guess
+        if call.held and call.index >= 0:
             self._give_held()
 
     def _open(self, raw: str) -> None:
         call = self._call
         call.name_seen = True
         name = _loads(raw)
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not _is_text(name):
             call.malformed = True
             return
         call.name, call.index = name, len(self._calls)
@@ -308,7 +268,7 @@ class DeltaTracker:
             self._give(raw)
             return
         value = _loads(raw)
-        text = value if isinstance(value, str) else raw
+        text = value if isinstance(value, str) and _is_text(value) else raw
         self._give("{}" if value is None or not text.strip() else text)
 
     def _give(self, text: str) -> None:
@@ -317,7 +277,8 @@ class DeltaTracker:
 
     def _close(self, error: str) -> None:
         call = self._call
-        if not error and not isinstance(_loads("".join(call.given)), dict):
+        whole = ("".join(self._raw[1:]), "".join(call.given))
+        if not error and not all(isinstance(_loads(raw), dict) for raw in whole):
             error = "malformed"
         self._calls[call.index] = (call, error)
         self._out.append(CallClosed(call.index, error))
@@ -340,12 +301,21 @@ class DeltaTracker:
         self._out.append(ContentDelta(text))
 
 
-def _overlap(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `tag`."""
-    for length in range(min(len(text), len(tag) - 1), 0, -1):
+def _overlap(text: str, start: int, tag: str) -> int:
+    """Length of the longest end of `text[start:]` that is a proper beginning of `tag`."""
+    for length in range(min(len(text) - start, len(tag) - 1), 0, -1):
         if text.endswith(tag[:length]):
             return length
     return 0
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be sent: an escape may have made half of a surrogate pair."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _BROKEN = object()
@@ -362,17 +332,3 @@ def _loads(raw: str) -> object:
     except (ValueError, RecursionError):
         return _BROKEN
     return value
-
-
-def _joined(deltas: list[Delta]) -> list[Delta]:
-    """Neighbouring text deltas of the same kind made one."""
-    out: list[Delta] = []
-    for delta in deltas:
-        last = out[-1] if out else None
-        if isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
-            out[-1] = ContentDelta(last.text + delta.text)
-        elif isinstance(delta, ArgumentsDelta) and isinstance(last, ArgumentsDelta):
-            out[-1] = ArgumentsDelta(delta.index, last.text + delta.text)
-        else:
-            out.append(delta)
-    return out

@@ -53,14 +53,16 @@ class ObjectScanner:
         self._key_parts: list[str] = []
         self._closers: list[str] = []
 
-    def feed(self, text: str, at: int) -> tuple[int, list[Piece]]:
-        """Read `text` from `at`; the first index not consumed, and the values' pieces.
+    def feed(self, text: str, at: int) -> tuple[int, Piece | None]:
+        """Read `text` from `at`; the first index not consumed, and one value's next piece, if any.
 
-        What is not consumed (a backslash whose character is still to come; everything from the
-        offending character on, or from after the object) must be offered again with more behind it.
+        Returns after a piece that ends its value, so that the caller can act on it before anything
+        behind it is read; a piece that does not has taken all there was. What is not consumed (a
+        backslash whose character is still to come; everything from the offending character on, or
+        from after the object) must be offered again with more behind it.
         """
         pieces: list[Piece] = []
-        while at < len(text) and not self.done and not self.failed:
+        while at < len(text) and not (self.done or self.failed or (pieces and pieces[-1].last)):
             if self._state is _State.KEY_STRING:
                 waits, at = self._string(text, at, self._key_parts)
             elif self._state in (_State.STRING, _State.NEST_STRING):
@@ -77,7 +79,9 @@ class ObjectScanner:
                 waits, at = False, self._between(text, at, pieces)
             if waits:
                 break
-        return at, pieces
+        if not pieces:
+            return at, None
+        return at, Piece(self._key, "".join(piece.text for piece in pieces), pieces[-1].last)
 
     def _string(self, text: str, at: int, parts: list[str]) -> tuple[bool, int]:
         """Read on inside a string; whether more text is needed, and where it stopped."""

@@ -11,41 +11,37 @@ MAX_SCHEMA_DEPTH = 64  # of the JSON, not of the values it describes; compile ti
 MAX_BRANCHES = 128  # of one anyOf / oneOf: compiled size grows with the square
 MAX_ENUM = 2000
 
-_FORMATS = frozenset(
-    [
-        "date",
-        "time",
-        "date-time",
-        "duration",
-        "email",
-        "hostname",
-        "ipv4",
-        "ipv6",
-        "uri",
-        "uri-reference",
-        "uri-template",
-        "uuid",
-        "json-pointer",
-        "relative-json-pointer",
-    ]
-)
+_FORMATS = {
+    "date",
+    "time",
+    "date-time",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uri",
+    "uri-reference",
+    "uri-template",
+    "uuid",
+    "json-pointer",
+    "relative-json-pointer",
+}
 # What xgrammar 0.2.9 accepts but does not enforce, found by trying each with a violating text.
-_UNENFORCED = frozenset(
-    [
-        "uniqueItems",
-        "not",
-        "if",
-        "then",
-        "else",
-        "dependentRequired",
-        "dependentSchemas",
-        "multipleOf",
-        "contains",
-        "minContains",
-        "maxContains",
-        "$dynamicRef",
-    ]
-)
+_UNENFORCED = {
+    "uniqueItems",
+    "not",
+    "if",
+    "then",
+    "else",
+    "dependentRequired",
+    "dependentSchemas",
+    "multipleOf",
+    "contains",
+    "minContains",
+    "maxContains",
+    "$dynamicRef",
+}
 _ONE = ("items", "additionalProperties", "propertyNames", "additionalItems", "unevaluatedItems")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
