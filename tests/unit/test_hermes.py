@@ -221,7 +221,8 @@ def test_a_beginning_holds_only_what_is_decided():
         assert whole.content.startswith(part.content)
         assert len(part.calls) <= len(whole.calls)
         assert all(
-            p.name == w.name and w.arguments.startswith(p.arguments) for p, w in zip(part.calls, whole.calls)
+            p.name == w.name and w.arguments.startswith(p.arguments)
+            for p, w in zip(part.calls, whole.calls, strict=False)
         )
 
 
@@ -245,8 +246,6 @@ FRAGMENTS = st.sampled_from(
         "\\",
         " ",
         "\n",
-    ]
-    + [
         "1",
         "null",
         "[",
