@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from tokenizers import Tokenizer as Encoder
 
 _MARKUP = re.compile(r"[<\[{(].*[>\]})]", re.DOTALL)
-# Gemma gives ordinary HTML its own tokens; nothing in a template is forged by writing <b>.
+# Gemma gives ordinary HTML its own tokens; nothing in a template is forged by writing <b>. Its </s>
+# stays control: it ends texts in other families, and llama.cpp ends generation on it.
 _HTML = re.compile(
-    r"</?(?:table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|i|u|s|sub|sup|code|a|html"
-    r"|body|img|span|bbox|ul|ol|li|div|iframe|footer|p|br|hr|pre)>"
+    r"</?(?:table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|i|u|sub|sup|code|a|html"
+    r"|body|img|span|bbox|ul|ol|li|div|iframe|footer|p|br|hr|pre)>|<s>"
 )
 
 
