@@ -122,7 +122,11 @@ def vocabulary(metadata: Metadata) -> Vocabulary:
 
 
 def _byte_level(
-    tokens: Sequence[str], control_ids: set[int], merges: Sequence[str], rule: PreTokenizer, kept: Sequence[str]
+    tokens: Sequence[str],
+    control_ids: set[int],
+    merges: Sequence[str],
+    rule: PreTokenizer,
+    kept: Sequence[str],
 ) -> Encoders:
     ids = {token: index for index, token in enumerate(tokens) if index not in control_ids}
     pairs: list[tuple[str, str]] = []

@@ -37,7 +37,9 @@ class Tokenizer:
         self.matcher = ControlMatcher(vocabulary.control)
         self.token_bytes: Sequence[bytes] = vocabulary.token_bytes
         self.vocab_size = len(vocabulary.token_bytes)
-        self.control: Mapping[str, int] = MappingProxyType({token.text: token.id for token in vocabulary.control})
+        self.control: Mapping[str, int] = MappingProxyType(
+            {token.text: token.id for token in vocabulary.control}
+        )
         self.special_texts = vocabulary.special_texts
         self.bos_id = vocabulary.bos_id
         self.eos_ids = vocabulary.eos_ids
@@ -78,7 +80,9 @@ class Tokenizer:
                 where = self._between_controls(piece, where, restore, out)
         return out
 
-    def _between_controls(self, text: str, where: Encoder, restore: Mapping[int, str], out: list[int]) -> Encoder:
+    def _between_controls(
+        self, text: str, where: Encoder, restore: Mapping[int, str], out: list[int]
+    ) -> Encoder:
         """Append the ids of `text`; returns the encoder for what comes next."""
         at = 0
         for start, end, token in self.matcher.find(text):
