@@ -171,7 +171,7 @@ def _sentencepiece(
     ranked.sort()
     unknown_text = None
     if unknown is not None:
-        unknown_text = "\0unknown"  # stays reachable for characters without a token, not by its text
+        unknown_text = " unknown"  # no text can spell it: spaces are replaced before
         ids[unknown_text] = unknown
     model = models.BPE(
         vocab=ids,

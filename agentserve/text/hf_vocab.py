@@ -127,12 +127,12 @@ def _added(token: ControlToken, definition: JsonObject) -> AddedToken:
 def _without_control(
     model: JsonObject, control: Sequence[ControlToken], kept: Sequence[ControlToken], name: str
 ) -> JsonObject:
-    """The model with its control tokens renamed to texts that no input can spell.
+    """The model with its control tokens renamed to texts that no input can spell (with a raw space).
 
     Renamed, not removed: ids are positions in a Unigram model, and a BPE model's unknown token
     must exist. Kept tokens that the model itself does not know are added with their ids.
     """
-    hidden = {token.text: f"\0{token.id}" for token in control}
+    hidden = {token.text: f" \0{token.id}" for token in control}
     kind = model.get("type") or ("BPE" if "merges" in model else None)
     vocab = model.get("vocab")
     if kind == "Unigram" and isinstance(vocab, list):
