@@ -97,7 +97,7 @@ def vocabulary(metadata: Metadata) -> Vocabulary:
     else:
         scores = fields.numbers("tokenizer.ggml.scores", len(tokens), 0.0)
         strips = fields.flag("tokenizer.ggml.add_space_prefix", True)
-        encoders = _sentencepiece(tokens, types, control_ids, scores, kept, strips)
+        encoders = _sentencepiece(tokens, types, control_ids, scores, kept, prefix=strips)
         default_bos = True
         pieces = [_sentencepiece_bytes(token, types[i]) for i, token in enumerate(tokens)]
     add_bos = fields.flag("tokenizer.ggml.add_bos_token", default_bos)
@@ -152,6 +152,7 @@ def _sentencepiece(
     control_ids: set[int],
     scores: Sequence[float],
     kept: Sequence[str],
+    *,
     prefix: bool,
 ) -> Encoders:
     """SentencePiece BPE: the pair whose union scores best is joined first.

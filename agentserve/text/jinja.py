@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import ClassVar, Never
+from typing import Never
 
 import jinja2
 from jinja2 import nodes
@@ -19,7 +19,7 @@ from agentserve.text.errors import TextError
 class _Generation(Extension):
     """`{% generation %}` marks assistant text for training masks; here its body just renders."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - Jinja2 declares it so
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
