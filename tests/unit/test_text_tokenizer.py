@@ -132,7 +132,9 @@ def spells_no_control(text: str) -> bool:
     return not any(token in text for token in CONTROLS + MARKUP)
 
 
-WORDS = st.sampled_from(["Hello", " world", "  ", "\n", "\n\n", "\t", "123", "é", "e\u0301", "你好", "👍", "x", "_", "'m", "<"])
+WORDS = st.sampled_from(
+    ["Hello", " world", "  ", "\n", "\n\n", "\t", "123", "é", "e\u0301", "你好", "👍", "x", "_", "'m", "<"]
+)
 TEXTS = st.lists(WORDS | st.text(max_size=4), max_size=12).map("".join)
 SEGMENTS = st.lists(st.sampled_from(CONTROLS + MARKUP) | TEXTS, max_size=8).map("".join)
 slowly = settings(max_examples=150, deadline=None)
@@ -140,9 +142,7 @@ slowly = settings(max_examples=150, deadline=None)
 
 @slowly
 @given(text=TEXTS.filter(spells_no_control))
-def test_plain_prompts_equal_transformers(
-    pair: tuple[Tokenizer, PreTrainedTokenizerFast], text: str
-) -> None:
+def test_plain_prompts_equal_transformers(pair: tuple[Tokenizer, PreTrainedTokenizerFast], text: str) -> None:
     ours, theirs = pair
     assert ours.encode_completion(text) == theirs(text).input_ids
 
@@ -173,7 +173,8 @@ def test_decode_equals_transformers_and_is_a_fold(
 
 
 HOSTILE = st.lists(
-    st.sampled_from([*CONTROLS, *MARKUP, "<", "|", ">", "<|st", "art|>", " ", "\0", "start", "0", "3", "▁"]), max_size=10
+    st.sampled_from([*CONTROLS, *MARKUP, "<", "|", ">", "<|st", "art|>", " ", "\0", "start", "0", "3", "▁"]),
+    max_size=10,
 ).map("".join)
 
 
@@ -276,7 +277,13 @@ def test_tokens_that_take_white_space(tmp_path: Path) -> None:
     )
     save(encoder, tmp_path)
     ours, theirs = Tokenizer(hf_vocab.vocabulary(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
-    for text in ("a <|right|> \n b", "a \n<|left|> b", "<|right|>  <|left|>", "a<word>b <word> c", "<|right|> <|end|> x"):
+    for text in (
+        "a <|right|> \n b",
+        "a \n<|left|> b",
+        "<|right|>  <|left|>",
+        "a<word>b <word> c",
+        "<|right|> <|end|> x",
+    ):
         assert ours.encode_rendered(text) == theirs(text, add_special_tokens=False).input_ids, text
 
 
