@@ -101,7 +101,8 @@ class DecoderConfig:
     def check(self, place: str) -> DecoderConfig:
         """Return self if its parts fit together, else raise a `ModelError` that names `place`."""
         problems = {
-            f"{self.heads} heads are no multiple of {self.kv_heads} KV heads": self.heads % self.kv_heads != 0,
+            f"{self.heads} heads are no multiple of {self.kv_heads} KV heads": self.heads % self.kv_heads
+            != 0,
             f"head_dim {self.head_dim} is odd": self.head_dim % 2 != 0,
             "windows and layers differ in number": len(self.windows) != self.layers,
             "rotary flags and layers differ in number": len(self.rotary) != self.layers,

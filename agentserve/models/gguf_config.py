@@ -68,7 +68,8 @@ def config_from_metadata(
         bos_token_id=next(iter(general.token_ids("tokenizer.ggml.bos_token_id")), None),
         eos_token_ids=tuple(
             dict.fromkeys(
-                general.token_ids("tokenizer.ggml.eos_token_id") + general.token_ids("tokenizer.ggml.eot_token_id")
+                general.token_ids("tokenizer.ggml.eos_token_id")
+                + general.token_ids("tokenizer.ggml.eot_token_id")
             )
         ),
     ).check(place)

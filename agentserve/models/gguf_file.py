@@ -35,11 +35,13 @@ class GgufTensor:
         try:
             flat = gguf.quants.dequantize(self._raw, gguf.GGMLQuantizationType(self._type))
         except NotImplementedError:
-            raise ModelError(f"{self.place}: tensor {self.name}: type {self.kind} cannot be de-quantised") from None
+            raise ModelError(
+                f"{self.place}: tensor {self.name}: type {self.kind} cannot be de-quantised"
+            ) from None
         return np.asarray(flat, dtype=np.float32).reshape(self.shape)
 
 
-class _Reader(gguf.GGUFReader):  # type: ignore[misc]
+class _Reader(gguf.GGUFReader):
     """Checks that each tensor lies inside the file before the package maps it."""
 
     def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
@@ -50,7 +52,9 @@ class _Reader(gguf.GGUFReader):  # type: ignore[misc]
             end = int(start_offs) + int(offset[0]) + elements * size // block
             if end > len(self.data):
                 label = str(bytes(name), encoding="utf-8", errors="replace")
-                raise ModelError(f"tensor {label} ends at byte {end}, the file at {len(self.data)}: truncated?")
+                raise ModelError(
+                    f"tensor {label} ends at byte {end}, the file at {len(self.data)}: truncated?"
+                )
         super()._build_tensors(start_offs, fields)
 
 

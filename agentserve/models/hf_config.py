@@ -29,7 +29,10 @@ class _Family:
 
 _FAMILIES = {
     "LlamaForCausalLM": ("llama", _Family()),
-    "MistralForCausalLM": ("mistral", _Family(fixed_qkv_bias=False, o_bias=False, mlp_bias=False, kv_heads=8)),
+    "MistralForCausalLM": (
+        "mistral",
+        _Family(fixed_qkv_bias=False, o_bias=False, mlp_bias=False, kv_heads=8),
+    ),
     "Qwen2ForCausalLM": ("qwen2", _Family(fixed_qkv_bias=True, o_bias=False, mlp_bias=False)),
     "Qwen3ForCausalLM": ("qwen3", _Family(qk_norm=True, mlp_bias=False, head_dim=128)),
     "SmolLM3ForCausalLM": ("smollm3", _Family(theta=2_000_000.0, tied=True)),
@@ -101,7 +104,9 @@ def _refuse_unsupported(fields: Fields) -> None:
     if activation != "silu":
         raise fields.error("hidden_act", f"{activation!r} is not supported, only 'silu'")
     if fields.has("quantization_config"):
-        raise fields.error("quantization_config", "is not supported: use the original weights, or a GGUF file")
+        raise fields.error(
+            "quantization_config", "is not supported: use the original weights, or a GGUF file"
+        )
     if fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.error("partial_rotary_factor", "other than 1 is not supported")
     if fields.size("pretraining_tp", 1) != 1:

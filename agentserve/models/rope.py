@@ -15,7 +15,7 @@ _ROWS_AT_ONCE = 16_384  # bounds the float64 temporaries of a long table
 def inverse_frequencies(config: RopeConfig, head_dim: int, factors: Tensor | None = None) -> Tensor:
     """`[head_dim / 2]` float32 radians per position, divided by `factors` where given."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
-    wavelengths = torch.pow(torch.tensor(config.theta, dtype=torch.float32), exponents)
+    wavelengths: Tensor = config.theta**exponents
     plain = 1.0 / wavelengths
     match config.kind:
         case RopeKind.DEFAULT:
@@ -56,7 +56,9 @@ def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
     """Llama 3.1: long wavelengths are stretched, short ones kept, those between blended."""
     trained = config.original_max_position
     wavelength = 2 * math.pi / plain
-    blend = (trained / wavelength - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    blend = (trained / wavelength - config.low_freq_factor) / (
+        config.high_freq_factor - config.low_freq_factor
+    )
     stretched = plain / config.factor
     blended = (1 - blend) * stretched + blend * plain
     is_long = wavelength > trained / config.low_freq_factor

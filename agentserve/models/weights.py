@@ -167,7 +167,7 @@ class Assembler:
             raise ModelError(f"{place}: tensor {name} is not part of a {self._config.architecture} model")
         if shape != tuple(target.shape):
             raise ModelError(
-                f"{place}: tensor {name} has shape {list(shape)}, expected {list(target.shape)} from the config"
+                f"{place}: tensor {name} has shape {list(shape)}, the config asks for {list(target.shape)}"
             )
         return True
 
