@@ -163,11 +163,16 @@ class WorkerLink:
         """Sleep until there is something to read, room for the outbox, a byte on `wake`, or time is up."""
         if self.closed:
             return
-        readable = [self._socket.fileno()] + ([wake] if wake is not None else [])
+        readable = [self._socket.fileno(), *([wake] if wake is not None else [])]
         writable = [self._socket.fileno()] if self._outbox else []
         select.select(readable, writable, [], timeout)
         if self._outbox:
             self.flush()
+
+    def wait_writable(self, timeout: float) -> None:
+        """Sleep until the outbox can go on, then write what fits."""
+        select.select([], [self._socket.fileno()], [], timeout)
+        self.flush()
 
     def close(self) -> None:
         self.closed = True

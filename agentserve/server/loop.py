@@ -15,7 +15,6 @@ from agentserve.core.plan import Plan, StepResult
 from agentserve.core.ports import Executor
 from agentserve.core.record import Commanded, Entry, Failed, Finished, Planned, encode_entry, plan_digest
 from agentserve.messages import (
-    Abort,
     Command,
     DefineGrammar,
     Description,
@@ -80,6 +79,7 @@ class WorkerLoop:
         core: Core,
         executor: Executor,
         link: WorkerLink,
+        *,
         clock: Clock,
         recorder: Recorder,
         wake: int | None = None,
@@ -108,17 +108,14 @@ class WorkerLoop:
         self._link.flush()
 
     def _turn(self) -> None:
-        commands = self._link.receive()
-        if self._link.congested:
-            # The API process lags: only aborts and shutdown may act before it has caught up.
-            self._apply(commands)
-            self._link.wait(None, self._wake)
-            return
-        self._apply(commands)
+        self._apply(self._link.receive())
         if self._stopping:
             return
+        if self._link.congested:
+            self._link.wait(None, self._wake)  # the API process lags: produce nothing until it has read
+            return
         stepped, seconds = self._step()
-        self._report(seconds)
+        self._report(stepped, seconds)
         if not stepped:
             self._link.wait(STALL_TICK if self._core.has_work else None, self._wake)
 
@@ -187,11 +184,8 @@ class WorkerLoop:
         self._core.finish_step(result, now)
         return True, now - began
 
-    def _report(self, seconds: float) -> None:
+    def _report(self, stepped: bool, seconds: float) -> None:
         events = self._refused + self._core.take_events()
         self._refused = []
-        if events or seconds:
+        if events or stepped:
             self._link.send(StepDone(events, self._core.view(), seconds))
-
-
-__all__ = ["STALL_TICK", "Abort", "Core", "CoreEvent", "Recorder", "WorkerLoop"]
