@@ -283,10 +283,16 @@ class Fleet:
                     question.answer.set_result(event)
                 continue
             turn = self._turns.get((event.session, event.turn))
-            if turn is not None and turn.slot == slot.index:
+            if turn is None or turn.slot != slot.index:
+                continue
+            try:
                 turn.accept(event, now)
-                if turn.over:
-                    del self._turns[turn.key]
+            except ValueError as error:
+                log.error("worker %d: %s", slot.index, error)
+                slot.send(Abort(event.session, event.turn))
+                self._end(turn, FinishReason.ERROR, "the engine repeated or lost a token")
+            if turn.over:
+                self._turns.pop(turn.key, None)
 
     # --- keeping workers alive ----------------------------------------------------------
 

@@ -44,19 +44,19 @@ class RunningTurn:
     @property
     def exhausted(self) -> bool:
         """All the tokens it may generate are there, only the word that it ended is missing."""
-        return len(self._generated) >= self.command.sampling.max_tokens
+        return self._done >= self.command.sampling.max_tokens
+
+    @property
+    def _done(self) -> int:
+        return self.command.generated + len(self._generated)
 
     def continuation(self) -> Submit:
         """The command that lets another worker go on where this turn stands."""
-        done = len(self._generated)
-        if not done:
-            return self.command
-        sampling = self.command.sampling
+        # `max_tokens` and the other limits count from the turn's prompt, so they stay as they are.
         return msgspec.structs.replace(
             self.command,
             tokens=self.command.tokens + pack_tokens(self._generated),
-            generated=self.command.generated + done,
-            sampling=msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - done),
+            generated=self._done,
         )
 
     def accept(self, event: TurnEvent, now: float) -> None:
@@ -67,10 +67,8 @@ class RunningTurn:
             case Token():
                 if self._first_token is None:
                     self._first_token = now
-                # A worker that took the turn over counts from its own start.
-                index = self.command.generated + len(self._generated)
-                if event.index != index:
-                    event = msgspec.structs.replace(event, index=index)
+                if event.index != self._done:  # what was sent on is in the context: never twice
+                    raise ValueError(f"token {event.index} of a turn that has {self._done}")
                 self._generated.append(event.token)
             case TurnEnded():
                 self.over = True
@@ -106,7 +104,7 @@ class RunningTurn:
             last,
             prompt=prompt,
             cached=min(last.cached, prompt),
-            generated=self.command.generated + len(self._generated),
+            generated=self._done,
             preemptions=last.preemptions + self.moves,
             arrived=self._submitted,
             admitted=min(last.admitted, self._first_token or last.admitted),

@@ -66,7 +66,7 @@ class WorkerProcess:
     async def start(cls, spec: WorkerSpec, command: Sequence[str] = WORKER_COMMAND) -> WorkerProcess:
         """Start one and wait until it is ready. Raises WorkerFailed; no process is left then."""
         listener = await _listen(Path(spec.socket))
-        process = None
+        process = link = None
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -78,6 +78,8 @@ class WorkerProcess:
             events = link.events()
             hello = await _greeting(events, process)
         except BaseException as error:
+            if link is not None:
+                link.close()
             if process is not None:
                 await _kill(process)
             if isinstance(error, LinkError | OSError):

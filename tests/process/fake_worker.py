@@ -75,7 +75,7 @@ class FakeCore:
                 key = command.session, command.turn
                 self._turns[key] = command
                 self._histories[key] = unpack_tokens(command.tokens)
-                self._made[key] = 0
+                self._made[key] = command.generated
                 self._events.append(StateChange(*key, SessionState.WAITING, now))
             case Abort(session=session, turn=turn):
                 self._finish((session, turn), FinishReason.ABORTED, now)
@@ -96,7 +96,8 @@ class FakeCore:
         chunks = []
         for (session, turn), submit in self._turns.items():
             history = self._histories[session, turn]
-            spec = SampleSpec(submit.sampling, history, len(history) - submit.generated, len(history))
+            prompt = len(submit.tokens) // 4 - submit.generated
+            spec = SampleSpec(submit.sampling, history, prompt, len(history))
             chunks.append(Chunk(session, turn, 0, len(history) - 1, history[-1:], (), spec))
         self._steps += 1
         return Plan(self._steps, (), tuple(chunks), 0.0, ())
