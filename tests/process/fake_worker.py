@@ -3,7 +3,7 @@
 Everything around the model is the real thing: process, socket, frames, loop. A session whose
 name starts with `crash<k>-` kills its worker (SIGKILL) when it samples its k-th token, once per
 file named in argv[1]; `poison-` does so always; `slow-` takes 20 ms per token. argv[2], when
-given, is an error with which the engine cannot be built.
+given, is an error with which the engine cannot be built (`sleep`: it is never ready).
 """
 
 from __future__ import annotations
@@ -167,6 +167,8 @@ class FakeExecutor:
 
 
 def build(spec: WorkerSpec) -> BuiltEngine:
+    if sys.argv[2:] == ["sleep"]:
+        time.sleep(3600)
     if len(sys.argv) > 2:
         raise ValueError(sys.argv[2])
     hello = Hello(

@@ -152,7 +152,7 @@ async def test_abort_ends_a_turn_also_while_no_worker_lives(tmp_path: Path) -> N
         _, ended = [event async for event in turn][-2:]
         assert ended.reason is FinishReason.ABORTED
         os.kill(fleet.hello.pid, signal.SIGKILL)
-        while fleet.alive:
+        while fleet.alive:  # noqa: ASYNC110  (the fleet tells nobody)
             await asyncio.sleep(0.01)
         waiting = fleet.submit(submit("b", 5))
         fleet.abort(SessionId("b"), TurnId(1))
