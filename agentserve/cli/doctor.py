@@ -89,9 +89,11 @@ def _gpus() -> list[str]:
 
 def _backend() -> Finding:
     try:
+        import torch
+
         from kernels import ops_for
 
-        operations = ops_for("cpu")
+        operations = ops_for(torch.device("cpu"))
     except Exception as error:
         return Finding("backend", f"cannot be loaded: {error}", good=False)
     why = "plain torch, runs everywhere" if operations.name == "reference" else "the fastest found here"
