@@ -54,7 +54,6 @@ class Match:
     donor: tuple[int, ...] | None = None  # the donor's page in each group
     donor_node: Node | None = None
     extra: int = 0
-    last: Node | None = None
 
 
 @dataclass(slots=True)
@@ -87,7 +86,6 @@ class RadixTree:
         node, size, position = root, self.page_size, 0
         while True:
             node.used = self._ticks
-            found.last = node
             child = self._child(node, tokens[position : min(position + size, limit)], found)
             if child is None:
                 return found
@@ -97,12 +95,10 @@ class RadixTree:
             position += full * size
             if full < child.blocks:
                 child.used = self._ticks
-                found.last = child
                 rest = child.tokens[full * size : (full + 1) * size]
                 self._donate(found, child, full, common_prefix(rest, tokens[position:limit]))
                 return found
             node = child
-        return found
 
     def _child(self, node: Node, query: array[int], found: Match) -> Node | None:
         """The child whose first page is `query`; else None, with the best donor noted in `found`."""

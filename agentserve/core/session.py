@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from agentserve.core.states import Happening, Phase, after, public_state
 from agentserve.types import Sampling, SessionId, SessionState, TurnId
 
-
 NO_TURN = TurnId(0)
 
 

@@ -8,13 +8,15 @@ The next token is a function of the prefix alone, as a real model's is.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from agentserve.core.cost import StepCost
-from agentserve.core.plan import Chunk, ChunkResult, Plan, Sampled, StepResult
+from agentserve.core.plan import Chunk, ChunkResult, Plan, Sampled, SampleSpec, StepResult
+from agentserve.types import SessionId, TurnId
 
 Fingerprints = npt.NDArray[np.uint64]
 
@@ -64,6 +66,7 @@ class SimExecutor:
         self._slots: tuple[Fingerprints, ...] = tuple(
             np.zeros((count, page_size), dtype=np.uint64) for count in pages
         )
+        self._prefixes: dict[tuple[SessionId, TurnId], array[int]] = {}
 
     def run(self, plan: Plan) -> StepResult:
         for copy in plan.copies:
@@ -82,29 +85,40 @@ class SimExecutor:
                 slots[table[position // self.page_size], position % self.page_size] = state
         sampled = None
         if chunk.sample is not None:
-            token = self.script(chunk) if self.script else None
-            if token is None:
-                token = next_token(state, chunk.sample.sampling.seed, self.vocab_size)
-            sampled = Sampled(token)
+            scripted = self.script(chunk) if self.script else None
+            own = next_token(state, chunk.sample.sampling.seed, self.vocab_size)
+            sampled = Sampled(own if scripted is None else scripted)
         return ChunkResult(chunk.session, chunk.turn, chunk.epoch, len(chunk.tokens), sampled)
 
-    def _read(self, chunk: Chunk, slots: Fingerprints, table: Sequence[int]) -> int:
+    def _read(self, chunk: Chunk, slots: Fingerprints, table: array[int]) -> int:
         """Attend to positions 0 .. start-1: the slot before `start` must hold the prefix's fingerprint.
 
         A session's own tokens are known only while it samples; then every slot is compared.
         """
         if chunk.start == 0:
             return _EMPTY
-        last = chunk.start - 1
-        state = int(slots[table[last // self.page_size], last % self.page_size])
+        blocks = -(-chunk.start // self.page_size)
+        found = slots[np.frombuffer(table, dtype=np.int32)[:blocks]].reshape(-1)[: chunk.start]
         if chunk.sample is not None:
-            expected = _EMPTY
-            for position in range(chunk.start):
-                expected = mix(expected, chunk.sample.history[position])
-                found = int(slots[table[position // self.page_size], position % self.page_size])
-                if found != expected:
-                    raise WrongKV(f"{chunk.session}: wrong KV at position {position} of {chunk.start}")
-        return state
+            expected = self._expected(chunk, chunk.sample)
+            wrong = np.flatnonzero(found != expected)
+            if wrong.size:
+                raise WrongKV(f"{chunk.session}: wrong KV at position {wrong[0]} of {chunk.start}")
+        return int(found[-1])
+
+    def _expected(self, chunk: Chunk, sample: SampleSpec) -> Fingerprints:
+        """Fingerprints of positions 0 .. start-1, kept per turn because a turn only appends."""
+        key = (chunk.session, chunk.turn)
+        known = self._prefixes.get(key)
+        if known is None:
+            if len(self._prefixes) >= 4096:
+                self._prefixes.clear()
+            known = self._prefixes[key] = array("Q")
+        state = known[-1] if known else _EMPTY
+        for position in range(len(known), chunk.start):
+            state = mix(state, sample.history[position])
+            known.append(state)
+        return np.array(known[: chunk.start], dtype=np.uint64)
 
     def define_grammar(self, grammar_id: str, compiled: str) -> None:
         """The imaginary model is free of grammars."""
