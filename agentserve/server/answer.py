@@ -76,7 +76,9 @@ class Outcome:
     def has_calls(self) -> bool:
         """The turn hands its client tool calls to run."""
         return (
-            self.reason is FinishReason.STOP and bool(self.calls) and all(call.complete for call in self.calls)
+            self.reason is FinishReason.STOP
+            and bool(self.calls)
+            and all(call.complete for call in self.calls)
         )
 
 

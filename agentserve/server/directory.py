@@ -129,7 +129,7 @@ class SessionDirectory:
         return len(self._sessions)
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         return self._bytes
 
     def get(self, tenant: str, public_id: str) -> Session | None:
@@ -279,7 +279,8 @@ class SessionDirectory:
         for call in session.pending:
             self._calls.pop((session.tenant, call), None)
         session.pending = {
-            id_: PendingCall(id_, name, arguments, lease.turn, session.epoch) for id_, name, arguments in calls
+            id_: PendingCall(id_, name, arguments, lease.turn, session.epoch)
+            for id_, name, arguments in calls
         }
         for id_ in session.pending:
             self._calls[(session.tenant, id_)] = session.key

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 
 def dump_json(value: object) -> bytes:
-    """One line of JSON. All non-ASCII is escaped, so that no reader finds a line break (U+2028, U+0085) in it."""
+    """One line of JSON. Non-ASCII is escaped, so that no reader finds a line break (U+2028) in it."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
 

@@ -48,7 +48,7 @@ def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObje
     for i, tool in enumerate(tools):
         if tool.type != "function" or tool.function is None:
             raise ApiError(
-                f"tools[{i}]: type {tool.type!r} is not supported, only 'function' with a function definition",
+                f"tools[{i}]: type {tool.type!r} is not supported, only 'function' with a definition",
                 param=f"tools[{i}].type",
                 code="unsupported_tool",
             )
@@ -74,7 +74,9 @@ def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObje
 def _message(index: int, message: ChatMessage) -> JsonObject:
     where = f"messages[{index}]"
     if message.role not in ROLES:
-        raise ApiError(f"{where}.role: {message.role!r} is not one of {', '.join(ROLES)}", param=f"{where}.role")
+        raise ApiError(
+            f"{where}.role: {message.role!r} is not one of {', '.join(ROLES)}", param=f"{where}.role"
+        )
     plain: JsonObject = {"role": message.role, "content": _content(where, message.content)}
     if message.name is not None:
         plain["name"] = message.name
@@ -102,7 +104,7 @@ def _content(where: str, content: str | list[ContentPart] | None) -> str | list[
     for n, part in enumerate(content):
         if part.type not in _TEXT_PARTS:
             raise ApiError(
-                f"{where}.content[{n}]: parts of type {part.type!r} are not supported by this model, only text",
+                f"{where}.content[{n}]: parts of type {part.type!r} are not supported, only text",
                 param=f"{where}.content[{n}].type",
                 code="unsupported_content",
             )

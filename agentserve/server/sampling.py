@@ -82,9 +82,7 @@ def check_fields(fields: SamplingFields, facts: ModelFacts, limits: Limits) -> N
     build(fields, facts, limits, prompt=1, max_tokens=None, seed=0, logprobs=None, chat=False)
     integer("priority", fields.priority, 0, -limits.priority, limits.priority)
     if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= limits.cache_salt_chars:
-        raise ApiError(
-            f"cache_salt: must be 1 to {limits.cache_salt_chars} characters", param="cache_salt"
-        )
+        raise ApiError(f"cache_salt: must be 1 to {limits.cache_salt_chars} characters", param="cache_salt")
     choices(fields, limits)
 
 
