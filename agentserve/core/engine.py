@@ -1,0 +1,321 @@
+"""The engine core: one ordered log in, plans and events out.
+
+Everything that influences a decision enters through `handle`, `begin_step`, `finish_step` and
+`fail_step`, each with the time now; everything it brings about leaves as a plan or as events. No
+clock, no thread, no socket: the server, the simulator and the tests run this same object, and
+feeding it a recorded log again reproduces every plan.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from agentserve.core.config import CoreConfig
+from agentserve.core.cost import StepCost
+from agentserve.core.kv import KVManager
+from agentserve.core.plan import ChunkResult, Plan, Sampled, StepResult
+from agentserve.core.scheduler import Scheduler
+from agentserve.core.session import Session, SessionTable, Turn
+from agentserve.core.states import Phase
+from agentserve.messages import (
+    Abort,
+    Close,
+    Command,
+    Describe,
+    Description,
+    Fork,
+    Park,
+    ResetPrefixCache,
+    SessionView,
+    StateChange,
+    Submit,
+    Token,
+    TurnEnded,
+    TurnUsage,
+    WorkerView,
+    unpack_tokens,
+)
+from agentserve.types import FinishReason, KVGroup, SessionId
+from tiering.keys import namespace_digest
+
+CoreEvent = StateChange | Token | TurnEnded | Description
+
+
+class EngineCore:
+    def __init__(
+        self,
+        config: CoreConfig,
+        groups: tuple[KVGroup, ...],
+        pages: tuple[int, ...],
+        cost: StepCost | None = None,
+    ) -> None:
+        """groups, pages: the KV groups of the model and how many pages each pool has."""
+        if len(groups) != len(pages):
+            raise ValueError(f"{len(groups)} KV groups, but {len(pages)} pool sizes")
+        self.config = config
+        self.sessions = SessionTable()
+        self.kv = KVManager(config.page_size, pages, prefix_cache=config.prefix_cache)
+        self.scheduler = Scheduler(config, self.sessions, self.kv, cost or StepCost())
+        self.limit = min(config.max_model_len, self.kv.capacity)
+        self._ends = frozenset(config.eos_token_ids)
+        self._events: list[CoreEvent] = []
+        self._arrivals = 0
+        self._totals = dict.fromkeys(("prompt", "cached", "generated", "computed", "preemptions", "steps"), 0)
+        self._namespaces: dict[str, bytes] = {}
+
+    # --- commands ----------------------------------------------------------------------------
+
+    def handle(self, command: Command, now: float) -> None:
+        """Apply one command. A client's mistake becomes an event, never an exception."""
+        match command:
+            case Submit():
+                self._submit(command, now)
+            case Abort(session=name, turn=turn):
+                session = self.sessions.get(name)
+                if session is not None and session.turn is not None and session.turn.id == turn:
+                    self._end(session, FinishReason.ABORTED, now)
+            case Park(session=name, turn=turn, waiting_tool=waiting):
+                session = self.sessions.get(name)
+                if session is not None and session.turn is None and session.last_turn == turn:
+                    self.sessions.await_tool(session, waiting=waiting)
+                    self._show(session, now)
+            case Fork(session=name, child=child, length=length):
+                self._fork(name, child, length)
+            case Close(session=name):
+                self._close(name, now)
+            case Describe(request=request, session=asked):
+                self._events.append(Description(request, self.view(), self._describe(asked)))
+            case ResetPrefixCache(request=request):
+                self.kv.evict_all()
+                self._events.append(Description(request, self.view()))
+            case _:  # grammars belong to the executor, Shutdown to the worker's loop
+                pass
+
+    def _submit(self, command: Submit, now: float) -> None:
+        tokens = unpack_tokens(command.tokens)
+        sampling, prompt = command.sampling, len(tokens) - command.generated
+        refusal = self._refusal(command, tokens, prompt)
+        if refusal:
+            usage = TurnUsage(max(prompt, 0), 0, 0, 0, 0, now, now, now, now)
+            self._events.append(
+                TurnEnded(command.session, command.turn, FinishReason.REFUSED, usage, refusal)
+            )
+            return
+        session = self.sessions.open(command.session)
+        self._arrivals += 1
+        turn = Turn(
+            command.turn,
+            prompt,
+            sampling,
+            min(prompt + sampling.max_tokens, self.limit),
+            (-command.priority, self._arrivals),
+            now,
+            session.tokens,
+        )
+        self.sessions.begin_turn(session, turn, tokens, self._namespace(command.namespace))
+        self.scheduler.enqueue(session)
+        self._show(session, now)
+
+    def _refusal(self, command: Submit, tokens: array[int], prompt: int) -> str:
+        """Why this turn can never run; empty if it can."""
+        session = self.sessions.get(command.session)
+        if session is not None and session.turn is not None:
+            return f"session {command.session} has a running turn"
+        if prompt < 1:
+            return "the prompt is empty"
+        if len(tokens) >= self.limit:
+            bound = "context" if self.limit == self.config.max_model_len else "KV pool"
+            return f"{len(tokens)} tokens leave no room in the {bound}, which holds {self.limit}"
+        if command.sampling.max_tokens < command.generated + 1:
+            return "max_tokens leaves nothing to generate"
+        return ""
+
+    def _namespace(self, salt: str) -> bytes:
+        found = self._namespaces.get(salt)
+        if found is None:
+            if len(self._namespaces) >= 4096:  # a cache of a pure function: it may be emptied
+                self._namespaces.clear()
+            found = self._namespaces[salt] = namespace_digest({"base": self.config.namespace, "salt": salt})
+        return found
+
+    def _fork(self, name: SessionId, child: SessionId, length: int) -> None:
+        """A child at rest shares by content: its parent's pages are in the tree, the last one as a tail."""
+        parent = self.sessions.get(name)
+        if parent is None or self.sessions.get(child) is not None:
+            return
+        if parent.phase is Phase.RUNNING:
+            self.kv.share_tail(parent.id, parent.tokens, parent.computed)
+        self.sessions.adopt_tokens(self.sessions.open(child), parent.tokens[:length], parent.namespace)
+
+    def _close(self, name: SessionId, now: float) -> None:
+        session = self.sessions.get(name)
+        if session is None:
+            return
+        if session.turn is not None:
+            self._end(session, FinishReason.ABORTED, now)
+        self.sessions.close(session)
+        self._show(session, now)
+
+    # --- steps -------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def begin_step(self, now: float) -> Plan | None:
+        """The next plan to run, or None. Its pages are reserved until finish_step or fail_step."""
+        plan, preempted = self.scheduler.plan(now)
+        self._totals["preemptions"] += len(preempted)
+        for session in preempted:
+            self._show(session, now, "pages")
+        if plan is not None:
+            for chunk in plan.chunks:
+                planned = self.sessions.get(chunk.session)
+                assert planned is not None
+                self._show(planned, now)
+        return plan
+
+    def finish_step(self, result: StepResult, now: float) -> None:
+        """Book what a plan computed. Results of another epoch are stale and dropped."""
+        self.kv.plan_done()
+        self._totals["steps"] += 1
+        for chunk in result.chunks:
+            self._totals["computed"] += chunk.computed
+            session = self.sessions.get(chunk.session)
+            if session is None or session.phase is not Phase.RUNNING or session.epoch != chunk.epoch:
+                continue
+            if chunk.error:
+                self._end(session, FinishReason.ERROR, now, chunk.error)
+                continue
+            self._advance(session, chunk, now)
+
+    def _advance(self, session: Session, chunk: ChunkResult, now: float) -> None:
+        self.sessions.advance(session, session.computed, chunk.computed)
+        self.kv.seal(session.id, session.tokens, session.computed)
+        sampled = chunk.sampled
+        if sampled is None:
+            self._show(session, now)
+            return
+        index = self.sessions.append(session, sampled.token, now)
+        turn = session.running_turn
+        self._events.append(Token(session.id, turn.id, index, sampled.token, sampled.logprob, sampled.top))
+        reason = self._reason_to_end(session, turn, sampled)
+        if reason is None:
+            self._show(session, now)
+        else:
+            self._end(session, reason, now)
+
+    def _reason_to_end(self, session: Session, turn: Turn, sampled: Sampled) -> FinishReason | None:
+        sampling, generated = turn.sampling, session.generated
+        if generated >= sampling.min_tokens:
+            if sampled.token in sampling.stop_token_ids:
+                return FinishReason.STOP
+            if sampled.token in self._ends and not sampling.ignore_eos:
+                return FinishReason.STOP
+        if sampled.ended:
+            return FinishReason.STOP
+        if generated >= sampling.max_tokens or len(session.tokens) >= turn.limit:
+            return FinishReason.LENGTH
+        return None
+
+    def fail_step(self, plan: Plan, error: str, now: float) -> None:
+        """The executor raised: the turns of this plan fail, everybody else goes on."""
+        self.kv.plan_done()
+        for chunk in plan.chunks:
+            session = self.sessions.get(chunk.session)
+            if session is not None and session.phase is Phase.RUNNING and session.epoch == chunk.epoch:
+                self._end(session, FinishReason.ERROR, now, error)
+
+    def _end(self, session: Session, reason: FinishReason, now: float, error: str = "") -> None:
+        """End a turn wherever it stands. STOP and LENGTH keep its tokens, all else rolls back."""
+        keep = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        generated = session.generated
+        self.scheduler.remove(session)
+        if reason is FinishReason.ERROR:
+            self.kv.release(session.id)
+        else:
+            self.kv.park(session.id, session.tokens, session.computed)
+        turn = self.sessions.end_turn(session, keep=keep)
+        usage = TurnUsage(
+            turn.prompt,
+            turn.cached,
+            generated,
+            turn.computed,
+            turn.preemptions,
+            turn.arrived,
+            turn.admitted,
+            turn.first_token,
+            now,
+        )
+        self._totals["prompt"] += turn.prompt
+        self._totals["cached"] += turn.cached
+        self._totals["generated"] += generated
+        self._show(session, now, reason.value)
+        self._events.append(TurnEnded(session.id, turn.id, reason, usage, error))
+
+    # --- events and views --------------------------------------------------------------------
+
+    def take_events(self) -> list[CoreEvent]:
+        """What happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def _show(self, session: Session, now: float, reason: str = "") -> None:
+        """Tell the world if the public state has changed."""
+        state = session.state
+        if state is not session.shown:
+            session.shown = state
+            self._events.append(StateChange(session.id, session.last_turn, state, now, reason))
+
+    def _describe(self, name: SessionId | None) -> SessionView | None:
+        session = self.sessions.get(name) if name is not None else None
+        if session is None:
+            return None
+        computed, pages = session.computed, self.kv.blocks_of(session.id)
+        if session.turn is None and session.tokens:
+            computed = self.kv.cached_tokens(session.namespace, session.tokens)
+            pages = -(-computed // self.config.page_size)
+        return SessionView(
+            session.id,
+            session.state,
+            session.last_turn,
+            len(session.tokens),
+            computed,
+            pages,
+            session.preemptions,
+        )
+
+    def view(self) -> WorkerView:
+        pool = min(self.kv.pools, key=lambda pool: pool.available)
+        totals = self._totals
+        return WorkerView(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            sessions=len(self.sessions),
+            pages=pool.pages,
+            pages_free=pool.free,
+            pages_cached=pool.idle,
+            pages_live=pool.live,
+            prompt_tokens=totals["prompt"],
+            cached_tokens=totals["cached"],
+            generated_tokens=totals["generated"],
+            computed_tokens=totals["computed"],
+            preemptions=totals["preemptions"],
+            steps=totals["steps"],
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError if any invariant is broken (INVARIANTS.md). For tests: O(pages)."""
+        self.kv.check()
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        for session in self.sessions:
+            queued = sum(session is other for other in running) + sum(session is other for other in waiting)
+            assert queued == (session.turn is not None), f"{session.id} is queued {queued} times"
+            assert 0 <= session.computed <= len(session.tokens), f"{session.id}: computed out of range"
+            if session.phase is Phase.RUNNING:
+                held = self.kv.blocks_of(session.id) * self.config.page_size
+                assert session.computed <= held, f"{session.id}: computed without pages"
+            else:
+                assert not self.kv.blocks_of(session.id), f"{session.id} holds pages at rest"
+        if not running:
+            assert all(pool.live == 0 for pool in self.kv.pools), "pages are live but nobody runs"

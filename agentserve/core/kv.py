@@ -1,0 +1,286 @@
+"""The KV manager: who holds which pages, and what of a session is cached.
+
+Owner of page counts, pins, the radix tree and the block tables of *active* sessions. A session at
+rest holds nothing: its full pages are in the tree, its last, partly filled page hangs there as a
+tail, and all of it is evictable. Resuming is matching again, so dropping KV is always safe.
+
+A page is written only while it is private (held once, not cached). Whoever must append to a shared
+page gets a fresh one and a `PageCopy` in the plan (copy-on-write); the source stays pinned until
+the plan has run.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from agentserve.core.pages import PagePool
+from agentserve.core.plan import PageCopy
+from agentserve.core.radix import Node, RadixTree
+from agentserve.types import SessionId
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """The pages of one active session: `pages[g][i]` has its tokens i*page_size .. in KV group g."""
+
+    namespace: bytes
+    pages: tuple[array[int], ...]
+    sealed: int  # leading blocks that are in the tree
+    donor: tuple[int, ...] | None = None  # held until its slots are copied
+    donor_node: Node | None = None
+    extra: int = 0  # slots that the donor gives
+
+    @property
+    def blocks(self) -> int:
+        return len(self.pages[0])
+
+
+class KVManager:
+    """Pages of all KV groups for all sessions. Not thread-safe; pure."""
+
+    def __init__(self, page_size: int, pages: tuple[int, ...], *, prefix_cache: bool = True) -> None:
+        self.page_size = page_size
+        self.pools = tuple(PagePool(count) for count in pages)
+        self.prefix_cache = prefix_cache
+        self.tree = RadixTree(page_size, len(pages), self._is_idle)
+        self._tables: dict[SessionId, BlockTable] = {}
+        self._pins: list[tuple[int, ...]] = []  # sources of copies in plans that have not run yet
+
+    # --- figures ---------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that one session can have at most: the tightest pool, less one page for copy-on-write."""
+        return (min(pool.pages for pool in self.pools) - 1) * self.page_size
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had now, counting idle pages as evictable."""
+        return min(pool.available for pool in self.pools)
+
+    def blocks_of(self, session: SessionId) -> int:
+        table = self._tables.get(session)
+        return table.blocks if table else 0
+
+    def cached_tokens(self, namespace: bytes, tokens: array[int]) -> int:
+        """How many leading tokens have KV in the tree now."""
+        match = self.tree.match(namespace, tokens, len(tokens))
+        return len(match.pages[0]) * self.page_size + match.extra
+
+    # --- a session becomes active ------------------------------------------------------------
+
+    def begin(self, session: SessionId, namespace: bytes, tokens: array[int]) -> int:
+        """Give `session` a block table with all that is cached of `tokens`; returns how many tokens that is.
+
+        The last token is never taken from the cache: its logits are needed.
+        """
+        if session in self._tables:
+            raise RuntimeError(f"{session} has a block table already")
+        if self.prefix_cache:
+            match = self.tree.match(namespace, tokens, len(tokens) - 1)
+            table = BlockTable(
+                namespace, match.pages, len(match.pages[0]), match.donor, match.donor_node, match.extra
+            )
+        else:
+            table = BlockTable(namespace, tuple(array("i") for _ in self.pools), 0)
+        for pool, pages in zip(self.pools, table.pages, strict=True):
+            for page in pages:
+                pool.hold(page)
+        if table.donor is not None:
+            self._hold_block(table.donor)
+        self._tables[session] = table
+        return table.blocks * self.page_size + table.extra
+
+    def missing_blocks(self, session: SessionId, length: int) -> int:
+        """Blocks that `session` must still get to hold `length` tokens."""
+        return -(-length // self.page_size) - self._tables[session].blocks
+
+    # --- a session computes ------------------------------------------------------------------
+
+    def reserve(self, session: SessionId, computed: int, length: int) -> list[PageCopy] | None:
+        """Make positions computed .. length-1 writable. None, and nothing changed, if pages lack.
+
+        Returns the copies that must run before this step's chunks.
+        """
+        table = self._tables[session]
+        have = table.blocks
+        partial = computed // self.page_size if computed % self.page_size else None
+        shared = partial is not None and partial < have and not self._is_private(table, partial)
+        wanted = -(-length // self.page_size) - have
+        if wanted <= 0 and not shared:
+            return []
+        if table.donor is not None and self._adopt(table):
+            wanted -= 1
+        fresh = self._take(max(wanted, 0) + shared)
+        if fresh is None:
+            return None
+        copies: list[PageCopy] = []
+        if shared and partial is not None:
+            source = tuple(pages[partial] for pages in table.pages)
+            target = fresh.pop()
+            for pages, page in zip(table.pages, target, strict=True):
+                pages[partial] = page
+            self._pin_copy(copies, source, target, computed % self.page_size)
+        if table.donor is not None and fresh:
+            self._pin_copy(copies, table.donor, fresh[0], table.extra)
+            table.donor, table.donor_node, table.extra = None, None, 0
+        for block in fresh:
+            for pages, page in zip(table.pages, block, strict=True):
+                pages.append(page)
+        return copies
+
+    def _adopt(self, table: BlockTable) -> bool:
+        """Take over a donor that is a tail, given whole and wanted by nobody else: no copy needed."""
+        node, donor = table.donor_node, table.donor
+        assert node is not None
+        assert donor is not None
+        # The donor may have been split, dropped or adopted by another since it was matched.
+        if not node.tail or not node.blocks or table.extra != len(node.tokens):
+            return False
+        if tuple(pages[0] for pages in node.pages) != donor:
+            return False
+        if any(pool.holds(page) != 1 for pool, page in zip(self.pools, donor, strict=True)):
+            return False
+        self.tree.remove_tail(node)
+        for pool, pages, page in zip(self.pools, table.pages, donor, strict=True):
+            pool.uncache(page)
+            pages.append(page)
+        table.donor, table.donor_node, table.extra = None, None, 0
+        return True
+
+    def _pin_copy(
+        self, copies: list[PageCopy], source: tuple[int, ...], target: tuple[int, ...], slots: int
+    ) -> None:
+        """Order a copy. The session's hold on the source becomes a pin until the plan has run."""
+        self._pins.append(source)
+        for group, (old, new) in enumerate(zip(source, target, strict=True)):
+            copies.append(PageCopy(group, old, new, slots))
+
+    def plan_done(self) -> None:
+        """The plan has run (or failed): its copies no longer need their sources."""
+        for block in self._pins:
+            self._release_block(block)
+        self._pins.clear()
+
+    def table(self, session: SessionId, length: int) -> tuple[array[int], ...]:
+        """A copy of the pages of positions 0 .. length-1, per group."""
+        blocks = -(-length // self.page_size)
+        return tuple(pages[:blocks] for pages in self._tables[session].pages)
+
+    def seal(self, session: SessionId, tokens: array[int], computed: int) -> None:
+        """Enter pages that have become full into the tree. A twin found there replaces our own page."""
+        table = self._tables[session]
+        if not self.prefix_cache or table.sealed >= computed // self.page_size:
+            return
+        size = self.page_size
+        for index in range(table.sealed, computed // size):
+            before = table.pages[0][index - 1] if index else None
+            mine = tuple(pages[index] for pages in table.pages)
+            theirs = self.tree.seal(table.namespace, before, tokens[index * size : (index + 1) * size], mine)
+            if theirs == mine:
+                for pool, page in zip(self.pools, mine, strict=True):
+                    pool.cache(page)
+                continue
+            self._hold_block(theirs)
+            for pages, page in zip(table.pages, theirs, strict=True):
+                pages[index] = page
+            self._release_block(mine)
+        table.sealed = computed // size
+
+    # --- a session rests or goes -------------------------------------------------------------
+
+    def share_tail(self, session: SessionId, tokens: array[int], computed: int) -> None:
+        """Let others read the session's last, partly filled page (fork). Whoever appends first copies."""
+        table = self._tables[session]
+        self.seal(session, tokens, computed)
+        index, used = divmod(computed, self.page_size)
+        if not self.prefix_cache or not used or index >= table.blocks or not self._is_private(table, index):
+            return
+        before = table.pages[0][index - 1] if index else None
+        block = tuple(pages[index] for pages in table.pages)
+        if self.tree.attach_tail(table.namespace, before, tokens[index * self.page_size : computed], block):
+            for pool, page in zip(self.pools, block, strict=True):
+                pool.cache(page)
+
+    def park(self, session: SessionId, tokens: array[int], computed: int) -> None:
+        """The session goes to rest: what it computed stays, evictable; its table and holds end."""
+        if session not in self._tables:
+            return
+        self.share_tail(session, tokens, computed)
+        self.release(session)
+
+    def release(self, session: SessionId) -> None:
+        """End a session's table and holds. Pages that are not cached become free. Idempotent."""
+        table = self._tables.pop(session, None)
+        if table is None:
+            return
+        if table.donor is not None:
+            self._release_block(table.donor)
+        for index in range(table.blocks - 1, -1, -1):
+            self._release_block(tuple(pages[index] for pages in table.pages))
+
+    def evict_all(self) -> int:
+        """Drop every idle block; returns how many."""
+        count = 0
+        while self._evict():
+            count += 1
+        return count
+
+    # --- blocks ------------------------------------------------------------------------------
+
+    def _take(self, count: int) -> list[tuple[int, ...]] | None:
+        """`count` fresh blocks, evicting idle ones as needed. None, and none taken, if they lack."""
+        if count > self.available:
+            return None
+        taken: list[tuple[int, ...]] = []
+        while len(taken) < count:
+            if all(pool.free for pool in self.pools):
+                taken.append(tuple(pool.take() for pool in self.pools))
+            elif not self._evict():  # an idle page may stand above a pinned one
+                for block in taken:
+                    self._release_block(block)
+                return None
+        return taken
+
+    def _evict(self) -> bool:
+        block = self.tree.evict()
+        if block is None:
+            return False
+        for pool, page in zip(self.pools, block, strict=True):
+            pool.uncache(page)
+        return True
+
+    def _hold_block(self, block: tuple[int, ...]) -> None:
+        for pool, page in zip(self.pools, block, strict=True):
+            pool.hold(page)
+
+    def _release_block(self, block: tuple[int, ...]) -> None:
+        idle = False
+        for pool, page in zip(self.pools, block, strict=True):
+            idle |= pool.release(page)
+        if idle:
+            self.tree.offer(block[0])
+
+    def _is_private(self, table: BlockTable, index: int) -> bool:
+        return all(pool.is_private(pages[index]) for pool, pages in zip(self.pools, table.pages, strict=True))
+
+    def _is_idle(self, node: Node) -> bool:
+        return all(pool.holds(pages[-1]) == 0 for pool, pages in zip(self.pools, node.pages, strict=True))
+
+    def check(self) -> None:
+        """Raise AssertionError unless every page is accounted for (INV-1, INV-2, INV-3)."""
+        self.tree.check()
+        for group, pool in enumerate(self.pools):
+            pool.check()
+            holds: dict[int, int] = {}
+            for table in self._tables.values():
+                held = list(table.pages[group]) + ([table.donor[group]] if table.donor else [])
+                for page in held:
+                    holds[page] = holds.get(page, 0) + 1
+            for block in self._pins:
+                holds[block[group]] = holds.get(block[group], 0) + 1
+            cached = {page for node in self.tree.nodes() for page in node.pages[group]}
+            for page in range(pool.pages):
+                assert pool.holds(page) == holds.get(page, 0), f"page {page}: holds differ"
+                assert pool.is_cached(page) == (page in cached), f"page {page}: cached differs"

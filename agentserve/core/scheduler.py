@@ -1,0 +1,259 @@
+"""The scheduler: owner of the queues and of the order; writes one plan per step.
+
+It knows no phases. A session whose `computed` lags behind its tokens wants that many tokens
+computed; a step hands out tokens until a limit binds:
+
+1. running sessions that lag by one token, oldest first. Each must get its page; if none can be
+   had, the youngest running session is preempted, and if that is the session itself, it waits.
+2. running sessions that lag by more, oldest first: a chunk as large as the limits allow.
+3. unless somebody was preempted in this step, waiting sessions by rank.
+
+Objectives: (1) keeps the time between tokens short and, because the oldest can always take from
+the youngest, makes some session finish whatever the load; (2) bounds the step; (3) fills it.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from agentserve.core.config import CoreConfig
+from agentserve.core.cost import StepCost
+from agentserve.core.kv import KVManager
+from agentserve.core.plan import Chunk, PageCopy, Plan, SampleSpec
+from agentserve.core.radix import common_prefix
+from agentserve.core.session import Session, SessionTable
+from agentserve.core.states import Phase
+from agentserve.types import SessionId
+
+WAITING_EXAMINED = 64  # waiting sessions looked at per step: the rest stand behind them in order
+
+
+def rank(session: Session) -> tuple[int, int]:
+    return session.running_turn.rank
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan while it is being written: what is left of each limit."""
+
+    tokens: int
+    seconds: float | None
+    spent: float
+    copies: list[PageCopy] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    reasons: list[tuple[SessionId, str]] = field(default_factory=list)
+    preempted: list[Session] = field(default_factory=list)
+
+
+class Scheduler:
+    def __init__(self, config: CoreConfig, sessions: SessionTable, kv: KVManager, cost: StepCost) -> None:
+        self.config = config
+        self.cost = cost
+        self.running: list[Session] = []  # in rank order
+        self.waiting: list[Session] = []  # in rank order; preempted sessions keep their rank
+        self._sessions = sessions
+        self._kv = kv
+        self._step = 0
+        self._reserve = int(config.page_reserve * min(pool.pages for pool in kv.pools))
+
+    # --- queues ------------------------------------------------------------------------------
+
+    def enqueue(self, session: Session) -> None:
+        insort(self.waiting, session, key=rank)
+
+    def remove(self, session: Session) -> None:
+        """The turn is over, wherever it stood. Call it before the turn is ended."""
+        (self.running if session.phase is Phase.RUNNING else self.waiting).remove(session)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    # --- one step ----------------------------------------------------------------------------
+
+    def plan(self, now: float) -> tuple[Plan | None, list[Session]]:
+        """The next plan, and the sessions that were preempted for it."""
+        if not self.has_work:
+            return None, []
+        draft = Draft(self.config.max_batched_tokens, self.config.max_step_seconds, self.cost.fixed)
+        # A preemption in the second list may leave a plan with nothing in it; then the next
+        # youngest goes. The oldest session alone always fits: that is what admission promised.
+        while True:
+            self._grant_running(draft)
+            if draft.chunks or len(self.running) < 2:
+                break
+            self._preempt(self.running[-1], draft)
+        if draft.preempted:
+            draft.reasons.extend((session.id, "a preemption in this step") for session in self.waiting[:1])
+        else:
+            self._admit(draft, now)
+        if not draft.chunks:
+            return None, draft.preempted
+        self._step += 1
+        plan = Plan(self._step, tuple(draft.copies), tuple(draft.chunks), draft.spent, tuple(draft.reasons))
+        return plan, draft.preempted
+
+    def _grant_running(self, draft: Draft) -> None:
+        for session in [session for session in self.running if session.lag == 1]:
+            if session in draft.preempted:
+                continue
+            if draft.tokens < 1:
+                draft.reasons.append((session.id, "tokens"))
+                continue
+            self._grant_one(session, draft)
+        for session in [session for session in self.running if session.lag > 1]:
+            self._grant_chunk(session, session.computed, draft)
+
+    def _grant_one(self, session: Session, draft: Draft) -> None:
+        """One token for a session that must not wait: take pages from the youngest if need be."""
+        while True:
+            copies = self._kv.reserve(session.id, session.computed, session.computed + 1)
+            if copies is not None:
+                self._write(session, session.computed, 1, copies, draft)
+                return
+            youngest = self.running[-1]
+            if len(self.running) == 1:
+                draft.reasons.append((session.id, "pages"))
+                return
+            self._preempt(youngest, draft)
+            if youngest is session:
+                return
+
+    def _grant_chunk(self, session: Session, start: int, draft: Draft) -> bool:
+        """As large a chunk from `start` as every limit allows. False if it is none."""
+        count, limit = self._chunk_size(session, start, draft)
+        copies = self._kv.reserve(session.id, start, start + count) if count else None
+        if copies is None:
+            draft.reasons.append((session.id, limit if count == 0 else "pages"))
+            return False
+        if limit:
+            draft.reasons.append((session.id, limit))
+        self._write(session, start, count, copies, draft)
+        return True
+
+    def _chunk_size(self, session: Session, start: int, draft: Draft) -> tuple[int, str]:
+        """Tokens for `session` in this step, and the limit that binds if that is not all of them.
+
+        A chunk that is not the last ends on a page edge: (start + chunk) mod page = 0.
+        """
+        size, lag = self.config.page_size, len(session.tokens) - start
+        held = self._kv.blocks_of(session.id) * size
+        room = max(held, start // size * size) + self._kv.available * size - start
+        count, limit = lag, ""
+        for most, name in ((draft.tokens, "tokens"), (room, "pages")):
+            if most < count:
+                count, limit = max(most, 0), name
+        if draft.seconds is not None and draft.chunks:
+            # The first chunk of a step is never cut by time: something must run.
+            most = self.cost.largest_chunk(start, count, draft.seconds - draft.spent)
+            if most < count:
+                count, limit = most, "time"
+        if count < lag:
+            count = max(0, (start + count) // size * size - start)
+        return count, limit
+
+    def _write(self, session: Session, start: int, count: int, copies: list[PageCopy], draft: Draft) -> None:
+        turn, end = session.running_turn, start + count
+        sample = None
+        if end == len(session.tokens):
+            sample = SampleSpec(turn.sampling, session.tokens, turn.prompt, end)
+        draft.copies.extend(copies)
+        draft.chunks.append(
+            Chunk(
+                session.id,
+                turn.id,
+                session.epoch,
+                start,
+                session.tokens[start:end],
+                self._kv.table(session.id, end),
+                sample,
+            )
+        )
+        draft.tokens -= count
+        draft.spent += self.cost.chunk(start, count)
+
+    # --- preemption --------------------------------------------------------------------------
+
+    def _preempt(self, victim: Session, draft: Draft) -> None:
+        """Take seat and pages from a running session; it keeps its tokens and its rank.
+
+        Its sealed pages stay in the tree, evictable: if nobody takes them, it resumes from them.
+        """
+        self.running.remove(victim)
+        self._kv.park(victim.id, victim.tokens, victim.computed)
+        self._sessions.preempt(victim)
+        insort(self.waiting, victim, key=rank)
+        draft.preempted.append(victim)
+        draft.reasons.append((victim.id, "preempted"))
+
+    # --- admission ---------------------------------------------------------------------------
+
+    def _admit(self, draft: Draft, now: float) -> None:
+        index = 0
+        while index < min(len(self.waiting), WAITING_EXAMINED):
+            session = self.waiting[index]
+            limit = self._blocked(session, draft)
+            if limit == "prefix":  # it waits for a prefix that is being computed: others may pass
+                draft.reasons.append((session.id, limit))
+                index += 1
+                continue
+            if limit:
+                draft.reasons.append((session.id, limit))
+                return
+            if not self._enter(session, draft, now):
+                return  # first come, first served: nobody passes a session that lacks pages
+            self.waiting.pop(index)
+            insort(self.running, session, key=rank)
+
+    def _blocked(self, session: Session, draft: Draft) -> str:
+        """Which limit keeps this session from even trying."""
+        if len(self.running) >= self.config.max_num_seqs:
+            return "seats"
+        if draft.tokens < 1:
+            return "tokens"
+        if self.config.prefix_cache and self._prefix_is_coming(session):
+            return "prefix"
+        return ""
+
+    def _prefix_is_coming(self, session: Session) -> bool:
+        """Is somebody else computing a prefix of this session that it could share a little later?
+
+        Worth waiting for when the running session will compute more full pages of it than are
+        cached now. Objective: compute each shared prefix once.
+        """
+        size = self.config.page_size
+        known = -1
+        for other in self.running:
+            if other.lag <= size or other.namespace != session.namespace:
+                continue
+            shared = common_prefix(other.tokens, session.tokens) // size * size
+            if shared <= other.computed // size * size:
+                continue
+            if known < 0:
+                known = self._kv.cached_tokens(session.namespace, session.tokens)
+            if shared > known + size:
+                return True
+        return False
+
+    def _enter(self, session: Session, draft: Draft, now: float) -> bool:
+        """Match, pass the gate, take the first chunk. On failure nothing is held."""
+        kv = self._kv
+        hit = kv.begin(session.id, session.namespace, session.tokens)
+        needed = kv.missing_blocks(session.id, len(session.tokens))
+        free = kv.available - (self._reserve if self.running else 0)
+        if self.config.full_input_gate and self.running:
+            # What running sessions still need for their own input is spoken for.
+            free -= sum(
+                kv.missing_blocks(other.id, len(other.tokens)) for other in self.running if other.lag > 1
+            )
+        fits = needed <= free if self.config.full_input_gate else free > 0
+        if not fits:
+            kv.release(session.id)
+            draft.reasons.append((session.id, "gate" if self.config.full_input_gate else "pages"))
+            return False
+        if not self._grant_chunk(session, hit, draft):
+            kv.release(session.id)
+            return False
+        self._sessions.admit(session, hit, now)
+        return True

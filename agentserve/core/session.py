@@ -1,0 +1,159 @@
+"""The session table: tokens, how many of them are computed, and the running turn.
+
+The only place where any of these change. A session owns its token ids for life; a turn is one
+generation within it. `computed` counts the leading tokens that have KV in the session's block
+table: every scheduling question is "how far does computed lag behind len(tokens)?".
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from agentserve.core.states import Happening, Phase, after, public_state
+from agentserve.types import Sampling, SessionId, SessionState, TurnId
+
+NO_TURN = TurnId(0)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One generation. `tokens[:prompt]` came in, `tokens[prompt:]` were generated."""
+
+    id: TurnId
+    prompt: int
+    sampling: Sampling
+    limit: int  # the session ends with LENGTH when it has this many tokens
+    rank: tuple[int, int]  # (-priority, arrival number): smaller goes first
+    arrived: float
+    before: array[int]  # the tokens to go back to if the turn is rolled back
+    admitted: float = 0.0
+    first_token: float = 0.0
+    covered: int = 0  # leading prompt tokens that were computed or found cached at least once
+    cached: int = 0  # prompt tokens that the executor never computed
+    computed: int = 0  # token rows run, recomputation included
+    preemptions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    id: SessionId
+    namespace: bytes = b""
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    computed: int = 0
+    phase: Phase = Phase.IDLE
+    epoch: int = 0  # run epoch: +1 whenever results in flight become stale
+    turn: Turn | None = None
+    last_turn: TurnId = NO_TURN
+    shown: SessionState = SessionState.IDLE
+    preemptions: int = 0
+
+    @property
+    def lag(self) -> int:
+        """Tokens that are not computed yet."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def state(self) -> SessionState:
+        return public_state(self.phase, self.lag)
+
+    @property
+    def running_turn(self) -> Turn:
+        if self.turn is None:
+            raise RuntimeError(f"{self.id} has no turn")
+        return self.turn
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.running_turn.prompt
+
+
+class SessionTable:
+    """All sessions of a worker, by id."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[SessionId, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def get(self, session: SessionId) -> Session | None:
+        return self._sessions.get(session)
+
+    def open(self, session: SessionId) -> Session:
+        """The session of that id; a new one if there is none."""
+        found = self._sessions.get(session)
+        if found is None:
+            found = self._sessions[session] = Session(session)
+        return found
+
+    def adopt_tokens(self, session: Session, tokens: array[int], namespace: bytes) -> None:
+        """Give a session at rest its history (fork, re-open)."""
+        session.tokens, session.namespace, session.computed = tokens, namespace, 0
+
+    def begin_turn(self, session: Session, turn: Turn, tokens: array[int], namespace: bytes) -> None:
+        session.phase = after(session.phase, Happening.SUBMIT)
+        session.turn, session.last_turn = turn, turn.id
+        self.adopt_tokens(session, tokens, namespace)
+
+    def admit(self, session: Session, hit: int, now: float) -> None:
+        """The session got a seat; its first `hit` tokens have KV."""
+        turn = session.running_turn
+        session.phase = after(session.phase, Happening.ADMIT)
+        session.computed = hit
+        if not turn.preemptions:
+            turn.admitted = now
+        # Of what is cached now, only tokens that this turn never computed count as cached.
+        fresh_hit = max(0, min(hit, turn.prompt) - turn.covered)
+        turn.cached += fresh_hit
+        turn.covered += fresh_hit
+
+    def advance(self, session: Session, start: int, rows: int) -> None:
+        """`rows` tokens from `start` have been computed."""
+        turn = session.running_turn
+        if start != session.computed:
+            raise RuntimeError(f"{session.id}: computed {start}.. but {session.computed} are done")
+        session.computed += rows
+        turn.computed += rows
+        turn.covered = max(turn.covered, min(session.computed, turn.prompt))
+
+    def append(self, session: Session, token: int, now: float) -> int:
+        """Add a generated token; returns its index within the turn."""
+        turn = session.running_turn
+        index = session.generated
+        if turn.first_token == 0.0:
+            turn.first_token = now
+        session.tokens.append(token)
+        return index
+
+    def preempt(self, session: Session) -> None:
+        session.phase = after(session.phase, Happening.PREEMPT)
+        session.computed = 0
+        session.epoch += 1
+        session.preemptions += 1
+        session.running_turn.preemptions += 1
+
+    def end_turn(self, session: Session, *, keep: bool) -> Turn:
+        """The turn is over; `keep` its tokens, or roll back to before it."""
+        turn = session.running_turn
+        session.phase = after(session.phase, Happening.END)
+        session.turn = None
+        session.epoch += 1
+        if not keep:
+            session.tokens = turn.before
+        session.computed = 0  # at rest nothing is held; a resume matches again
+        return turn
+
+    def await_tool(self, session: Session, *, waiting: bool) -> None:
+        if waiting and session.phase is Phase.IDLE:
+            session.phase = after(session.phase, Happening.AWAIT_TOOL)
+        elif not waiting and session.phase is Phase.WAITING_TOOL:
+            session.phase = after(session.phase, Happening.RELEASE)
+
+    def close(self, session: Session) -> None:
+        session.phase = after(session.phase, Happening.CLOSE)
+        del self._sessions[session.id]

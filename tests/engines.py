@@ -1,0 +1,82 @@
+"""Helpers of the core's tests: a core with the proving executor, driven step by step."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from agentserve.core.config import CoreConfig
+from agentserve.core.cost import StepCost
+from agentserve.core.engine import CoreEvent, EngineCore
+from agentserve.core.plan import Plan
+from agentserve.messages import Submit, Token, TurnEnded, pack_tokens
+from agentserve.sim.executor import SimExecutor, fingerprint, mix, next_token
+from agentserve.types import KVGroup, Sampling, SessionId, TurnId
+
+VOCAB = 1000
+
+
+def groups_of(count: int) -> tuple[KVGroup, ...]:
+    return tuple(KVGroup(f"g{g}", (g,), 1024) for g in range(count))
+
+
+class Rig:
+    """One core and one executor; every step is checked."""
+
+    def __init__(self, pages: Sequence[int] = (32,), vocab: int = VOCAB, **config: object) -> None:
+        self.config = CoreConfig(**{"page_size": 4, "max_batched_tokens": 64, **config})  # type: ignore[arg-type]
+        self.core = EngineCore(self.config, groups_of(len(pages)), tuple(pages))
+        self.executor = SimExecutor(tuple(pages), self.config.page_size, StepCost(), vocab)
+        self.vocab = vocab
+        self.now = 0.0
+        self.events: list[CoreEvent] = []
+        self.plans: list[Plan] = []
+        self._turns: dict[str, int] = {}
+
+    def submit(self, name: str, tokens: Sequence[int], *, priority: int = 0, **sampling: object) -> TurnId:
+        turn = TurnId(self._turns.get(name, 0) + 1)
+        self._turns[name] = turn
+        settings = Sampling(**{"max_tokens": 8, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
+        packed = pack_tokens(array("i", tokens))
+        self.core.handle(Submit(SessionId(name), turn, packed, settings, priority=priority), self.now)
+        self._collect()
+        return turn
+
+    def _collect(self) -> None:
+        self.events.extend(self.core.take_events())
+        self.core.check()
+
+    def step(self) -> Plan | None:
+        self.now += 1.0
+        plan = self.core.begin_step(self.now)
+        self.core.check()
+        if plan is not None:
+            self.plans.append(plan)
+            self.core.finish_step(self.executor.run(plan), self.now)
+        self._collect()
+        return plan
+
+    def drain(self, most: int = 20_000) -> None:
+        for _ in range(most):
+            if not self.core.has_work:
+                return
+            assert self.step() is not None, "there is work, but nothing can run: wedged"
+        raise AssertionError("the engine did not finish")
+
+    def output(self, name: str, turn: int = 1) -> list[int]:
+        return [e.token for e in self.events if isinstance(e, Token) and (e.session, e.turn) == (name, turn)]
+
+    def ended(self, name: str, turn: int = 1) -> TurnEnded:
+        found = [e for e in self.events if isinstance(e, TurnEnded) and (e.session, e.turn) == (name, turn)]
+        assert len(found) == 1, f"{name}/{turn} ended {len(found)} times"
+        return found[0]
+
+
+def cold(tokens: Sequence[int], count: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
+    """What the imaginary model says after `tokens` with no engine at all: the oracle."""
+    state, said = fingerprint(tokens), []
+    for _ in range(count):
+        token = next_token(state, seed, vocab)
+        said.append(token)
+        state = mix(state, token)
+    return said

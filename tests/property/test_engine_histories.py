@@ -1,0 +1,175 @@
+"""Random histories over the whole core: same tokens whatever the path, and nothing leaks.
+
+The executor proves by value that every chunk reads the KV its tokens produced; `Rig` checks all
+invariants after every command and step.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentserve.messages import Abort, Close, Fork, Park, ResetPrefixCache
+from agentserve.types import FinishReason, SessionId, TurnId
+from tests.engines import Rig, cold
+
+SHARED = list(range(40))
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """A prefix of a common run, then a few tokens of a small alphabet: many shared, many near misses."""
+    shared = draw(st.integers(0, len(SHARED)))
+    return SHARED[:shared] + draw(st.lists(st.integers(0, 2), min_size=1, max_size=12))
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("submit"), st.integers(0, 5), prompts(), st.integers(1, 12), st.integers(0, 2)),
+    st.tuples(st.just("extend"), st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=9)),
+    st.tuples(st.just("steps"), st.integers(1, 6)),
+    st.tuples(st.just("abort"), st.integers(0, 5)),
+    st.tuples(st.just("abort in flight"), st.integers(0, 5)),
+    st.tuples(st.just("fork"), st.integers(0, 5), st.integers(1, 30)),
+    st.tuples(st.just("close"), st.integers(0, 5)),
+    st.tuples(st.just("park"), st.integers(0, 5), st.booleans()),
+    st.tuples(st.just("reset")),
+)
+
+
+class History:
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.asked: dict[tuple[str, int], tuple[list[int], int]] = {}
+        self.forks = 0
+
+    def session(self, number: int):  # type: ignore[no-untyped-def]
+        return self.rig.core.sessions.get(SessionId(f"s{number}"))
+
+    def submit(self, number: int, tokens: list[int], count: int, priority: int = 0) -> None:
+        session = self.session(number)
+        if session is not None and session.turn is not None:
+            return
+        turn = self.rig.submit(f"s{number}", tokens, max_tokens=count, priority=priority)
+        self.asked[f"s{number}", turn] = (tokens, count)
+
+    def apply(self, operation: tuple) -> None:  # type: ignore[type-arg]
+        rig = self.rig
+        match operation:
+            case ("submit", number, tokens, count, priority):
+                self.submit(number, tokens, count, priority)
+            case ("extend", number, more):
+                session = self.session(number)
+                if session is not None and session.turn is None and session.tokens:
+                    self.submit(number, [*session.tokens, *more], 6)
+            case ("steps", count):
+                for _ in range(count):
+                    rig.step()
+            case ("abort", number):
+                session = self.session(number)
+                if session is not None and session.turn is not None:
+                    rig.core.handle(Abort(session.id, session.turn.id), rig.now)
+            case ("abort in flight", number):
+                plan = rig.core.begin_step(rig.now)
+                session = self.session(number)
+                if session is not None and session.turn is not None:
+                    rig.core.handle(Abort(session.id, session.turn.id), rig.now)
+                if plan is not None:
+                    rig.core.finish_step(rig.executor.run(plan), rig.now)
+            case ("fork", number, length):
+                self.forks += 1
+                rig.core.handle(Fork(SessionId(f"s{number}"), SessionId(f"f{self.forks}"), length), rig.now)
+                child = rig.core.sessions.get(SessionId(f"f{self.forks}"))
+                if child is not None and child.tokens:
+                    tokens = list(child.tokens)
+                    turn = rig.submit(child.id, tokens, max_tokens=5)
+                    self.asked[child.id, turn] = (tokens, 5)
+            case ("close", number):
+                rig.core.handle(Close(SessionId(f"s{number}")), rig.now)
+            case ("park", number, waiting):
+                session = self.session(number)
+                if session is not None:
+                    rig.core.handle(Park(session.id, session.last_turn, waiting), rig.now)
+            case ("reset",):
+                rig.core.handle(ResetPrefixCache(1), rig.now)
+        rig._collect()
+
+
+def run(operations: list, **config: object) -> Rig:  # type: ignore[type-arg]
+    rig = Rig(**config)  # type: ignore[arg-type]
+    history = History(rig)
+    for operation in operations:
+        history.apply(operation)
+    rig.drain()
+    for (name, turn), (tokens, count) in history.asked.items():
+        ended = rig.ended(name, turn)
+        said = rig.output(name, turn)
+        if ended.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert len(said) == min(count, rig.core.limit - len(tokens))
+        assert said == cold(tokens, len(said)), f"{name}/{turn} said something else than a cold run"
+        usage = ended.usage
+        assert 0 <= usage.cached < max(usage.prompt, 1)
+    assert all(pool.live == 0 for pool in rig.core.kv.pools)
+    rig.core.kv.evict_all()
+    rig.core.check()
+    assert all(pool.free == pool.pages for pool in rig.core.kv.pools), "pages leaked"
+    assert not rig.core.kv.tree.roots, "empty roots are kept"
+    return rig
+
+
+@given(st.lists(OPERATIONS, max_size=40), st.integers(20, 60), st.sampled_from([4, 8, 64]), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_histories(operations: list, pages: int, budget: int, gate: bool) -> None:  # type: ignore[type-arg]
+    run(operations, pages=(pages,), max_batched_tokens=budget, full_input_gate=gate, max_num_seqs=4)
+
+
+@given(st.lists(OPERATIONS, max_size=30), st.integers(20, 40))
+@settings(max_examples=50, deadline=None)
+def test_histories_with_two_kv_groups(operations: list, pages: int) -> None:  # type: ignore[type-arg]
+    run(operations, pages=(pages, pages + 7), max_batched_tokens=16, max_num_seqs=3)
+
+
+@given(st.lists(OPERATIONS, max_size=30))
+@settings(max_examples=30, deadline=None)
+def test_histories_without_prefix_cache(operations: list) -> None:  # type: ignore[type-arg]
+    rig = run(operations, pages=(30,), max_batched_tokens=16, prefix_cache=False)
+    assert rig.core.view().cached_tokens == 0
+
+
+@given(st.lists(OPERATIONS, max_size=30), st.integers(1, 40))
+@settings(max_examples=30, deadline=None)
+def test_a_log_replayed_gives_the_same_plans(operations: list, pages: int) -> None:  # type: ignore[type-arg]
+    first = run(operations, pages=(pages + 20,), max_batched_tokens=8)
+    again = run(operations, pages=(pages + 20,), max_batched_tokens=8)
+    assert [str(plan) for plan in first.plans] == [str(plan) for plan in again.plans]
+    assert first.events == again.events
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 8, 9])
+@pytest.mark.parametrize("budget", [4, 5, 64])
+@pytest.mark.parametrize("extra", [0, 1, 2])
+def test_edges_of_cached_and_uncached(length: int, budget: int, extra: int) -> None:
+    """Lengths around page edges, sent twice, then extended: at least one token is computed (class 5)."""
+    rig = Rig(max_batched_tokens=budget)
+    prompt = list(range(length))
+    for name in ("a", "b"):
+        rig.submit(name, prompt, max_tokens=3)
+        rig.drain()
+        assert rig.output(name) == cold(prompt, 3)
+    assert rig.ended("b").usage.cached == length - 1
+    longer = prompt + [7] * extra
+    rig.submit("c", longer, max_tokens=3)
+    rig.drain()
+    assert rig.output("c") == cold(longer, 3)
+    assert all(len(chunk.tokens) for plan in rig.plans for chunk in plan.chunks)
+
+
+def test_stale_turns_are_ignored() -> None:
+    rig = Rig()
+    rig.submit("a", [1, 2, 3], max_tokens=2)
+    rig.core.handle(Abort(SessionId("a"), TurnId(9)), 0.0)
+    rig.drain()
+    assert rig.ended("a").reason is FinishReason.LENGTH
+    assert isinstance(rig.core.sessions.get(SessionId("a")).tokens, array)  # type: ignore[union-attr]
