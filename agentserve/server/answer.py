@@ -55,7 +55,8 @@ class Delta:
 
     text: str = ""
     calls: tuple[CallDelta, ...] = ()
-    tokens: tuple[Token, ...] = ()
+    tokens: tuple[Token, ...] = ()  # those that are part of the text
+    ids: tuple[int, ...] = ()  # all tokens since the last delta, the end token included
 
     def __bool__(self) -> bool:
         return bool(self.text or self.calls)
@@ -68,7 +69,8 @@ class Outcome:
     reason: FinishReason
     text: str
     calls: tuple[Call, ...]
-    tokens: tuple[Token, ...]
+    tokens: tuple[Token, ...]  # without the token that ended the turn
+    ids: tuple[int, ...]  # with it
     generated: array[int] | None
     usage: TurnUsage
 
@@ -103,6 +105,7 @@ class Answer:
         self._decode = decode
         self._tokens: list[Token] = []
         self._pending: list[Token] = []  # not yet part of a delta
+        self._sent = 0  # how many tokens' ids were handed out
         self._end: Token | None = None  # an end token; shown only if the turn goes on after it
         self._text: list[str] = []
         self._raw: list[str] = []  # as cut at stop strings, tool calls not yet taken out
@@ -150,6 +153,7 @@ class Answer:
             text="".join(self._text),
             calls=tuple(self._parser.calls) if self._parser else (),
             tokens=tuple(self._tokens[:-1] if ended_by_token else self._tokens),
+            ids=tuple(token.token for token in self._tokens),
             generated=self._generated(ended_by_token),
             usage=usage,
         )
@@ -172,7 +176,10 @@ class Answer:
         if not (text or calls or last):
             return Delta()
         tokens, self._pending = tuple(self._pending), []
-        return Delta(text, tuple(calls), tokens)
+        until = len(self._tokens) - (1 if self._end is not None and not last else 0)
+        ids = tuple(token.token for token in self._tokens[self._sent : until])
+        self._sent = until
+        return Delta(text, tuple(calls), tokens, ids)
 
     def _generated(self, ended_by_token: bool) -> array[int] | None:
         """The ids that spell exactly the shown text, for splicing into the next turn's prompt."""

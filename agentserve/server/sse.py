@@ -50,7 +50,8 @@ class EventStream(Response):
     """Sends the frames of an async generator; closes it when they end or the client goes.
 
     A comment is sent whenever nothing was for `keep_alive` seconds: proxies and clients drop
-    connections that stay silent through a long prefill.
+    connections that stay silent through a long prefill. `close` is awaited at the end, whatever
+    happened, also when no frame was ever asked for (closing the generator does nothing then).
     """
 
     media_type = "text/event-stream"
@@ -60,11 +61,13 @@ class EventStream(Response):
         frames: AsyncGenerator[bytes, None],
         *,
         keep_alive: float,
+        close: Callable[[], Awaitable[None]],
         headers: Mapping[str, str] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._frames = frames
         self._keep_alive = keep_alive
+        self._close = close
         self._sleep = sleep
         self.status_code = 200
         self.background = None
@@ -73,7 +76,6 @@ class EventStream(Response):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         pump = asyncio.create_task(self._pump(send))
         watcher = asyncio.create_task(disconnected(receive))
         try:
@@ -84,9 +86,11 @@ class EventStream(Response):
             await _end(pump)
             await _end(watcher)
             await self._frames.aclose()
+            await self._close()
 
     async def _pump(self, send: Send) -> None:
         """Frames and comments to the socket. One `anext` stays alive across comments."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         step: asyncio.Task[bytes] | None = None
         try:
             while True:

@@ -45,6 +45,10 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str: ...
 
+    def detokenizer(self, *, skip_control: bool = True, continues: bool = False) -> Detokenizer:
+        """A fresh fold; `continues`: its text goes on from other text (a leading space is real)."""
+        ...
+
 
 class ChatTemplate(Protocol):
     @property
