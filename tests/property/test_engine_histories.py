@@ -35,6 +35,8 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("fork"), st.integers(0, 5), st.integers(1, 30)),
     st.tuples(st.just("close"), st.integers(0, 5)),
     st.tuples(st.just("park"), st.integers(0, 5), st.booleans()),
+    st.tuples(st.just("steps"), st.integers(1, 6)),
+    st.tuples(st.just("submit"), st.integers(0, 5), prompts(), st.integers(4, 12), st.integers(0, 2)),
     st.tuples(st.just("reset")),
 )
 
@@ -119,7 +121,12 @@ def run(operations: list, **config: object) -> Rig:  # type: ignore[type-arg]
     return rig
 
 
-@given(st.lists(OPERATIONS, max_size=40), st.integers(20, 60), st.sampled_from([4, 8, 64]), st.booleans())
+@given(
+    st.lists(OPERATIONS, min_size=5, max_size=50),
+    st.integers(20, 60),
+    st.sampled_from([4, 8, 64]),
+    st.booleans(),
+)
 @settings(max_examples=150, deadline=None)
 def test_histories(operations: list, pages: int, budget: int, gate: bool) -> None:  # type: ignore[type-arg]
     run(operations, pages=(pages,), max_batched_tokens=budget, full_input_gate=gate, max_num_seqs=4)

@@ -1,0 +1,59 @@
+"""Replaying a recorded log: the same inputs must give the same plans.
+
+A log is written by a worker (`serve --record`) or by a simulation. Its inputs are fed to a new
+core in their order and with their times; every plan's digest is compared with the recorded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from agentserve.core.config import CoreConfig
+from agentserve.core.cost import StepCost
+from agentserve.core.engine import EngineCore
+from agentserve.core.plan import Plan
+from agentserve.core.record import Commanded, Entry, Failed, Finished, Opened, Planned, plan_digest
+
+
+class ReplayError(ValueError):
+    """The log cannot be replayed: it is not one, or does not begin with how the core was built."""
+
+
+class Replay(msgspec.Struct, frozen=True):
+    plans: int  # plans compared
+    commands: int
+    differs_at: int | None  # number of the first plan that came out otherwise; nothing after it was run
+
+
+def replay(entries: Iterable[Entry], cost: StepCost | None = None) -> Replay:
+    """Feed a log into a new core. cost: the cost model it was recorded with, if not the default."""
+    stream = iter(entries)
+    opened = next(stream, None)
+    if not isinstance(opened, Opened):
+        raise ReplayError("the log does not begin with an opened entry")
+    config = msgspec.msgpack.decode(opened.config, type=CoreConfig)
+    core = EngineCore(config, opened.groups, opened.pages, cost)
+    plan: Plan | None = None
+    plans = commands = 0
+    for entry in stream:
+        match entry:
+            case Commanded(now=now, command=command):
+                core.handle(command, now)
+                commands += 1
+            case Planned(now=now, plan=recorded):
+                plan = core.begin_step(now)
+                if plan_digest(plan) != recorded:
+                    return Replay(plans, commands, plans)
+                plans += plan is not None
+            case Finished(now=now, result=result):
+                core.finish_step(result, now)
+            case Failed(now=now, error=error):
+                if plan is None:
+                    raise ReplayError("a step failed that was never planned")
+                core.fail_step(plan, error, now)
+            case Opened():
+                raise ReplayError("the log has a second opened entry")
+        core.take_events()
+    return Replay(plans, commands, None)

@@ -1,0 +1,137 @@
+"""The simulator: one seed, one history; a log replayed gives the same plans; nothing wedges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agentserve.core.config import CoreConfig
+from agentserve.core.cost import StepCost
+from agentserve.core.plan import PageCopy
+from agentserve.core.record import Commanded, Entry, decode_entries, encode_entry
+from agentserve.messages import Submit
+from agentserve.sim.executor import SimExecutor, WrongKV
+from agentserve.sim.replay import ReplayError, replay
+from agentserve.sim.run import Outcome, Simulation
+from agentserve.sim.workload import WorkloadSpec, context_after, make_workload
+from agentserve.types import FinishReason
+from tests.engines import Rig, cold
+
+COST = StepCost(fixed=0.005, per_row=0.0001, per_token=0.0005, per_context=1e-8)
+SMALL = WorkloadSpec(agents=8, turns=3, shared_prefix=24, task=40, append=10, output=8)
+
+
+def oversubscribed(seed: int, times: int = 10, log: list[Entry] | None = None, **config: object) -> Outcome:
+    """Agents whose contexts together are `times` the pool; the pool holds the largest alone."""
+    spec = WorkloadSpec(
+        agents=16 + seed % 7, turns=2 + seed % 3, shared_prefix=8 * (seed % 4), task=30 + seed % 40,
+        append=1 + seed % 20, output=1 + seed % 12, arrivals_per_second=[0.5, 5.0, 500.0][seed % 3],
+        seed=seed,
+    )  # fmt: skip
+    agents = make_workload(spec)
+    largest = max(context_after(agent) for agent in agents)
+    total = sum(context_after(agent) for agent in agents)
+    pages = max(total // times // 4, -(-largest // 4) + 2)
+    settings: dict[str, object] = {
+        "page_size": 4, "max_batched_tokens": [8, 32, 256][seed % 3], "max_num_seqs": 2 + seed % 15,
+        "full_input_gate": seed % 5 != 0, **config,
+    }  # fmt: skip
+    simulation = Simulation(
+        agents, CoreConfig(**settings), pages=pages, cost=COST, log=log.append if log is not None else None,
+        check_every_step=seed % 20 == 0,
+    )  # type: ignore[arg-type]  # fmt: skip
+    outcome = simulation.run()
+    core = simulation.core
+    core.check()
+    assert core.kv.pools[0].live == 0, "live pages at the end"
+    core.kv.evict_all()
+    assert core.kv.pools[0].free == pages, "pages leaked"
+    return outcome
+
+
+@pytest.mark.parametrize("first", range(0, 1000, 125))
+def test_a_full_pool_always_finishes(first: int) -> None:
+    """A thousand seeds, ten times oversubscribed: every agent finishes, and there was real pressure."""
+    preemptions = 0
+    for seed in range(first, first + 125):
+        outcome = oversubscribed(seed)
+        assert outcome.unfinished == (), f"seed {seed} wedged"
+        assert {turn.reason for turn in outcome.turns} <= {FinishReason.STOP, FinishReason.LENGTH}
+        preemptions += sum(turn.preemptions for turn in outcome.turns)
+    assert preemptions > 100, "the pool was never under pressure"
+
+
+def test_one_seed_one_history_and_another_seed_another() -> None:
+    first, again, other = oversubscribed(4), oversubscribed(4), oversubscribed(5)
+    assert first == again
+    assert first.digests != other.digests
+
+
+def test_pressure_changes_no_token() -> None:
+    agents = make_workload(SMALL)
+
+    def said(pages: int) -> dict[tuple[str, int], tuple[int, ...]]:
+        config = CoreConfig(page_size=4, max_batched_tokens=32, max_num_seqs=8)
+        outcome = Simulation(agents, config, pages=pages, cost=COST).run()
+        return {(turn.agent, turn.turn): turn.output for turn in outcome.turns}
+
+    assert said(40) == said(1000)
+
+
+def test_a_recorded_log_replays_into_the_same_plans() -> None:
+    log: list[Entry] = []
+    outcome = oversubscribed(7, log=log)
+    data = b"".join(encode_entry(entry) for entry in log)
+    result = replay(decode_entries(data), COST)
+    assert result.plans == outcome.steps > 0
+    assert result.differs_at is None
+
+
+def test_a_changed_log_is_noticed() -> None:
+    log: list[Entry] = []
+    oversubscribed(7, log=log)
+    at = next(i for i, entry in enumerate(log) if isinstance(entry, Commanded))
+    entry = log[at]
+    assert isinstance(entry, Commanded)
+    assert isinstance(entry.command, Submit)
+    shorter = Submit(
+        entry.command.session, entry.command.turn, entry.command.tokens[:-16], entry.command.sampling
+    )
+    log[at] = Commanded(entry.now, shorter)
+    assert replay(log, COST).differs_at is not None
+
+
+def test_a_log_must_say_how_the_core_was_built() -> None:
+    with pytest.raises(ReplayError, match="opened"):
+        replay([])
+
+
+def test_the_executor_notices_wrong_kv() -> None:
+    """The proof can fail: a copy left out, or a page written by someone else, is found by value."""
+    rig = Rig()
+    rig.submit("a", range(10), max_tokens=4)
+    rig.drain()
+    rig.submit("b", [*range(9), 50, 51], max_tokens=2)
+    plan = rig.core.begin_step(1.0)
+    assert plan is not None
+    assert plan.copies
+    with pytest.raises(WrongKV, match="position 8"):
+        rig.executor.run(replace(plan, copies=()))
+    first = plan.copies[0]
+    wrong = PageCopy(first.group, (first.source + 1) % 30, first.target, first.slots)
+    with pytest.raises(WrongKV):
+        rig.executor.run(replace(plan, copies=(wrong,)))
+    rig.core.finish_step(rig.executor.run(plan), 1.0)
+    rig.drain()
+    assert rig.output("b") == cold([*range(9), 50, 51], 2)
+
+
+def test_the_executor_predicts_what_the_core_predicts() -> None:
+    rig = Rig()
+    executor = SimExecutor((32,), 4, COST)
+    rig.core.scheduler.cost = COST
+    rig.submit("a", range(10))
+    plan = rig.core.begin_step(0.0)
+    assert plan is not None
+    assert executor.run(plan).seconds == pytest.approx(plan.predicted_seconds)
