@@ -48,6 +48,11 @@ class ToolParser(Protocol):
     @property
     def calls(self) -> list[Call]: ...
 
+    @property
+    def truncated(self) -> bool:
+        """The text ended within a call."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:
@@ -183,6 +188,8 @@ class Answer:
 
     def _generated(self, ended_by_token: bool) -> array[int] | None:
         """The ids that spell exactly the shown text, for splicing into the next turn's prompt."""
+        if self._parser is not None and self._parser.truncated:
+            return None
         ids = array("i", (token.token for token in self._tokens))
         if ended_by_token:
             return ids[:-1]

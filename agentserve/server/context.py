@@ -64,8 +64,8 @@ class ServerContext:
         return ModelFacts(
             vocab_size=min(hello.vocab_size, self.tokenizer.vocab_size),
             max_model_len=hello.max_model_len,
-            end_ids=tuple(self.tokenizer.eos_ids),
-            turn_end_ids=tuple(self.template.stop_ids) if self.template else (),
+            end_ids=tuple(sorted(self.tokenizer.eos_ids)),
+            turn_end_ids=tuple(sorted(self.template.stop_ids)) if self.template else (),
         )
 
     def unix(self, at: float) -> float:

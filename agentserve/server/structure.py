@@ -25,6 +25,7 @@ class Form:
     parallel: bool = True
     json: bool = False
     schema: JsonObject | None = None
+    strict_schema: bool = False
 
     @property
     def calls(self) -> bool:
@@ -45,8 +46,8 @@ class Form:
 class GrammarMaker(Protocol):
     """Compiles forms. Blocking, thread-safe, cached; a schema it cannot take is a ValueError."""
 
-    def compile(self, form: Form) -> tuple[str, str]:
-        """(id, compiled): equal forms have equal ids."""
+    def compile(self, form: Form) -> tuple[str, str] | None:
+        """(id, compiled), equal forms with equal ids; None where any text will do."""
         ...
 
 
@@ -64,12 +65,14 @@ class Grammars:
             return None
         loop = asyncio.get_running_loop()
         try:
-            name, compiled = await loop.run_in_executor(self._executor, self._maker.compile, form)
+            made = await loop.run_in_executor(self._executor, self._maker.compile, form)
         except (ValueError, RecursionError) as error:
             param = "response_format" if form.json and not form.forced else "tools"
             raise ApiError(f"{param}: {error}", param=param, code="invalid_schema") from None
-        await self._engine.define_grammar(name, compiled)
-        return name
+        if made is None:
+            return None
+        await self._engine.define_grammar(*made)  # each time: an old grammar may have been dropped
+        return made[0]
 
 
 def chat_form(fields: ChatRequest, tools: list[JsonObject], limits: Limits) -> Form:
@@ -79,6 +82,7 @@ def chat_form(fields: ChatRequest, tools: list[JsonObject], limits: Limits) -> F
         tool.function.name for tool in fields.tools or () if tool.function and tool.function.strict
     )
     wants_json, schema = response_schema(fields.response_format, limits)
+    wanted = fields.response_format.json_schema if fields.response_format else None
     for i, tool in enumerate(tools):
         _bounded(tool["function"]["parameters"], f"tools[{i}].function.parameters", limits)
     return Form(
@@ -89,6 +93,7 @@ def chat_form(fields: ChatRequest, tools: list[JsonObject], limits: Limits) -> F
         parallel=fields.parallel_tool_calls is not False,
         json=wants_json,
         schema=schema,
+        strict_schema=bool(wanted and wanted.strict),
     )
 
 
