@@ -26,10 +26,10 @@ def chain_keys(chain: Chain, messages: list[JsonObject]) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
-def reply_message(outcome: Outcome) -> JsonObject:
+def reply_message(outcome: Outcome, *, broken_calls: bool = True) -> JsonObject:
     """The assistant message as a client will send it back."""
     message: JsonObject = {"role": "assistant", "content": outcome.text}
-    if outcome.calls:
+    if outcome.calls and (broken_calls or all(call.complete for call in outcome.calls)):
         message["tool_calls"] = [
             {
                 "id": call.id,
@@ -66,6 +66,7 @@ class SessionSeat:
         self._directory.note(self.lease.session, change.turn, change.state, change.at, change.reason)
 
     def commit(self, prompt: array[int], outcome: Outcome) -> bool:
+        reply = self._reply_key(outcome)  # before anything is changed: an error here rolls back
         self._over = True
         usage = outcome.usage
         calls = [(call.id, call.name, call.arguments) for call in outcome.calls] if outcome.has_calls else []
@@ -73,7 +74,7 @@ class SessionSeat:
         broken = any(not call.complete for call in outcome.calls)
         done = self._directory.commit(
             self.lease,
-            reply=self._reply_key(outcome),
+            reply=reply,
             tokens=prompt + (generated if outcome.generated is None else outcome.generated),
             generated=None if broken else outcome.generated,
             calls=calls,
@@ -101,7 +102,8 @@ class SessionSeat:
 
     def _reply_key(self, outcome: Outcome) -> bytes:
         before = self.lease.keys[-1] if self.lease.keys else b""
-        return self._chain(before, reply_message(outcome))
+        # Calls that cannot be run cannot be sent back either: a client goes on without them.
+        return self._chain(before, reply_message(outcome, broken_calls=False))
 
     def _close_evicted(self) -> None:
         for key in self._directory.take_evicted():
