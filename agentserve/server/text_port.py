@@ -6,7 +6,7 @@ Narrow on purpose: the text room and the tools bridge satisfy these, tests satis
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 JsonObject = dict[str, Any]
@@ -25,7 +25,7 @@ class Tokenizer(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def eos_ids(self) -> Sequence[int]: ...
+    def eos_ids(self) -> Collection[int]: ...
 
     @property
     def control(self) -> Mapping[str, int]:
@@ -45,10 +45,14 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str: ...
 
+    def detokenizer(self, *, skip_control: bool = True, continues: bool = False) -> Detokenizer:
+        """A fresh fold; `continues`: its text goes on from other text (a leading space is real)."""
+        ...
+
 
 class ChatTemplate(Protocol):
     @property
-    def stop_ids(self) -> Sequence[int]:
+    def stop_ids(self) -> Collection[int]:
         """Control tokens that end an assistant message."""
         ...
 

@@ -1,0 +1,46 @@
+"""Tokenizers and chat templates: text to token ids and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentserve.text import gguf_vocab, hf_vocab, template_sources
+from agentserve.text.detokenizer import Detokenizer
+from agentserve.text.errors import TextError
+from agentserve.text.gguf_metadata import read_metadata
+from agentserve.text.template import ChatTemplate
+from agentserve.text.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "Detokenizer", "TextError", "TextModel", "Tokenizer", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """The text side of one model."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+
+def load(path: Path, chat_template: Path | None = None) -> TextModel:
+    """Tokenizer and chat template of a `.gguf` file or a Hugging Face folder.
+
+    `chat_template` takes the place of the model's own. TextError, in one line, for whatever is
+    missing, broken or not supported; no weights are read.
+    """
+    try:
+        if path.is_dir():
+            vocabulary, sources = hf_vocab.vocabulary(path), template_sources.from_folder(path)
+        else:
+            metadata = read_metadata(path)
+            vocabulary = gguf_vocab.vocabulary(metadata)
+            sources = template_sources.from_metadata(metadata)
+        if chat_template is not None:
+            sources = template_sources.from_file(chat_template)
+        tokenizer = Tokenizer(vocabulary)
+        return TextModel(tokenizer, ChatTemplate(sources, tokenizer))
+    except OSError as error:
+        raise TextError(f"{path}: {error.strerror or error}") from None
+    except TextError as error:
+        raise TextError(f"{path.name}: {error}") from None

@@ -1,0 +1,171 @@
+"""Runs a model's chat template on checked messages, in the form that template can render."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from agentserve.text import hermes
+from agentserve.text.conversation import Json, Message, merge_leading_system
+from agentserve.text.errors import TextError
+from agentserve.text.facts import TemplateFacts, TemplateMessage, probe
+from agentserve.text.jinja import CompiledTemplate
+from agentserve.text.template_sources import TemplateSources
+
+RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+)
+CHATML = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
+)
+_THINKING = re.compile(r"\s*<think>\n*(.*?)\n*</think>(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFrame:
+    """What the template writes around an assistant's text, and as the generation prompt."""
+
+    generation_prompt: str
+    before: str
+    after: str
+
+
+class Chat:
+    """`default` and `tool_use` templates of one model, and what probing has found out about them."""
+
+    def __init__(
+        self, sources: TemplateSources, specials: Mapping[str, str], now: Callable[[], datetime]
+    ) -> None:
+        """Compile and probe; a broken template, or none at all, is a TextError."""
+        if sources.default is None:
+            raise TextError("the model has no chat template")
+        self._specials = {name: text for name, text in specials.items() if name not in RESERVED}
+        self._default = CompiledTemplate(sources.default, now)
+        self._tool_use = (
+            self._default if sources.tool_use is None else CompiledTemplate(sources.tool_use, now)
+        )
+        self.sources = (self._default.source, self._tool_use.source)
+        self.facts: TemplateFacts = probe(self._run)
+        self.wrapper = None if self.facts.tools and self.facts.tool_calls else hermes.NAME
+        self.reserved = RESERVED | self._specials.keys()
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Json] = (),
+        *,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Json],
+    ) -> str:
+        """The conversation as the template renders it."""
+        messages = merge_leading_system(messages, keeps_developer=self._knows("developer"))
+        if self.wrapper is not None:
+            messages = hermes.wrap(
+                messages,
+                tools,
+                default_system=self.facts.default_system,
+                consecutive_users=self.facts.consecutive_users,
+            )
+            tools = ()
+        if not self.facts.system:
+            messages = _system_into_user(messages)
+        shaped = [self._shape(message) for message in messages]
+        return self._run(shaped, list(tools) or None, add_generation_prompt, kwargs)
+
+    def split_reasoning(self, message: Message) -> Message:
+        """An assistant text that opens with `<think>` as reasoning and answer.
+
+        Templates that drop past reasoning look for these tags, which they can no longer see once
+        control strings are hidden.
+        """
+        aware = self._knows("reasoning_content")
+        if message.role != "assistant" or message.reasoning or not (aware or self._knows("</think>")):
+            return message
+        match = _THINKING.fullmatch(message.text)
+        if match is None:
+            return message
+        answer = match[2].lstrip("\n") if aware else match[2]
+        return replace(message, reasoning=match[1], parts=(answer,) if answer else ())
+
+    def frame(self, mark: str, kwargs: Mapping[str, Json]) -> TurnFrame | None:
+        """How an assistant message `mark` is framed; None where the template does not say."""
+        user, reply = Message("user", ("u",)), Message("assistant", (mark,))
+        try:
+            start = self.text([user], add_generation_prompt=False, kwargs=kwargs)
+            asked = self.text([user], add_generation_prompt=True, kwargs=kwargs)
+            answered = self.text([user, reply, user], add_generation_prompt=False, kwargs=kwargs)
+        except TextError:
+            return None
+        if not asked.startswith(start) or not answered.startswith(start) or answered.count(mark) != 1:
+            return None
+        before, _, after = answered[len(start) :].partition(mark)
+        return TurnFrame(asked[len(start) :], before, after)
+
+    def _knows(self, word: str) -> bool:
+        return any(word in source for source in self.sources)
+
+    def _run(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[object] | None = None,
+        add_generation_prompt: bool = False,
+        kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        template = self._tool_use if tools else self._default
+        return template.render(
+            {
+                **self._specials,
+                **(kwargs or {}),
+                "messages": messages,
+                "tools": tools,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+
+    def _shape(self, message: Message) -> TemplateMessage:
+        """A message as templates expect it: absent keys are absent, arguments are objects."""
+        content: object = message.text
+        if self.facts.list_content and len(message.parts) > 1:
+            content = [{"type": "text", "text": part} for part in message.parts]
+        shaped: TemplateMessage = {"role": message.role, "content": content}
+        if message.calls:
+            if self.facts.null_content and not message.parts:
+                shaped["content"] = None
+            shaped["tool_calls"] = [
+                {
+                    "id": self._call_id(call.id),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in message.calls
+            ]
+        if message.call_id is not None:
+            shaped["tool_call_id"] = self._call_id(message.call_id)
+        if message.name is not None:
+            shaped["name"] = message.name
+        if message.reasoning is not None:
+            shaped["reasoning_content"] = message.reasoning
+        return shaped
+
+    def _call_id(self, call_id: str) -> str:
+        """Templates of the Mistral family refuse ids that are not nine letters and digits."""
+        if not self.facts.short_call_ids or (len(call_id) == 9 and call_id.isalnum()):
+            return call_id
+        return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+def _system_into_user(messages: Sequence[Message]) -> list[Message]:
+    """For templates that refuse a system message: its text opens the first user message."""
+    if not messages or messages[0].role != "system":
+        return list(messages)
+    system, rest = messages[0], list(messages[1:])
+    if not rest or rest[0].role != "user":
+        return [replace(system, role="user"), *rest]
+    return [replace(rest[0], parts=(f"{system.text}\n\n{rest[0].text}",)), *rest[1:]]

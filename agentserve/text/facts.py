@@ -1,0 +1,109 @@
+"""Finds out what a chat template can render, by rendering small conversations with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentserve.text.errors import TextError
+
+TemplateMessage = dict[str, object]
+Render = Callable[..., str]  # render(messages, tools=None, add_generation_prompt=False) -> text
+
+_SYSTEM, _USER, _NAME, _VALUE, _RESULT = "Qsystemq", "Quserq", "qtoolq", "Qvalueq", "Qresultq"
+_SHORT_ID, _LONG_ID = "a1b2c3d4e", "call_a1b2c3d4e5f6"
+_USER_MESSAGE: TemplateMessage = {"role": "user", "content": _USER}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Looks up a value.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    """What came out as it should. `default_system`: what the template says where no system message is."""
+
+    system: bool
+    tools: bool
+    tool_calls: bool  # past calls and their results
+    null_content: bool  # beside tool calls
+    list_content: bool
+    consecutive_users: bool
+    short_call_ids: bool  # Mistral's: exactly nine letters and digits
+    default_system: str
+
+
+def probe(render: Render) -> TemplateFacts:
+    """Ask the template; one that cannot render a single user message is a TextError."""
+    plain = render([_USER_MESSAGE])
+    if _USER not in plain:
+        raise TextError("chat template: it does not render a user message")
+    short = not _renders_calls(render, _LONG_ID, "") and not _renders_calls(render, _LONG_ID, None)
+    call_id = _SHORT_ID if short else _LONG_ID
+    null_content = _renders_calls(render, call_id, None)
+    tool_calls = null_content or _renders_calls(render, call_id, "")
+    return TemplateFacts(
+        system=_shows(render, [{"role": "system", "content": _SYSTEM}, _USER_MESSAGE], _SYSTEM, _USER),
+        tools=_shows(render, [_USER_MESSAGE], _NAME, _USER, tools=[_TOOL]),
+        tool_calls=tool_calls,
+        null_content=null_content,
+        list_content=_renders_list(render),
+        consecutive_users=_shows(render, [_USER_MESSAGE, {"role": "user", "content": _VALUE}], _USER, _VALUE),
+        short_call_ids=short and tool_calls,
+        default_system=_default_system(render, plain),
+    )
+
+
+def _shows(
+    render: Render,
+    messages: Sequence[Mapping[str, object]],
+    *wanted: str,
+    tools: Sequence[object] | None = None,
+) -> bool:
+    try:
+        text = render(list(messages), tools=tools)
+    except TextError:
+        return False
+    return all(word in text for word in wanted)
+
+
+def _renders_calls(render: Render, call_id: str, content: str | None) -> bool:
+    function = {"name": _NAME, "arguments": {"key": _VALUE}}
+    call = {"id": call_id, "type": "function", "function": function}
+    messages: list[TemplateMessage] = [
+        _USER_MESSAGE,
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call_id, "name": _NAME, "content": _RESULT},
+    ]
+    try:
+        text = render(messages, tools=[_TOOL])
+        without = render(messages[:1], tools=[_TOOL])
+    except TextError:
+        return False
+    shown = text.count(_NAME) > without.count(_NAME) and _VALUE in text and _RESULT in text
+    return shown and "None" not in text.replace(without, "")
+
+
+def _renders_list(render: Render) -> bool:
+    parts = [{"type": "text", "text": _USER}, {"type": "text", "text": _VALUE}]
+    try:
+        text = render([{"role": "user", "content": parts}])
+    except TextError:
+        return False
+    return _USER in text and _VALUE in text and "type" not in text.replace(_USER, "")
+
+
+def _default_system(render: Render, plain: str) -> str:
+    """Compare a chat without a system message to one with a known system message."""
+    try:
+        text = render([{"role": "system", "content": _SYSTEM}, _USER_MESSAGE])
+    except TextError:
+        return ""
+    before, found, after = text.partition(_SYSTEM)
+    if not found or not plain.startswith(before) or not plain.endswith(after):
+        return ""
+    return plain[len(before) : len(plain) - len(after)]

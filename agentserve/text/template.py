@@ -1,0 +1,217 @@
+"""Renders conversations to prompt ids, so that users cannot forge and caches can match.
+
+- Control strings in what users supply are hidden from the template and come back as plain text
+  (`agentserve.text.hiding`).
+- The ids an assistant message was generated as take its place (`spliced`), so that the prompt of
+  the next turn begins with exactly the ids that have KV already.
+- On benign conversations the ids equal `transformers`' `apply_chat_template`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from types import MappingProxyType
+
+from agentserve.text.chat import CHATML, Chat
+from agentserve.text.conversation import Json, Message, RawMessage, check_json, parse_messages
+from agentserve.text.errors import TextError
+from agentserve.text.facts import TemplateFacts
+from agentserve.text.hiding import Hider, Placeholders, strings_of
+from agentserve.text.template_sources import TemplateSources
+from agentserve.text.tokenizer import Tokenizer
+
+_NO_SPLICES: Mapping[int, Sequence[int]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What one call of `render` asks for, checked."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Json]
+    kwargs: Mapping[str, Json]
+    add_generation_prompt: bool
+    continue_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A template's output before it becomes ids: code point -> hidden string, mark -> ids."""
+
+    text: str
+    restore: Mapping[int, str]
+    spliced: Mapping[str, Sequence[int]]
+
+
+class ChatTemplate:
+    """A model's chat template. Stateless: one conversation always renders to the same ids
+    (templates that print today's date aside)."""
+
+    def __init__(
+        self, sources: TemplateSources, tokenizer: Tokenizer, *, now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        """Compile and probe; TextError where the template is broken.
+
+        A model without a template gets ChatML if its vocabulary knows it; else `available` is
+        False and rendering is a TextError.
+        """
+        self._tokenizer = tokenizer
+        if sources.default is None and "<|im_start|>" in tokenizer.control:
+            sources = TemplateSources(CHATML)
+        available = sources.default is not None
+        self._chat = Chat(sources, tokenizer.special_texts, now) if available else None
+        self.facts: TemplateFacts | None = self._chat.facts if self._chat else None
+        self.wrapper: str | None = self._chat.wrapper if self._chat else None
+        self.stop_ids: frozenset[int] = self._end_of_turn()
+
+    @property
+    def available(self) -> bool:
+        return self._chat is not None
+
+    def render(
+        self,
+        messages: Sequence[RawMessage],
+        *,
+        tools: Sequence[Mapping[str, Json]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Json] | None = None,
+        spliced: Mapping[int, Sequence[int]] = _NO_SPLICES,
+    ) -> array[int]:
+        """Prompt ids (int32) of OpenAI-shaped `messages`.
+
+        `spliced[i]`: the ids that assistant message i was generated as, without the end-of-turn
+        token. A splice the template would drop, repeat or refuse is rendered from its text
+        instead. `continue_final_message`: the prompt ends inside the last, assistant, message.
+        TextError names the message that is broken.
+        """
+        chat = self._available_chat()
+        request = _checked(chat, messages, tools, kwargs, add_generation_prompt, continue_final_message)
+        rendered = self._rendered(chat, request, spliced)
+        ids = self._tokenizer.encode_rendered(
+            rendered.text, restore=rendered.restore, spliced=rendered.spliced
+        )
+        return array("i", ids)
+
+    def render_text(
+        self,
+        messages: Sequence[RawMessage],
+        *,
+        tools: Sequence[Mapping[str, Json]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Json] | None = None,
+        spliced: Mapping[int, Sequence[int]] = _NO_SPLICES,
+    ) -> str:
+        """The prompt as text, for people: it does not show which control strings are real."""
+        chat = self._available_chat()
+        request = _checked(chat, messages, tools, kwargs, add_generation_prompt, continue_final_message)
+        rendered = self._rendered(chat, request, spliced)
+        shown = {ord(mark): self._tokenizer.decode(ids, False) for mark, ids in rendered.spliced.items()}
+        return rendered.text.translate({**rendered.restore, **shown})
+
+    def _available_chat(self) -> Chat:
+        if self._chat is None:
+            raise TextError("the model has no chat template: name one with --chat-template")
+        return self._chat
+
+    def _rendered(self, chat: Chat, request: _Request, spliced: Mapping[int, Sequence[int]]) -> _Rendered:
+        for index in spliced:
+            if not 0 <= index < len(request.messages) or request.messages[index].role != "assistant":
+                raise TextError(f"messages[{index}]: only an assistant message can be spliced")
+        try:
+            rendered, lost = self._attempt(chat, request, spliced)
+        except TextError:
+            if not spliced:
+                raise
+            # Some templates want to see the calls that tool results answer.
+            return self._attempt(chat, request, _NO_SPLICES)[0]
+        if lost:
+            kept = {index: ids for index, ids in spliced.items() if index not in lost}
+            return self._rendered(chat, request, kept)
+        return rendered
+
+    def _attempt(
+        self, chat: Chat, request: _Request, spliced: Mapping[int, Sequence[int]]
+    ) -> tuple[_Rendered, set[int]]:
+        """The rendered request, and the splices that did not come out exactly once."""
+        texts = strings_of(request.messages, *request.tools, request.kwargs)
+        placeholders = Placeholders([*texts, *chat.sources])
+        hider = Hider(self._tokenizer.matcher, placeholders)
+        marks = {index: placeholders.take() for index in spliced}
+        messages = [
+            replace(message, parts=(marks[index],), calls=(), reasoning=None)
+            if index in marks
+            else hider.message(chat.split_reasoning(message))
+            for index, message in enumerate(request.messages)
+        ]
+        end = placeholders.take() if request.continue_final else ""
+        if end:
+            messages[-1] = replace(messages[-1], parts=(messages[-1].text + end,))
+        kwargs = {key: hider.json(value) for key, value in request.kwargs.items()}
+        text = chat.text(
+            messages,
+            [hider.json(tool) for tool in request.tools],
+            add_generation_prompt=request.add_generation_prompt,
+            kwargs=kwargs,
+        )
+        if end:
+            text, found, _ = text.partition(end)
+            if not found:
+                raise TextError("continue_final_message: the template does not show the last message")
+        if marks:
+            extra = self._generation_extra(chat, kwargs, placeholders.take())
+            for mark in marks.values():
+                text = text.replace(mark, extra + mark)
+        lost = {index for index, mark in marks.items() if text.count(mark) != 1}
+        return _Rendered(text, hider.restore, {marks[index]: ids for index, ids in spliced.items()}), lost
+
+    @staticmethod
+    def _generation_extra(chat: Chat, kwargs: Mapping[str, Json], mark: str) -> str:
+        """What the generation prompt has and a past assistant turn lacks (say, an opened `<think>`).
+
+        The spliced ids were generated behind it, so it has to be there when they are shown again.
+        """
+        frame = chat.frame(mark, kwargs)
+        if frame is None or not frame.generation_prompt.startswith(frame.before):
+            return ""
+        return frame.generation_prompt[len(frame.before) :]
+
+    def _end_of_turn(self) -> frozenset[int]:
+        """The control token the template writes behind an assistant's text."""
+        if self._chat is None:
+            return frozenset()
+        frame = self._chat.frame(Placeholders(self._chat.sources).take(), {})
+        after = frame.after.lstrip() if frame else ""
+        first = next(self._tokenizer.matcher.find(after), None)
+        return frozenset({first[2].id}) if first is not None and first[0] == 0 else frozenset()
+
+
+def _checked(
+    chat: Chat,
+    messages: Sequence[RawMessage],
+    tools: Sequence[Mapping[str, Json]] | None,
+    kwargs: Mapping[str, Json] | None,
+    add_generation_prompt: bool,
+    continue_final: bool,
+) -> _Request:
+    parsed = parse_messages(messages)
+    if continue_final and add_generation_prompt:
+        raise TextError("continue_final_message and add_generation_prompt exclude each other")
+    if continue_final and (parsed[-1].role != "assistant" or parsed[-1].calls):
+        raise TextError("continue_final_message: the last message must be an assistant's text")
+    checked: list[Json] = []
+    for index, tool in enumerate(tools or ()):
+        if not isinstance(tool, Mapping):
+            raise TextError(f"tools[{index}]: an object is expected")
+        as_dict = dict(tool)
+        check_json(as_dict, f"tools[{index}]")
+        checked.append(as_dict)
+    extra = dict(kwargs or {})
+    check_json(extra, "chat_template_kwargs")
+    if taken := chat.reserved & extra.keys():
+        raise TextError(f"chat_template_kwargs: {min(taken)!r} is reserved")
+    return _Request(parsed, checked, extra, add_generation_prompt, continue_final)

@@ -1,0 +1,129 @@
+"""Text to token ids and back, with a wall between what a template writes and what users write.
+
+`encode` never yields a control id, whatever the text says. `encode_rendered` is for the output of
+a trusted template: control strings in it become control ids, every run between them is encoded
+whole, as a `transformers` tokenizer does.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from tokenizers import Tokenizer as Encoder
+
+from agentserve.text.control import ControlMatcher
+from agentserve.text.detokenizer import Detokenizer
+from agentserve.text.errors import TextError
+from agentserve.text.run_cache import RunCache
+from agentserve.text.vocabulary import Vocabulary
+
+_NO_STRINGS: Mapping[int, str] = MappingProxyType({})
+_NO_IDS: Mapping[str, Sequence[int]] = MappingProxyType({})
+
+
+class Tokenizer:
+    """One model's tokenizer. Thread-safe: its only changing state is a locked cache of runs."""
+
+    def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = 32 << 20) -> None:
+        self._encoders = vocabulary.encoders
+        self._prefix = vocabulary.prefix_ids
+        self._suffix = vocabulary.suffix_ids
+        self._strip = vocabulary.strips_leading_space
+        self._hidden = frozenset(token.id for token in vocabulary.control if token.special)
+        self._cache = RunCache(cache_bytes)
+        self.matcher = ControlMatcher(vocabulary.control)
+        self.token_bytes: Sequence[bytes] = vocabulary.token_bytes
+        self.vocab_size = len(vocabulary.token_bytes)
+        self.control: Mapping[str, int] = MappingProxyType(
+            {token.text: token.id for token in vocabulary.control}
+        )
+        self.special_texts = vocabulary.special_texts
+        self.bos_id = vocabulary.bos_id
+        self.eos_ids = vocabulary.eos_ids
+
+    # --- text to ids ---------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text, without BOS; control strings in it are spelled out as text."""
+        return self._run(text, self._encoders.first).tolist()
+
+    def encode_completion(self, text: str) -> list[int]:
+        """Ids of a plain prompt, between BOS and EOS where the model wants them."""
+        return [*self._prefix, *self.encode(text), *self._suffix]
+
+    def encode_rendered(
+        self,
+        text: str,
+        *,
+        restore: Mapping[int, str] = _NO_STRINGS,
+        spliced: Mapping[str, Sequence[int]] = _NO_IDS,
+    ) -> list[int]:
+        """Ids of a trusted template's output.
+
+        `restore` maps code points to the plain text they stand for, put back after control tokens
+        are found. `spliced` maps single characters to ids that take their place; text behind one
+        continues it, as it would have after generating those ids.
+        """
+        out: list[int] = []
+        pieces = [text]
+        if spliced:
+            pieces = re.split(f"([{re.escape(''.join(spliced))}])", text)
+        where = self._encoders.first
+        for index, piece in enumerate(pieces):
+            if index % 2:
+                out.extend(spliced[piece])
+                where = self._encoders.joined
+            else:
+                where = self._between_controls(piece, where, restore, out)
+        return out
+
+    def _between_controls(
+        self, text: str, where: Encoder, restore: Mapping[int, str], out: list[int]
+    ) -> Encoder:
+        """Append the ids of `text`; returns the encoder for what comes next."""
+        at = 0
+        for start, end, token in self.matcher.find(text):
+            if start < at:  # in white space that the last control token took
+                continue
+            run = text[at:start]
+            if token.lstrip:
+                run = run.rstrip()
+            if run:
+                out.extend(self._run(run.translate(restore), where))
+            out.append(token.id)
+            where = self._encoders.after_control
+            at = end
+            while token.rstrip and at < len(text) and text[at].isspace():
+                at += 1
+        if at < len(text):
+            out.extend(self._run(text[at:].translate(restore), where))
+            where = self._encoders.joined
+        return where
+
+    def _run(self, text: str, encoder: Encoder) -> array[int]:
+        """Ids of one run of plain text."""
+        key = (id(encoder), text)
+        ids = self._cache.get(key)
+        if ids is None:
+            try:
+                ids = array("i", encoder.encode(text, add_special_tokens=False).ids)
+            except (TypeError, UnicodeEncodeError):
+                raise TextError("text holds a lone surrogate, which no UTF-8 text can") from None
+            self._cache.put(key, ids)
+        return ids
+
+    # --- ids to text ---------------------------------------------------------------------
+
+    def detokenizer(self, *, skip_control: bool = True, continues: bool = False) -> Detokenizer:
+        """A fresh fold from ids to text. `continues`: the ids go on from other text, so that a
+        SentencePiece prefix space is a real space."""
+        hidden = self._hidden if skip_control else frozenset[int]()
+        return Detokenizer(self.token_bytes, hidden, strip_leading_space=self._strip and not continues)
+
+    def decode(self, ids: Iterable[int], skip_control: bool = True) -> str:
+        """The text of `ids`; special control tokens are dropped, or shown literally."""
+        fold = self.detokenizer(skip_control=skip_control)
+        return "".join([*map(fold.push, ids), fold.flush()])

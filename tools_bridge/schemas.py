@@ -1,0 +1,168 @@
+"""Checks on JSON schemas from outside, before anything is compiled from them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+
+MAX_SCHEMA_CHARS = 128 * 1024
+MAX_SCHEMA_DEPTH = 64  # of the JSON, not of the values it describes; compile time grows faster
+MAX_BRANCHES = 128  # of one anyOf / oneOf: compiled size grows with the square
+MAX_ENUM = 2000
+
+_FORMATS = {
+    "date",
+    "time",
+    "date-time",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uri",
+    "uri-reference",
+    "uri-template",
+    "uuid",
+    "json-pointer",
+    "relative-json-pointer",
+}
+# What xgrammar 0.2.9 accepts but does not enforce, found by trying each with a violating text.
+_UNENFORCED = {
+    "uniqueItems",
+    "not",
+    "if",
+    "then",
+    "else",
+    "dependentRequired",
+    "dependentSchemas",
+    "multipleOf",
+    "contains",
+    "minContains",
+    "maxContains",
+    "$dynamicRef",
+}
+_ONE = ("items", "additionalProperties", "propertyNames", "additionalItems", "unevaluatedItems")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+
+class GrammarError(ValueError):
+    """A grammar cannot be made from what the client asked for; the message is for the client."""
+
+
+def check_schema(schema: object, where: str, *, strict: bool) -> None:
+    """Refuse what cannot be compiled within bounds or, if `strict`, would not be enforced.
+
+    `where` names the schema in the message of the GrammarError.
+    """
+    if not isinstance(schema, dict):
+        raise GrammarError(f"{where}: a JSON schema must be an object")
+    _check_json(schema, where)
+    for path, part in _subschemas(schema):
+        _check_bounds(part, f"{where}{path}")
+        if strict:
+            _check_enforced(part, f"{where}{path}")
+
+
+def _check_json(schema: dict[str, object], where: str) -> None:
+    stack: list[tuple[object, int]] = [(schema, 1)]
+    while stack:
+        value, depth = stack.pop()
+        if depth > MAX_SCHEMA_DEPTH:
+            raise GrammarError(f"{where}: the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+        if isinstance(value, dict):
+            if not all(isinstance(key, str) for key in value):
+                raise GrammarError(f"{where}: the schema has a key that is no string")
+            stack.extend((item, depth + 1) for item in value.values())
+        elif isinstance(value, list | tuple):
+            stack.extend((item, depth + 1) for item in value)
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                raise GrammarError(f"{where}: the schema contains {value}, which is not JSON")
+        elif not (value is None or isinstance(value, str | int)):
+            raise GrammarError(f"{where}: the schema contains a {type(value).__name__}, which is not JSON")
+    if len(json.dumps(schema, ensure_ascii=False)) > MAX_SCHEMA_CHARS:
+        raise GrammarError(f"{where}: the schema is longer than {MAX_SCHEMA_CHARS} characters")
+
+
+def _subschemas(schema: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
+    """Every schema object inside `schema`, itself first, with its path."""
+    stack: list[tuple[str, object]] = [("", schema)]
+    while stack:
+        path, part = stack.pop()
+        if not isinstance(part, dict):
+            continue
+        yield path, part
+        for key in _ONE:
+            stack.append((f"{path}.{key}", part.get(key)))
+        for key in _LISTS:
+            items = part.get(key)
+            if isinstance(items, list):
+                stack.extend((f"{path}.{key}[{n}]", item) for n, item in enumerate(items))
+        for key in _MAPS:
+            named = part.get(key)
+            if isinstance(named, dict):
+                stack.extend((f"{path}.{key}.{name}", item) for name, item in named.items())
+
+
+def _check_bounds(part: dict[str, object], where: str) -> None:
+    reference = part.get("$ref")
+    if reference is not None and not (isinstance(reference, str) and reference.startswith("#")):
+        raise GrammarError(f"{where}: $ref {reference!r} must point into the same schema ('#/...')")
+    for key in ("anyOf", "oneOf", "allOf"):
+        items = part.get(key)
+        if isinstance(items, list) and len(items) > MAX_BRANCHES:
+            raise GrammarError(f"{where}: {key} has {len(items)} branches, more than {MAX_BRANCHES}")
+    values = part.get("enum")
+    if isinstance(values, list) and len(values) > MAX_ENUM:
+        raise GrammarError(f"{where}: enum has {len(values)} values, more than {MAX_ENUM}")
+
+
+def _check_enforced(part: dict[str, object], where: str) -> None:
+    unenforced = sorted(_UNENFORCED & part.keys())
+    if unenforced:
+        raise GrammarError(f"{where}: {unenforced[0]!r} cannot be enforced, so not with strict")
+    form = part.get("format")
+    if form is not None and form not in _FORMATS:
+        raise GrammarError(f"{where}: format {form!r} cannot be enforced, so not with strict")
+    if "pattern" in part and ("minLength" in part or "maxLength" in part):
+        raise GrammarError(f"{where}: 'pattern' and a length cannot be enforced together, so not with strict")
+    items = part.get("allOf")
+    if isinstance(items, list) and len(items) > 1:
+        raise GrammarError(f"{where}: 'allOf' of several schemas cannot be enforced, so not with strict")
+    for key in ("$ref", "anyOf", "oneOf", "allOf"):
+        beside = part.keys() - {key, "title", "description", "default", "examples", "$defs", "definitions"}
+        if key in part and beside - {"$schema", "$id", "$comment", "discriminator"}:
+            other = sorted(beside)[0]
+            raise GrammarError(f"{where}: {other!r} beside {key!r} cannot be enforced, so not with strict")
+    _check_object(part, where)
+
+
+def _check_object(part: dict[str, object], where: str) -> None:
+    required, properties = part.get("required"), part.get("properties")
+    if isinstance(required, list) and isinstance(properties, dict):
+        for name in required:
+            if name not in properties:
+                raise GrammarError(f"{where}: required property {name!r} is not among 'properties'")
+    if ("enum" in part or "const" in part) and isinstance(kind := part.get("type"), str):
+        values = part["enum"] if "enum" in part else [part["const"]]
+        for value in values if isinstance(values, list) else []:
+            if not _is_of(value, kind):
+                raise GrammarError(f"{where}: enum value {json.dumps(value)} is not of type {kind!r}")
+
+
+def _is_of(value: object, kind: str) -> bool:
+    types: dict[str, type | tuple[type, ...]] = {
+        "string": str,
+        "boolean": bool,
+        "null": type(None),
+        "array": list,
+        "object": dict,
+        "integer": int,
+        "number": (int, float),
+    }
+    if isinstance(value, bool) and kind != "boolean":
+        return False
+    expected = types.get(kind)
+    return expected is None or isinstance(value, expected)

@@ -1,0 +1,24 @@
+"""Values that tools are talked about with, whatever the API dialect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A function the model may call. `parameters` is a JSON schema; {} means it takes none."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, object] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call the model made. `arguments` is JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+    id: str | None = None
