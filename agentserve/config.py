@@ -35,7 +35,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     """Which model, and in which numbers."""
 
     name: str = "smollm2-135m"  # a folder, a repository id, a .gguf file, or an alias
-    served_names: tuple[str, ...] = ()  # what clients call it; empty: `name`
+    served_names: tuple[str, ...] = ()  # what clients call it; empty: as its source is called
     dtype: str = "bf16"
     device: str = "cpu"
     chat_template: Path | None = None  # overrides the model's own
@@ -81,10 +81,6 @@ class ServeConfig(msgspec.Struct, frozen=True):
     @property
     def api_keys(self) -> tuple[str, ...]:
         return self.http.api_keys
-
-    @property
-    def served_names(self) -> tuple[str, ...]:
-        return self.model.served_names or (self.model.name,)
 
 
 class _Key(msgspec.Struct, frozen=True):

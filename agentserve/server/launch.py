@@ -31,12 +31,22 @@ from agentserve.server.supervisor import WORKER_COMMAND, WorkerFailed, WorkerPro
 log = logging.getLogger(__name__)
 
 AppBuilder = Callable[[Engine], ASGIApp]
-AppFactory = Callable[[ServeConfig], AppBuilder]
-"""In two steps: the first may take its time (tokenizer, template; it runs in a thread while the
-workers start, and a ValueError or OSError stops the start), the second gets the running engine."""
 
 STOP_GRACE = 5.0  # seconds a worker has to leave by itself
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The API side, ready but for the engine: the name clients use for the model, and the last step."""
+
+    model: str
+    build: AppBuilder
+
+
+AppFactory = Callable[[ServeConfig], Prepared]
+"""May take its time (tokenizer, template): it runs in a thread while the workers start. A
+ValueError or OSError stops the start."""
 
 
 class LaunchError(Exception):
@@ -139,20 +149,20 @@ class _Launch:
 
             fleet = Fleet(start_worker, self._config.workers.count)
             try:
-                build = await self._start(fleet)
-                if build is not None:
-                    await self._serve(build, fleet, listener)
+                prepared = await self._start(fleet)
+                if prepared is not None:
+                    await self._serve(prepared, fleet, listener)
             finally:
                 await self._stop(fleet)
 
-    async def _start(self, fleet: Fleet) -> AppBuilder | None:
+    async def _start(self, fleet: Fleet) -> Prepared | None:
         """Workers and the API side's own preparations, at the same time; None if a signal came first."""
         workers = asyncio.create_task(fleet.start())
-        prepared = asyncio.create_task(asyncio.to_thread(self._factory, self._config))
-        self._interruptible = (workers, prepared)
+        preparing = asyncio.create_task(asyncio.to_thread(self._factory, self._config))
+        self._interruptible = (workers, preparing)
         try:
-            _, build = await asyncio.gather(workers, prepared)
-            return build if not self._signals else None
+            _, prepared = await asyncio.gather(workers, preparing)
+            return prepared if not self._signals else None
         except asyncio.CancelledError:
             if self._signals:
                 return None
@@ -162,8 +172,8 @@ class _Launch:
         finally:
             self._interruptible = ()
             workers.cancel()
-            prepared.cancel()
-            await asyncio.gather(workers, prepared, return_exceptions=True)
+            preparing.cancel()
+            await asyncio.gather(workers, preparing, return_exceptions=True)
 
     async def _stop(self, fleet: Fleet) -> None:
         stopping = asyncio.create_task(fleet.stop(STOP_GRACE if self._signals < 2 else 0.0))
@@ -172,9 +182,9 @@ class _Launch:
         if not stopping.cancelled():
             stopping.result()
 
-    async def _serve(self, build: AppBuilder, fleet: Fleet, listener: socket.socket) -> None:
+    async def _serve(self, prepared: Prepared, fleet: Fleet, listener: socket.socket) -> None:
         settings = uvicorn.Config(
-            build(fleet),
+            prepared.build(fleet),
             http="httptools",
             loop="none",
             lifespan="on",
@@ -183,16 +193,17 @@ class _Launch:
             server_header=False,
             timeout_graceful_shutdown=math.ceil(self._config.http.drain_seconds),
         )
-        self._server = _Server(settings, lambda: self._on_ready(self._ready(fleet, listener)))
+        ready = self._ready(prepared, fleet, listener)
+        self._server = _Server(settings, lambda: self._on_ready(ready))
         try:
             await self._server.serve(sockets=[listener])
         except SystemExit:
             raise LaunchError("the API could not start; the log above says why") from None
 
-    def _ready(self, fleet: Fleet, listener: socket.socket) -> Ready:
+    def _ready(self, prepared: Prepared, fleet: Fleet, listener: socket.socket) -> Ready:
         host, port = self._config.http.host.strip("[]"), listener.getsockname()[1]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        return Ready(url, self._config.served_names[0], fleet.alive, fleet.hello)
+        return Ready(url, prepared.model, fleet.alive, fleet.hello)
 
     def _on_signal(self) -> None:
         self._signals += 1

@@ -14,6 +14,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     socket: str  # path of the Unix socket to connect to
     parent: int  # process id of the API process; the worker does not outlive it
     model: str
+    chat_template: str | None  # a file; it decides which tokens end a message
     dtype: str
     device: str
     page_size: int
@@ -38,6 +39,7 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         socket=socket,
         parent=parent,
         model=config.model.name,
+        chat_template=str(config.model.chat_template) if config.model.chat_template else None,
         dtype=config.model.dtype,
         device=config.model.device,
         page_size=config.engine.page_size,

@@ -1,7 +1,7 @@
 """The worker's entry point: a real model behind the core. `python -m agentserve.server.worker`.
 
 Wiring only: model source -> weights and tokenizer -> decoder, KV pool, sampler -> executor and
-core. torch is imported here, in the worker process, and nowhere in the API process.
+core. Models run here, in the worker process, and nowhere in the API process.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
 import torch
 
@@ -24,8 +25,9 @@ from agentserve.models.decoder import Decoder
 from agentserve.models.load import DTYPES, load_model
 from agentserve.models.source import resolve
 from agentserve.server.spec import WorkerSpec
+from agentserve.server.vocabulary import end_ids, shown_bytes
 from agentserve.server.worker_process import BuiltEngine, main
-from agentserve.text import Tokenizer, load
+from agentserve.text import load
 from agentserve.types import KVGroup
 from agentserve.values import show_size
 from kernels import ops_for
@@ -44,7 +46,7 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {spec.device}: torch finds no CUDA device")
     source = resolve(spec.model)
-    tokenizer = load(source.path).tokenizer
+    text = load(source.path, Path(spec.chat_template) if spec.chat_template else None)
     loaded = load_model(source, dtype, device)
     config = loaded.config
     longest = _context(spec, config)
@@ -53,8 +55,9 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
     ops = ops_for(device)
     decoder = Decoder(config, loaded.weights, ops, positions=longest)
     pool = KVPool(config, pages, spec.page_size, dtype, device)
-    ends = tuple(dict.fromkeys((*config.eos_token_ids, *tokenizer.eos_ids)))
-    sampler = Sampler(config.vocab_size, shown_bytes(tokenizer), ends, max_sessions=4 * spec.max_num_seqs)
+    sampler = Sampler(
+        config.vocab_size, shown_bytes(text.tokenizer), end_ids(text), max_sessions=4 * spec.max_num_seqs
+    )
     namespace = namespace_digest(
         {
             "weights": loaded.digest,
@@ -70,7 +73,7 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         max_model_len=longest,
         max_num_seqs=spec.max_num_seqs,
         max_batched_tokens=spec.max_batched_tokens,
-        eos_token_ids=ends,
+        eos_token_ids=tuple(sorted({*config.eos_token_ids, *text.tokenizer.eos_ids})),
         namespace=namespace,
     )
     core = EngineCore(core_config, groups, pages)
@@ -91,15 +94,6 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         weights_digest=loaded.digest,
     )
     return BuiltEngine(core, TorchExecutor(decoder, pool, sampler), hello, core_config, groups, pages)
-
-
-def shown_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """What each token adds to the text a client sees: nothing, for those that decoding drops."""
-    shown = list(tokenizer.token_bytes)
-    for token in tokenizer.control.values():
-        if not tokenizer.decode([token]):
-            shown[token] = b""
-    return shown
 
 
 def _context(spec: WorkerSpec, config: DecoderConfig) -> int:

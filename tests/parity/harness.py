@@ -121,9 +121,7 @@ class Spy:
 
     rows: dict[str, Tensor] = field(default_factory=dict)
 
-    def sample(
-        self, logits: Tensor, specs: Sequence[tuple[SessionId, TurnId, SampleSpec]]
-    ) -> list[Sampled]:
+    def sample(self, logits: Tensor, specs: Sequence[tuple[SessionId, TurnId, SampleSpec]]) -> list[Sampled]:
         for row, (session, _, _) in zip(logits, specs, strict=True):
             self.rows[session] = row.clone()
         return [Sampled(int(row.argmax())) for row in logits]

@@ -20,12 +20,12 @@ from agentserve.cli.output import fail
 from agentserve.config import ServeConfig, load
 from agentserve.messages import Submit, Token, pack_tokens
 from agentserve.server.engine_port import Engine
-from agentserve.server.launch import AppBuilder, LaunchError, run
+from agentserve.server.launch import LaunchError, Prepared, run
 from agentserve.types import Sampling, SessionId, TurnId
 
 
-def prepare(config: ServeConfig) -> AppBuilder:
-    return app
+def prepare(config: ServeConfig) -> Prepared:
+    return Prepared("made-up", app)
 
 
 def app(engine: Engine) -> Starlette:

@@ -23,7 +23,6 @@ def test_defaults_are_a_valid_configuration() -> None:
     config = load({})
     assert config == ServeConfig()
     assert (config.http.host, config.http.port, config.api_keys) == ("127.0.0.1", 8000, ())
-    assert config.served_names == ("smollm2-135m",)
 
 
 def test_every_setting_from_the_file(tmp_path: Path) -> None:
@@ -52,7 +51,7 @@ count = 4
 threads = 2
 record = "log"
 """))  # fmt: skip
-    assert config.served_names == ("x", "y")
+    assert config.model.served_names == ("x", "y")
     assert config.model.chat_template == Path("t.jinja")
     assert config.http.api_keys == ("k",)
     assert config.http.force_usage is True
@@ -70,7 +69,7 @@ def test_flags_override_the_file_and_none_means_not_given(tmp_path: Path) -> Non
     file = write(tmp_path, "[engine]\nmax_num_seqs = 3\npage_size = 32\n")
     config = load({"max_num_seqs": "7", "page_size": None, "served_model_name": ["a"]}, file)
     assert (config.engine.max_num_seqs, config.engine.page_size) == (7, 32)
-    assert config.served_names == ("a",)
+    assert config.model.served_names == ("a",)
     assert load({"max_model_len": "auto"}).engine.max_model_len is None
 
 
