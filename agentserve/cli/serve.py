@@ -73,6 +73,8 @@ def serve(
     if foreign is not None:
         fail(foreign)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s api %(levelname)s %(message)s")
+    if settings.log_level == "info":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start-up talk says nothing of ours
     _launch(settings)
 
 
