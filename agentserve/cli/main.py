@@ -14,6 +14,7 @@ import typer
 
 from agentserve import __version__
 from agentserve.cli.chat import chat
+from agentserve.cli.demo import demo
 from agentserve.cli.doctor import doctor
 from agentserve.cli.output import fail
 from agentserve.cli.serve import serve
@@ -21,6 +22,7 @@ from agentserve.values import ConfigError
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve,
+    "demo": demo,
     "chat": chat,
     "doctor": doctor,
 }
