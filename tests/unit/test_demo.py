@@ -135,6 +135,6 @@ def test_a_row_fits_into_eighty_columns() -> None:
 
 
 def test_the_story_is_an_agents() -> None:
-    assert 5000 < len(story.system_prompt()) < 9000
+    assert 4000 < len(story.system_prompt()) < 9000
     assert [tool["function"]["name"] for tool in story.tools()] == ["look_up_order", "next_free_slot"]
     json.loads(story.RESULT)
