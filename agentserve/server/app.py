@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -32,8 +31,6 @@ from agentserve.server.sse import ClientGone
 from agentserve.server.structure import GrammarMaker, Grammars
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 from agentserve.server.turns import TurnRunner
-
-log = logging.getLogger(__name__)
 
 CLIENT_GONE_STATUS = 499  # nobody reads it; the access log does
 
@@ -96,7 +93,6 @@ def create_app(
             EngineDown: _engine_down,
             ClientGone: _client_gone,
             HTTPException: _http_error,
-            Exception: _fault,
         },
     )
     app.state.context = context
@@ -143,8 +139,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
     reason = f"{request.method} {request.url.path[:200]}: {error.detail}"
     headers = {"allow": allowed} if allowed else None
     return ApiError(reason, status=error.status_code, headers=headers).response()
-
-
-async def _fault(request: Request, error: Exception) -> Response:
-    log.error("a request failed", exc_info=error)
-    return ApiError("Internal error.", status=500, code="internal_error").response()

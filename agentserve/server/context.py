@@ -34,7 +34,7 @@ class ServerOptions:
     version: str = "0"
     api_keys: tuple[str, ...] = ()  # empty: open
     force_usage: bool = False  # send the usage chunk although nobody asked
-    keep_alive_seconds: float = 10.0
+    keep_alive_seconds: float = 9.0
     default_max_tokens: int = 16  # of /v1/completions, as OpenAI's
     limits: Limits = field(default_factory=Limits)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,6 +12,8 @@ from agentserve.metrics import Metrics
 from agentserve.server.context import ServerOptions
 from agentserve.server.errors import ApiError
 from agentserve.server.identity import REQUEST_HEADER, request_id
+
+log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
 
@@ -32,8 +35,12 @@ class Gate:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id(headers.get(REQUEST_HEADER), self._limits)
 
+        started = False
+
         async def labelled(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 MutableHeaders(scope=message)[REQUEST_HEADER] = state["request_id"]
                 if message["status"] >= 400:
                     self._metrics.http_error(message["status"])
@@ -43,7 +50,14 @@ class Gate:
             refusal = ApiError("A valid API key is needed.", status=401, code="invalid_api_key")
             await refusal.response()(scope, receive, labelled)
             return
-        await self._app(scope, receive, labelled)
+        try:
+            await self._app(scope, receive, labelled)
+        except Exception:
+            if started:
+                raise  # nothing can be said any more; the server closes the connection
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            fault = ApiError("Internal error.", status=500, code="internal_error")
+            await fault.response()(scope, receive, labelled)
 
     def _admits(self, headers: Headers) -> bool:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")

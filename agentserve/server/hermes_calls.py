@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from agentserve.server.answer import Call, CallDelta
+from agentserve.server.identity import new_call_id
+from agentserve.server.structure import Form
 from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.deltas import ArgumentsDelta, CallOpened, ContentDelta, Delta
 from tools_bridge.grammar import ResponseFormat, ToolChoice, hermes_grammar
 from tools_bridge.hermes import DeltaTracker
 from tools_bridge.types import ToolSpec
-
-from agentserve.server.answer import Call, CallDelta
-from agentserve.server.identity import new_call_id
-from agentserve.server.structure import Form
 
 
 class HermesParser:

@@ -63,12 +63,10 @@ class EventStream(Response):
         keep_alive: float,
         close: Callable[[], Awaitable[None]],
         headers: Mapping[str, str] | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._frames = frames
         self._keep_alive = keep_alive
         self._close = close
-        self._sleep = sleep
         self.status_code = 200
         self.background = None
         self.init_headers(
@@ -95,11 +93,7 @@ class EventStream(Response):
         try:
             while True:
                 step = step or asyncio.create_task(anext_or_end(self._frames))
-                timer = asyncio.ensure_future(self._sleep(self._keep_alive))
-                try:
-                    await asyncio.wait({step, timer}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    timer.cancel()
+                await asyncio.wait({step}, timeout=self._keep_alive)
                 if not step.done():
                     await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
                     continue
