@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.invariant import BLOCK, MOST_ROWS, choose_rule, probe_sample
+from kernels.invariant import BLOCK, MOST_ROWS, cancelling, choose_rule, random_rows
 from kernels.ops import AttentionShape, Span
 
 TILE = 128  # keys per tile
@@ -29,17 +29,19 @@ _MOST_ELEMENTS = 1 << 23  # of the largest temporary of a batch of blocks (float
 _FLOOR = -1e30  # stands for minus infinity where a difference of two of them is taken
 
 
-class TileProducts:
-    """The two matrix products of a tile, with rows and matrices grouped so that bits do not depend on it."""
+class TileOps:
+    """What is done to a tile, with rows and matrices grouped so that bits do not depend on it."""
 
     def __init__(self, dim: int, device: torch.device) -> None:
-        keys = torch.randn(3, TILE, dim, generator=torch.Generator().manual_seed(dim)).to(device)
-        queries = probe_sample(MOST_ROWS, dim, torch.float32, device, batch=3)
-        weights = probe_sample(MOST_ROWS, TILE, torch.float32, device, batch=3)
-        self._batched = _batch_holds(queries, keys.transpose(1, 2)) and _batch_holds(weights, keys)
+        queries, keys = cancelling((MOST_ROWS, dim, TILE), torch.float32, device, batch=3)
+        weights, columns = cancelling((MOST_ROWS, TILE, dim), torch.float32, device, batch=3)
+        values = columns.transpose(1, 2).contiguous()
+        rows = random_rows(MOST_ROWS, TILE, device, batch=3)
+        self._batched = _batch_holds(queries, keys.transpose(1, 2)) and _batch_holds(weights, values)
         self._scores_rule = choose_rule(lambda x: self._bmm(x, keys.transpose(1, 2)), queries)
-        self._values_rule = choose_rule(lambda x: self._bmm(x, keys), weights)
-        self._sum_rule = choose_rule(_row_sum, weights.abs())
+        self._values_rule = choose_rule(lambda x: self._bmm(x, values), weights)
+        self._sum_rule = choose_rule(_row_sum, rows)
+        self._exp_rule = choose_rule(torch.exp, rows)
 
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
         """`[n, rows, dim]`, `[n, TILE, dim]` -> `[n, rows, TILE]`."""
@@ -52,6 +54,10 @@ class TileProducts:
     def sums(self, weights: Tensor) -> Tensor:
         """`[n, rows, TILE]` -> `[n, rows, 1]`."""
         return self._sum_rule.apply(_row_sum, weights)
+
+    def exp(self, x: Tensor) -> Tensor:
+        """Element by element, `[..., rows, n]`; may overwrite x."""
+        return self._exp_rule.apply(torch.exp_, x)
 
     def _bmm(self, left: Tensor, right: Tensor) -> Tensor:
         if self._batched:
@@ -91,14 +97,12 @@ class _Batch:
 class PagedAttention:
     """`kernels.ops.Attention` for one step and one KV group. Masks and page lists are made once."""
 
-    def __init__(
-        self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor, products: TileProducts
-    ) -> None:
+    def __init__(self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor, tile: TileOps) -> None:
         if TILE % shape.slots:
             raise ValueError(f"page size {shape.slots} does not divide the attention tile of {TILE} keys")
         self._shape = shape
         self._tables = tables
-        self._products = products
+        self._tile = tile
         self._group = shape.heads // shape.kv_heads
         self._batches = tuple(self._batch(blocks) for blocks in self._grouped(spans))
 
@@ -134,14 +138,14 @@ class PagedAttention:
         tiles = segment.pages.shape[1]
         keys, values = self._gather(segment, kv)
         spread = queries[:, None].expand(-1, tiles, -1, -1, -1).reshape(-1, rows, dim)
-        scores = self._products.scores(spread, keys).reshape(blocks, tiles, kv_heads, rows, TILE)
+        scores = self._tile.scores(spread, keys).reshape(blocks, tiles, kv_heads, rows, TILE)
         if segment.hidden is not None:
             scores = scores.masked_fill_(segment.hidden, float("-inf"))
         new_top = torch.maximum(top, scores.amax(dim=(1, 4)).unsqueeze(-1))
-        fade = torch.exp(top - new_top)
-        weights = scores.sub_(new_top[:, None]).exp_().view(-1, rows, TILE)
-        sums = self._products.sums(weights).view(blocks, tiles, kv_heads, rows, 1)
-        parts = self._products.values(weights, values).view(blocks, tiles, kv_heads, rows, dim)
+        fade = self._tile.exp(top - new_top)
+        weights = self._tile.exp(scores.sub_(new_top[:, None])).view(-1, rows, TILE)
+        sums = self._tile.sums(weights).view(blocks, tiles, kv_heads, rows, 1)
+        parts = self._tile.values(weights, values).view(blocks, tiles, kv_heads, rows, dim)
         total, out = total * fade, out * fade
         for tile in range(tiles):
             total += sums[:, tile]

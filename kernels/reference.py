@@ -1,8 +1,9 @@
 """The operations in plain torch, for any device: the CPU's fallback, and every other backend's oracle.
 
-What torch does element by element (add, multiply, divide, and exp as measured) has the same bits
-wherever an element stands; what sums over a dimension goes through a row rule (`kernels.invariant`).
-`torch.nn.functional.silu` is not used: its float32 result differs between a vector's body and tail.
+What torch adds, multiplies and divides element by element has the same bits wherever an element
+stands. What sums over a dimension, or is approximated in vectors (exp), goes through a row rule
+(`kernels.invariant`). `torch.nn.functional.silu` is not used: its float32 result differs between a
+vector's body and its tail.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.invariant import MOST_ROWS, Grouping, RowRule, choose_rule, probe_sample
+from kernels.invariant import MOST_ROWS, RowRule, cancelling, choose_rule, random_rows
 from kernels.ops import Attention, AttentionShape, Linear, Span
-from kernels.paged_attention import PagedAttention, TileProducts
+from kernels.paged_attention import PagedAttention, TileOps
 
 _LARGE_WEIGHT = 1 << 24  # elements; above it, rules are measured on fewer rows to keep loading short
 _FEW_ROWS = 64
@@ -45,7 +46,8 @@ class ReferenceOps:
         self._device = device
         self._linear_rules: dict[tuple[torch.dtype, int, int, bool], RowRule] = {}
         self._norm_rules: dict[int, RowRule] = {}
-        self._products: dict[int, TileProducts] = {}
+        self._silu_rules: dict[int, RowRule] = {}
+        self._tiles: dict[int, TileOps] = {}
 
     @property
     def numerics(self) -> str:
@@ -58,9 +60,10 @@ class ReferenceOps:
         key = (weight.dtype, width, out, bias is not None)
         if key not in self._linear_rules:
             rows = MOST_ROWS if weight.numel() <= _LARGE_WEIGHT else _FEW_ROWS
-            bare = ReferenceLinear(weight, bias, RowRule(Grouping.WHOLE, rows))
-            sample = probe_sample(rows, width, weight.dtype, weight.device)
-            self._linear_rules[key] = choose_rule(bare.product, sample)
+            sample, probe = cancelling((rows, width, out), weight.dtype, weight.device)
+            zero = None if bias is None else torch.zeros_like(bias)
+            bare = ReferenceLinear(probe[0], zero, RowRule(1, False, rows))
+            self._linear_rules[key] = choose_rule(bare.product, sample[0])
         return ReferenceLinear(weight, bias, self._linear_rules[key])
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -79,8 +82,11 @@ class ReferenceOps:
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.to(torch.float32).chunk(2, dim=-1)
-        return (gate / (1.0 + torch.exp(-gate)) * up).to(gate_up.dtype)
+        width = gate_up.shape[-1]
+        if width not in self._silu_rules:
+            sample = random_rows(MOST_ROWS, width, self._device)[0]
+            self._silu_rules[width] = choose_rule(_silu_mul, sample)
+        return self._silu_rules[width].apply(_silu_mul, gate_up)
 
     def write_kv(self, kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
         per_page = kv.shape[2]
@@ -89,19 +95,24 @@ class ReferenceOps:
         kv[pages, 1, offsets] = v
 
     def attention(self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor) -> Attention:
-        if shape.dim not in self._products:
-            self._products[shape.dim] = TileProducts(shape.dim, self._device)
-        return PagedAttention(shape, spans, tables, self._products[shape.dim])
+        if shape.dim not in self._tiles:
+            self._tiles[shape.dim] = TileOps(shape.dim, self._device)
+        return PagedAttention(shape, spans, tables, self._tiles[shape.dim])
 
     def copy_page(self, storage: Tensor, source: int, target: int, slots: int) -> None:
         storage[target, :, :, :slots] = storage[source, :, :, :slots]
 
     def _norm_rule(self, width: int) -> RowRule:
         if width not in self._norm_rules:
-            sample = probe_sample(MOST_ROWS, width, torch.float32, self._device)
+            sample = random_rows(MOST_ROWS, width, self._device)[0]
             self._norm_rules[width] = choose_rule(_mean_square, sample)
         return self._norm_rules[width]
 
 
 def _mean_square(x: Tensor) -> Tensor:
     return x.pow(2).mean(-1, keepdim=True)
+
+
+def _silu_mul(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.to(torch.float32).chunk(2, dim=-1)
+    return (gate / (1.0 + torch.exp(-gate)) * up).to(gate_up.dtype)

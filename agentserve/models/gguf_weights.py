@@ -54,7 +54,8 @@ def load_gguf_weights(
         heads = _interleaved_heads(config, tensor.name)
         if heads is not None:
             values = split_rotary_pairs(values, heads)
-        assembler.put(name, torch.from_numpy(np.ascontiguousarray(values)))
+        # Float32 tensors are views of the read-only file; torch wants memory it may write.
+        assembler.put(name, torch.from_numpy(values if values.flags.writeable else values.copy()))
     return assembler.finish(place, rope_factors)
 
 

@@ -73,6 +73,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "head_dim": 8,
         "no_rope_layer_interval": 2,
+        "pad_token_id": 0,
     },
 }
 _CLASSES = {
@@ -189,7 +190,7 @@ class Engine:
         tables: tuple[array[int], ...] | None = None,
         start: int = 0,
     ) -> dict[int, Tensor]:
-        """Logits at the last position of each chunk, chunks of these sizes from `start` (last size repeats)."""
+        """Logits at the end of each chunk; chunks of these sizes from `start` (the last size repeats)."""
         tables = tables or self.tables(len(tokens))
         found: dict[int, Tensor] = {}
         turn = 0

@@ -108,7 +108,7 @@ def test_missing_qk_norm_shows(case: Case) -> None:
 
 
 def test_positions_off_by_one_show(case: Case) -> None:
-    """All positions shifted alike change nothing (rotation is relative), so the second chunk's are shifted."""
+    """Rotation is relative: all positions shifted alike change nothing, so only the second chunk's are."""
     engine = case.engine()
     tables = engine.tables(len(case.tokens))
     engine.logits(case.tokens[:30], [30], tables)
