@@ -1,0 +1,111 @@
+"""Prometheus metrics: one registry, fed with events. Label values come from closed sets only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from agentserve.messages import TurnUsage, WorkerView
+from agentserve.types import FinishReason, SessionState
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+_LONG = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 80, 160, 320, 640)
+
+
+class Metrics:
+    """What the server counts. All methods are cheap and never raise."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        made = self.registry
+        self._turns = Counter("agentserve_turns", "Turns ended, by reason", ["finish_reason"], registry=made)
+        for reason in FinishReason:
+            self._turns.labels(reason.value)  # shown as 0 from the start
+        self._active = Gauge("agentserve_turns_active", "Turns submitted and not ended", registry=made)
+        self._prompt = Counter("agentserve_prompt_tokens", "Prompt tokens of ended turns", registry=made)
+        self._cached = Counter(
+            "agentserve_cached_tokens", "Prompt tokens that needed no computation", registry=made
+        )
+        self._generated = Counter("agentserve_generated_tokens", "Tokens generated", registry=made)
+        self._computed = Counter(
+            "agentserve_computed_tokens",
+            "Token rows run by ended turns, recomputation included",
+            registry=made,
+        )
+        self._preemptions = Counter("agentserve_preemptions", "Preemptions of ended turns", registry=made)
+        self._ttft = Histogram(
+            "agentserve_time_to_first_token_seconds", "Arrival to first token", buckets=_LONG, registry=made
+        )
+        self._tbt = Histogram(
+            "agentserve_time_between_tokens_seconds",
+            "Gap between tokens of a turn",
+            buckets=_SHORT,
+            registry=made,
+        )
+        self._queue = Histogram(
+            "agentserve_queue_seconds", "Arrival to admission", buckets=_LONG, registry=made
+        )
+        self._turn_time = Histogram(
+            "agentserve_turn_seconds", "Arrival to end of the turn", buckets=_LONG, registry=made
+        )
+        self._sessions = Gauge("agentserve_sessions", "Sessions by state", ["state"], registry=made)
+        self._directory = Gauge(
+            "agentserve_directory_bytes", "Estimated size of the directory", registry=made
+        )
+        self._workers = Gauge("agentserve_workers", "Workers that can take a turn", registry=made)
+        self._pages = Gauge("agentserve_kv_pages", "KV pages in the pool, all workers", registry=made)
+        self._free = Gauge("agentserve_kv_pages_free", "Pages that hold nothing", registry=made)
+        self._kept = Gauge("agentserve_kv_pages_cached", "Idle pages, evictable", registry=made)
+        self._live = Gauge("agentserve_kv_pages_live", "Pages that running turns use", registry=made)
+        self._running = Gauge("agentserve_engine_running", "Turns with a seat", registry=made)
+        self._waiting = Gauge("agentserve_engine_waiting", "Turns in the queue", registry=made)
+        self._errors = Counter(
+            "agentserve_http_errors", "Error replies, by status class", ["status"], registry=made
+        )
+
+    def turn_submitted(self) -> None:
+        self._active.inc()
+
+    def token(self, gap: float | None) -> None:
+        """A token came; `gap` seconds after the turn's last one, None for its first."""
+        self._generated.inc()
+        if gap is not None:
+            self._tbt.observe(max(gap, 0.0))
+
+    def turn_left(self, reason: FinishReason, usage: TurnUsage | None) -> None:
+        """A submitted turn is over; `usage` None when its end was not awaited."""
+        self._active.dec()
+        self._turns.labels(reason.value).inc()
+        if usage is None or reason is FinishReason.REFUSED:
+            return
+        self._prompt.inc(max(usage.prompt, 0))
+        self._cached.inc(max(usage.cached, 0))
+        self._computed.inc(max(usage.computed, 0))
+        self._preemptions.inc(max(usage.preemptions, 0))
+        if usage.generated:
+            self._ttft.observe(max(usage.first_token - usage.arrived, 0.0))
+            self._queue.observe(max(usage.admitted - usage.arrived, 0.0))
+        self._turn_time.observe(max(usage.ended - usage.arrived, 0.0))
+
+    def http_error(self, status: int) -> None:
+        self._errors.labels(f"{status // 100}xx").inc()
+
+    def set_sessions(self, by_state: Mapping[SessionState, int], directory_bytes: int) -> None:
+        for state, count in by_state.items():
+            self._sessions.labels(state.value).set(count)
+        self._directory.set(directory_bytes)
+
+    def set_workers(self, alive: int, views: Sequence[WorkerView]) -> None:
+        self._workers.set(alive)
+        self._pages.set(sum(view.pages for view in views))
+        self._free.set(sum(view.pages_free for view in views))
+        self._kept.set(sum(view.pages_cached for view in views))
+        self._live.set(sum(view.pages_live for view in views))
+        self._running.set(sum(view.running for view in views))
+        self._waiting.set(sum(view.waiting for view in views))
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

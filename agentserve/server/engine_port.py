@@ -1,0 +1,78 @@
+"""The engine as the HTTP side sees it: turns go in, events come out.
+
+One implementation speaks to worker processes; tests use a scripted one. A worker's death never
+shows here: its running turns go on elsewhere and `Token.index` stays continuous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from agentserve.messages import Hello, SessionView, StateChange, Submit, Token, TurnEnded, WorkerView
+from agentserve.types import SessionId, TurnId
+
+TurnEvent = StateChange | Token | TurnEnded
+
+
+class EngineDown(Exception):
+    """No worker can take the turn now; the message is one line for the client."""
+
+
+class FleetView(msgspec.Struct, frozen=True):
+    """What all workers report, one `WorkerView` each; `session` when one was asked for and is known."""
+
+    workers: tuple[WorkerView, ...]
+    session: SessionView | None = None
+
+
+class TurnStream(Protocol):
+    """The events of one turn, in order; ends after its `TurnEnded`."""
+
+    def __aiter__(self) -> AsyncIterator[TurnEvent]: ...
+
+
+class Engine(Protocol):
+    """All calls are made on the event loop and none blocks it."""
+
+    @property
+    def hello(self) -> Hello:
+        """Facts of the model, as the first worker reported them."""
+        ...
+
+    @property
+    def alive(self) -> int:
+        """How many workers can take a turn now."""
+        ...
+
+    def submit(self, command: Submit) -> TurnStream:
+        """Begin a turn on the session's worker, else on the least loaded; `EngineDown` if none lives."""
+        ...
+
+    def abort(self, session: SessionId, turn: TurnId) -> None:
+        """End a turn and roll it back. A turn that is over or unknown is ignored."""
+        ...
+
+    def park(self, session: SessionId, turn: TurnId, waiting_tool: bool) -> None:
+        """Say what an ended turn means: a wait for a tool, or an idle session."""
+        ...
+
+    def fork(self, session: SessionId, child: SessionId, length: int) -> None:
+        """Open `child` on the first `length` tokens of `session`, on the same worker."""
+        ...
+
+    def close(self, session: SessionId) -> None:
+        """Forget a session everywhere. Idempotent."""
+        ...
+
+    async def define_grammar(self, grammar_id: str, compiled: str) -> None:
+        """Make a compiled grammar known on every worker, also on those started later."""
+        ...
+
+    async def describe(self, session: SessionId | None = None) -> FleetView: ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Drop all cached pages no running turn uses; False when some worker did not answer."""
+        ...

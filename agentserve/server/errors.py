@@ -1,0 +1,68 @@
+"""Errors as OpenAI clients expect them: one JSON shape, on every path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from starlette.responses import Response
+
+
+def dump_json(value: object) -> bytes:
+    """One line of JSON. Non-ASCII is escaped, so that no reader finds a line break (U+2028) in it."""
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+
+
+class ApiError(Exception):
+    """A request that gets an error instead of an answer. `message` is one line for the client."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def kind(self) -> str:
+        if self.status == 404:
+            return "not_found_error"
+        if self.status == 401:
+            return "authentication_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    def body(self) -> dict[str, object]:
+        return {
+            "error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code},
+        }
+
+    def response(self) -> Response:
+        headers = dict(self.headers)
+        if self.status < 500:
+            # The official SDKs retry some 4xx by themselves; a bad request stays bad.
+            headers.setdefault("x-should-retry", "false")
+        return json_response(self.body(), status=self.status, headers=headers)
+
+
+def json_response(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        dump_json(value), status_code=status, headers=dict(headers or {}), media_type="application/json"
+    )
+
+
+def context_too_long(prompt: int, limit: int, param: str) -> ApiError:
+    return ApiError(
+        f"This model's maximum context length is {limit} tokens, "
+        f"but the prompt has {prompt} tokens and leaves no room for an answer.",
+        param=param,
+        code="context_length_exceeded",
+    )

@@ -1,0 +1,172 @@
+"""Bodies of the HTTP API, as typed structs. Unknown fields are ignored, absent ones are None.
+
+Only shapes live here; ranges are checked in `sampling.py`, meaning in the endpoints.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from agentserve.server.errors import ApiError
+from agentserve.server.limits import Limits, check_depth
+
+JsonObject = dict[str, Any]
+
+
+class ContentPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    name: str
+    arguments: str | JsonObject | None = None
+
+
+class ToolCallIn(msgspec.Struct):
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCallIn] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class FunctionDef(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class ToolDef(msgspec.Struct):
+    type: str = "function"
+    function: FunctionDef | None = None
+
+
+class FunctionName(msgspec.Struct):
+    name: str
+
+
+class NamedChoice(msgspec.Struct):
+    type: str
+    function: FunctionName | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct):
+    name: str = "response"
+    schema: JsonObject | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What chat and text completion have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    # extensions, named as vLLM names them
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[ToolDef] | None = None
+    tool_choice: str | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[ToolDef] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+Body = TypeVar("Body")
+
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
+
+
+def decode(body: bytes, kind: type[Body], limits: Limits) -> Body:
+    """Decode a request body; anything wrong is a 400 that names the parameter."""
+    check_depth(body, limits.json_depth)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = _PATH.search(text)
+        param = found.group(1) or None if found else None
+        missing = re.search(r"missing required field `(\w+)`", text)
+        if missing:
+            param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+        where = f"{param}: " if param else ""
+        raise ApiError(f"{where}{_PATH.sub('', text)}", param=param, code="invalid_value") from None
+    except msgspec.DecodeError as error:
+        raise ApiError(f"The body is not valid JSON: {error}", code="invalid_json") from None
+    except (UnicodeDecodeError, RecursionError):
+        raise ApiError("The body is not valid UTF-8 JSON.", code="invalid_json") from None

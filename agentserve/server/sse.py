@@ -1,0 +1,118 @@
+"""Server-sent events over plain ASGI: whole frames, keep-alive comments, prompt end on disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from typing import TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from agentserve.server.errors import dump_json
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+Result = TypeVar("Result")
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was ready."""
+
+
+def frame(value: object) -> bytes:
+    """One event with one line of ASCII JSON, so that no reader can split it."""
+    return b"data: " + dump_json(value) + b"\n\n"
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone. The request's body must have been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(receive: Receive, work: Coroutine[object, object, Result]) -> Result:
+    """Await `work`, cancelling it when the client goes away (`ClientGone`)."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(disconnected(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        await _end(task)
+        await _end(watcher)
+
+
+class EventStream(Response):
+    """Sends the frames of an async generator; closes it when they end or the client goes.
+
+    A comment is sent whenever nothing was for `keep_alive` seconds: proxies and clients drop
+    connections that stay silent through a long prefill. `close` is awaited at the end, whatever
+    happened, also when no frame was ever asked for (closing the generator does nothing then).
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        keep_alive: float,
+        close: Callable[[], Awaitable[None]],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._frames = frames
+        self._keep_alive = keep_alive
+        self._close = close
+        self.status_code = 200
+        self.background = None
+        self.init_headers(
+            {"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump = asyncio.create_task(self._pump(send))
+        watcher = asyncio.create_task(disconnected(receive))
+        try:
+            await asyncio.wait({pump, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if pump.done():
+                pump.result()
+        finally:
+            await _end(pump)
+            await _end(watcher)
+            await self._frames.aclose()
+            await self._close()
+
+    async def _pump(self, send: Send) -> None:
+        """Frames and comments to the socket. One `anext` stays alive across comments."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        step: asyncio.Task[bytes] | None = None
+        try:
+            while True:
+                step = step or asyncio.create_task(anext_or_end(self._frames))
+                await asyncio.wait({step}, timeout=self._keep_alive)
+                if not step.done():
+                    await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                    continue
+                body, step = step.result(), None
+                await send({"type": "http.response.body", "body": body, "more_body": bool(body)})
+                if not body:
+                    return
+        finally:
+            if step is not None:
+                await _end(step)
+
+
+async def anext_or_end(frames: AsyncGenerator[bytes, None]) -> bytes:
+    """The next frame, or b"" at the end (a task must not raise StopAsyncIteration)."""
+    return await anext(frames, b"")
+
+
+async def _end(task: asyncio.Task[Result]) -> None:
+    """Cancel a task and wait until it is over; its outcome no longer matters."""
+    if not task.done():
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,215 @@
+"""Bad input: a clear 400 that names the parameter, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentserve.server.errors import ApiError
+from agentserve.server.limits import Limits, check_depth
+from tests.api_rig import CHAT, TOOLS, Rig, user
+from tests.fakes import ScriptedEngine
+
+HUGE = 10**30
+CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+
+
+def asked(*calls: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+def result(call: str | None, text: str = "r") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": text}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 5_000_000}, "n"),
+        ({"n": HUGE}, "n"),
+        ({"n": "1"}, "n"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 1e9}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": -1}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"seed": 2**70}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": HUGE}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_tokens"),
+        ({"min_tokens": HUGE}, "min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 10**9}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x"] * 100_000}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": "x" * 257}, "stop"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"stop_token_ids": [259]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [2**40]}, "stop_token_ids"),
+        ({"logit_bias": {"259": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
+        ({"priority": HUGE}, "priority"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "x" * 1000}, "cache_salt"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name"),
+        ({"tools": TOOLS[:1] * 300}, "tools"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "x"}] * 10_001}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ],
+)
+async def test_a_value_out_of_range_names_its_parameter(fields: dict[str, Any], param: str) -> None:
+    rig = Rig(ScriptedEngine())
+    reply = await rig.post(CHAT, {"messages": [user("a")]} | fields)
+    error = reply.json()["error"]
+    assert reply.status_code == 400, reply.text
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert len(error["message"]) < 1000
+    assert "\n" not in error["message"]
+    assert not rig.engine.submits
+    assert len(rig.context.directory) == 0
+
+
+@pytest.mark.parametrize(
+    ("messages", "where"),
+    [
+        ([user("a"), asked(CALL), result("c2")], "messages[2]"),
+        ([user("a"), asked(CALL), result(None), result(None)], "messages[2]"),
+        ([user("a"), asked(CALL), result("c1"), result("c1")], "messages[3]"),
+        ([user("a"), asked(CALL, CALL | {"id": "c2"}), result("c1")], "messages[1]"),
+        ([user("a"), asked(CALL, CALL), result("c1")], "messages[1]"),
+        ([user("a"), asked(CALL, CALL | {"id": "c2"}), result(None), result("c1")], "messages[2]"),
+        ([user("a"), result("c1")], "messages[1]"),
+        ([user("a"), asked(CALL), user("b"), result("c1")], "messages[3]"),
+        (
+            [user("a"), asked(CALL | {"function": {"name": "now", "arguments": "{"}})],
+            "messages[1].tool_calls[0]",
+        ),
+        (
+            [user("a"), asked(CALL | {"function": {"name": "now", "arguments": "[1]"}})],
+            "messages[1].tool_calls[0]",
+        ),
+        ([user("a"), asked(CALL | {"type": "custom"})], "messages[1].tool_calls[0]"),
+    ],
+)
+async def test_a_broken_tool_history_names_the_message(messages: list[dict[str, Any]], where: str) -> None:
+    rig = Rig()
+    reply = await rig.post(CHAT, {"messages": messages, "tools": TOOLS})
+    error = reply.json()["error"]
+    assert reply.status_code == 400
+    assert error["param"].startswith(where)
+    assert error["message"].startswith(where)
+    assert not rig.engine.submits
+
+
+@pytest.mark.parametrize("arguments", ["{}", "", "  ", None, "null", {}])
+async def test_every_way_to_say_no_arguments_is_one_prompt(arguments: Any) -> None:
+    rig = Rig()
+    call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    await rig.chat([user("a"), asked(call), result("c1")], tools=TOOLS)
+    plain = Rig()
+    await plain.chat([user("a"), asked(CALL), result("c1")], tools=TOOLS)
+    assert rig.engine.submits[0].tokens == plain.engine.submits[0].tokens
+
+
+async def test_a_single_result_without_an_id_answers_the_single_call() -> None:
+    rig = Rig()
+    await rig.chat([user("a"), asked(CALL), result(None)], tools=TOOLS)
+    assert len(rig.engine.submits) == 1
+
+
+async def test_calls_without_any_result_leave_the_session_usable() -> None:
+    rig = Rig()
+    await rig.chat([user("a"), asked(CALL), user("never mind")], tools=TOOLS)
+    assert len(rig.engine.submits) == 1
+
+
+async def test_unknown_fields_and_parts_of_clients_are_ignored() -> None:
+    rig = Rig()
+    await rig.chat(
+        [{"role": "user", "content": [{"type": "text", "text": "a"}], "weird": 1}],
+        store=True,
+        metadata={"a": "b"},
+        service_tier="auto",
+        verbosity="low",
+        prediction={"type": "content"},
+        safety_identifier=["x"],
+        user={"not": "text"},
+        reasoning_effort="high",
+    )
+    assert len(rig.engine.submits) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b'{"messages": NaN}', b'{"messages":[{"role":"\\ud800"}]}'],
+)
+async def test_a_body_that_is_no_json_object_is_a_400(body: bytes) -> None:
+    reply = await Rig().post(CHAT, body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_over_the_limit_is_a_413() -> None:
+    rig = Rig(limits=Limits(body_bytes=1000))
+    reply = await rig.post(CHAT, {"messages": [user("x" * 1000)]})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
+
+    async def parts():  # type: ignore[no-untyped-def]
+        for _ in range(100):
+            yield b"x" * 100
+
+    reply = await rig.client.post(CHAT, content=parts())
+    assert reply.status_code == 413
+
+
+def nested(depth: int) -> Any:
+    value: Any = '[{\\"' * 3
+    for i in range(depth):
+        value = [value] if i % 2 else {"k]}": value}
+    return value
+
+
+@given(st.integers(0, 40), st.integers(1, 40))
+def test_depth_is_measured_outside_strings(depth: int, limit: int) -> None:
+    body = json.dumps(nested(depth)).encode()
+    if depth > limit:
+        with pytest.raises(ApiError):
+            check_depth(body, limit)
+    else:
+        check_depth(body, limit)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"{" * 100_000, b'{"a":' * 50_000, b"[" * 200 + b"]" * 200])
+async def test_deep_nesting_is_refused(body: bytes) -> None:
+    reply = await Rig().post(CHAT, body)
+    assert reply.status_code == 400

@@ -1,0 +1,124 @@
+"""A client that leaves, at every state of its turn: the turn is rolled back and nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.api_rig import CHAT, TOOLS, Rig, hermes, served, settled, user
+from tests.fakes import ScriptedEngine, say
+
+CALL = hermes("weather", '{"city": "Oslo"}')
+
+
+async def send(base: str, path: str, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = base.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content)
+    await writer.drain()
+    return reader, writer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("name", "text", "hold_at"),
+    [
+        ("queued or in prefill", "abcdef", 0),
+        ("after the first token", "abcdef", 1),
+        ("in the middle of a tool call", CALL, len(CALL) - 8),
+        ("before the end token", "abcdef", 6),
+    ],
+)
+async def test_leaving_rolls_the_turn_back(stream: bool, name: str, text: str, hold_at: int) -> None:
+    rig = Rig(ScriptedEngine(say("first answer")))
+    first = await rig.chat([user("a")], session_id="mine")
+    before = await rig.session("mine")
+    history = [user("a"), {"role": "assistant", "content": "first answer"}, user("b")]
+    script = say(text, hold_at=hold_at)
+    rig.engine.reply = script
+    body = {"messages": history, "session_id": "mine", "stream": stream, "tools": TOOLS}
+    async with served(rig.app) as base:
+        reader, writer = await send(base, CHAT, body)
+        await settled(lambda: len(rig.engine.submits) == 2)
+        if stream:
+            await reader.readuntil(b"assistant")
+        writer.close()
+        await settled(lambda: not rig.engine.live)
+        await settled(lambda: rig.context.directory.get("default", "mine").running is None)
+        assert rig.engine.aborted == [(rig.engine.submits[1].session, 2)]
+        after = await rig.session("mine")
+        for key in ("state", "turns", "tokens", "messages", "pending_tool_calls", "usage"):
+            assert after[key] == before[key], (name, key)
+        rig.engine.reply = say("second answer")
+        again = await rig.chat(history, session_id="mine", tools=TOOLS)
+        assert again["session_id"] == first["session_id"] == "mine"
+    assert rig.engine.submits[-1].tokens == rig.engine.submits[1].tokens
+    assert rig.engine.submits[-1].turn == 3
+    rig.check_rest()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_during_a_first_turn_leaves_no_session(stream: bool) -> None:
+    rig = Rig(ScriptedEngine(say("abc", hold_at=1)))
+    async with served(rig.app) as base:
+        _, writer = await send(base, CHAT, {"messages": [user("a")], "stream": stream, "n": 3})
+        await settled(lambda: len(rig.engine.submits) == 3)
+        assert len(rig.context.directory) == 3
+        writer.close()
+        await settled(lambda: len(rig.context.directory) == 0)
+    assert not rig.engine.live
+    assert {submit.session for submit in rig.engine.submits} <= set(rig.engine.closed)
+    rig.check_rest()
+
+
+async def test_leaving_before_the_leader_has_a_token_frees_the_waiting_choices() -> None:
+    rig = Rig(ScriptedEngine(say("abc", hold_at=0)))
+    async with served(rig.app) as base:
+        _, writer = await send(base, CHAT, {"messages": [user("a")], "n": 3})
+        await settled(lambda: len(rig.engine.submits) == 1)
+        writer.close()
+        await settled(lambda: len(rig.context.directory) == 0)
+    assert len(rig.engine.submits) == 1
+    rig.check_rest()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_a_text_completion_closes_its_one_shot_session(stream: bool) -> None:
+    rig = Rig(ScriptedEngine(say("abc", hold_at=1)))
+    async with served(rig.app) as base:
+        _, writer = await send(base, "/v1/completions", {"prompt": "a", "stream": stream})
+        await settled(lambda: rig.engine.live)
+        writer.close()
+        await settled(lambda: not rig.engine.live)
+        await settled(lambda: rig.engine.closed)
+    assert rig.engine.closed == [rig.engine.submits[0].session]
+
+
+async def test_leaving_after_the_turn_was_committed_keeps_it() -> None:
+    rig = Rig(ScriptedEngine(say("done")))
+    async with served(rig.app) as base:
+        reader, writer = await send(base, CHAT, {"messages": [user("a")], "session_id": "s", "stream": True})
+        await reader.readuntil(b'finish_reason":"stop')
+        writer.close()
+        await settled(lambda: not rig.engine.live)
+    assert (await rig.session("s"))["turns"] == 1
+    rig.check_rest()
+
+
+async def test_half_a_request_body_starts_nothing() -> None:
+    rig = Rig()
+    async with served(rig.app) as base:
+        host, port = base.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        assert (await rig.client.get("/health")).status_code == 200
+    assert not rig.engine.submits
+    rig.check_rest()

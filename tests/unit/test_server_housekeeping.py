@@ -1,0 +1,138 @@
+"""Everything beside completions: health, models, metrics, tokens, keys, unknown paths."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api_rig import CHAT, Rig, user
+from tests.fakes import END, START, ScriptedEngine, say
+
+
+async def test_health_shows_the_backend_and_fails_without_a_worker() -> None:
+    rig = Rig()
+    reply = await rig.client.get("/health")
+    assert reply.status_code == 200
+    assert (reply.json()["status"], reply.json()["backend"]) == ("ok", "reference")
+    rig.engine.alive = 0
+    reply = await rig.client.get("/health")
+    assert (reply.status_code, reply.json()["status"]) == (503, "unavailable")
+
+
+async def test_models_and_aliases() -> None:
+    rig = Rig(aliases=("org/other",))
+    listed = (await rig.client.get("/v1/models")).json()
+    assert [model["id"] for model in listed["data"]] == ["tiny", "org/other"]
+    assert listed["data"][0]["max_model_len"] == 4096
+    assert (await rig.client.get("/v1/models/org/other")).json()["root"] == "tiny"
+    missing = await rig.client.get("/v1/models/nope")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+    reply = await rig.post(CHAT, {"messages": [user("a")], "model": "nope"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (404, "model")
+    assert (await rig.chat([user("a")], model="org/other"))["model"] == "org/other"
+
+
+async def test_tokenize_and_detokenize() -> None:
+    rig = Rig()
+    reply = (await rig.post("/tokenize", {"prompt": "hé", "return_token_strs": True})).json()
+    assert reply["tokens"] == [*"hé".encode()]
+    assert (reply["count"], reply["max_model_len"]) == (3, 4096)
+    assert reply["token_strs"][0] == "h"
+    reply = (await rig.post("/tokenize", {"messages": [user("a")]})).json()
+    assert reply["tokens"][0] == START
+    back = (await rig.post("/detokenize", {"tokens": [*"hé".encode(), END]})).json()
+    assert back == {"prompt": "hé<|im_end|>"}
+    for body in ({}, {"prompt": "a", "messages": [user("a")]}):
+        assert (await rig.post("/tokenize", body)).status_code == 400
+    assert (await rig.post("/detokenize", {"tokens": [300]})).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/reset_prefix_cache", "/flush_cache"])
+async def test_the_prefix_cache_can_be_reset(path: str) -> None:
+    rig = Rig()
+    assert (await rig.client.post(path)).json() == {"success": True}
+    assert rig.engine.resets == 1
+
+
+async def test_version_and_ping() -> None:
+    rig = Rig(version="2026.12.0")
+    assert (await rig.client.get("/version")).json() == {"version": "2026.12.0"}
+    assert (await rig.client.get("/ping")).status_code == 200
+
+
+async def test_unknown_paths_and_methods_get_json() -> None:
+    rig = Rig()
+    reply = await rig.client.get("/nope")
+    assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
+    reply = await rig.client.get(CHAT)
+    assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
+    assert "error" in reply.json()
+
+
+async def test_every_reply_has_a_request_id() -> None:
+    rig = Rig()
+    given = await rig.client.get("/health", headers={"X-Request-ID": "mine-1"})
+    assert given.headers["x-request-id"] == "mine-1"
+    for bad in ("x" * 129, "a b"):
+        made = await rig.client.get("/nope", headers={"X-Request-ID": bad})
+        assert made.headers["x-request-id"].startswith("req-")
+    reply = await rig.post(CHAT, {"messages": [user("a")], "request_id": "in-body"})
+    assert reply.headers["x-request-id"] == "in-body"
+
+
+async def test_one_request_id_twice_at_once_is_two_requests() -> None:
+    rig = Rig()
+    for _ in range(2):
+        await rig.post(CHAT, {"messages": [user("a")], "request_id": "same"})
+    assert len({submit.session for submit in rig.engine.submits}) == 2
+
+
+async def test_keys_guard_everything_but_health() -> None:
+    rig = Rig(api_keys=("secret-1", "secret-2"))
+    assert (await rig.client.get("/health")).status_code == 200
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "secret"}):
+        reply = await rig.client.get("/v1/models", headers=headers)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert "x-request-id" in reply.headers
+    for headers in ({"Authorization": "Bearer secret-2"}, {"x-api-key": "secret-1"}):
+        assert (await rig.client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_metrics_count_what_happened() -> None:
+    rig = Rig(ScriptedEngine(say("abc")))
+    await rig.chat([user("a")])
+    await rig.chat([user("a")])
+    await rig.post(CHAT, {"messages": []})
+    text = (await rig.client.get("/metrics")).text
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    prompt = len(rig.engine.submits[0].tokens) // 4
+    assert samples["agentserve_turns_total", "stop"] == 2
+    assert samples["agentserve_turns_total", "refused"] == 0
+    assert samples["agentserve_prompt_tokens_total",] == 2 * prompt
+    assert samples["agentserve_cached_tokens_total",] == prompt - 1
+    assert samples["agentserve_generated_tokens_total",] == 8
+    assert samples["agentserve_time_to_first_token_seconds_count",] == 2
+    assert samples["agentserve_time_between_tokens_seconds_count",] == 6
+    assert samples["agentserve_turns_active",] == 0
+    assert samples["agentserve_sessions", "IDLE"] == 2
+    assert samples["agentserve_kv_pages_cached",] == 20
+    assert samples["agentserve_kv_pages_live",] == 4
+    assert samples["agentserve_http_errors_total", "4xx"] == 1
+    assert samples["agentserve_workers",] == 1
+
+
+async def test_a_fault_of_ours_is_a_500_without_a_trace() -> None:
+    class Bad(ScriptedEngine):
+        def submit(self, command):  # type: ignore[no-untyped-def]
+            raise RuntimeError("secret detail")
+
+    rig = Rig(Bad())
+    reply = await rig.post(CHAT, {"messages": [user("a")]})
+    assert reply.status_code == 500
+    assert "secret" not in reply.text
+    assert "x-request-id" in reply.headers
+    rig.check_rest()
