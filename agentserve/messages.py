@@ -233,4 +233,10 @@ class StepDone(msgspec.Struct, frozen=True, tag="step"):
     seconds: float = 0.0  # of the step that ended; 0 when none ran
 
 
-Event = Hello | StepDone
+class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
+    """The worker cannot serve and leaves; sent instead of Hello. `error` is one line for the operator."""
+
+    error: str
+
+
+Event = Hello | StepDone | StartFailed

@@ -3,7 +3,8 @@
 The order and the treatment of ties are those of Hugging Face's logits warpers: top-k keeps all
 that tie with the k-th; top-p works on what top-k left, renormalised, and keeps the token that
 crosses the threshold. numpy on one thread, in fp64: a row's result depends on neither its batch
-mates nor the number of threads. The vocabulary is never sorted as a whole unless top-p needs it.
+mates nor the number of threads. The vocabulary is sorted as a whole only where top-p keeps most
+of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 _FIRST_WIDTH = 64
-_WIDEN = 8
+_WIDEN = 16
 
 
 def _threshold(values: npt.NDArray[np.floating], k: int) -> float:
@@ -31,20 +32,22 @@ def nucleus(weights: Floats, top_p: float) -> Indices:
 
     Equal weights are taken in index order. At least one index is returned.
     """
+    total = len(weights)
     goal = top_p * float(weights.sum())
-    width = min(_FIRST_WIDTH, len(weights))
+    width = min(_FIRST_WIDTH, total)
     while True:
-        if width < len(weights):
-            inside = np.flatnonzero(weights >= _threshold(weights, width))
-        else:
-            inside = np.arange(len(weights))
-        order = inside[np.argsort(-weights[inside], kind="stable")]
-        reached = np.cumsum(weights[order])
-        # Ties with the last place are all inside, so this prefix is that of the full sort.
-        if width == len(weights) or reached[-1] >= goal:
-            kept = int(np.searchsorted(reached, goal, side="left")) + 1
-            return np.sort(order[:kept])
-        width = min(width * _WIDEN, len(weights))
+        # Only values are sorted: they are what a full sort would begin with, whatever the ties.
+        largest = weights if width == total else np.partition(weights, total - width)[total - width :]
+        descending = np.sort(largest)[::-1]
+        reached = np.cumsum(descending)
+        if width == total or reached[-1] >= goal:
+            break
+        width = min(width * _WIDEN, total)
+    count = min(int(np.searchsorted(reached, goal, side="left")) + 1, width)
+    last = descending[count - 1]
+    above = np.flatnonzero(weights > last)
+    ties = np.flatnonzero(weights == last)[: count - len(above)]
+    return np.sort(np.concatenate([above, ties]))
 
 
 def draw(values: npt.NDArray[np.float32], sampling: Sampling, u: float) -> int:
@@ -59,7 +62,10 @@ def draw(values: npt.NDArray[np.float32], sampling: Sampling, u: float) -> int:
     if 0 < sampling.top_k < len(values):
         kept = np.flatnonzero(values >= _threshold(values, sampling.top_k))
         values = values[kept]
-    weights: Floats = np.exp((values.astype(np.float64) - peak) / sampling.temperature)
+    weights: Floats = values.astype(np.float64)
+    weights -= peak
+    weights /= sampling.temperature
+    np.exp(weights, out=weights)
     if sampling.top_p < 1.0:
         inside = nucleus(weights, sampling.top_p)
         weights = weights[inside]

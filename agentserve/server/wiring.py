@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from starlette.applications import Starlette
 
+from agentserve import __version__
+from agentserve.config import ServeConfig
+from agentserve.models.source import resolve
 from agentserve.server.app import create_app
 from agentserve.server.context import ServerOptions
 from agentserve.server.engine_port import Engine
 from agentserve.server.hermes_calls import HermesGrammars, HermesParser
-from agentserve.server.text_port import JsonObject, Tokenizer
-from agentserve.text import TextModel, canonical
+from agentserve.server.launch import Prepared
+from agentserve.server.text_port import JsonObject
+from agentserve.server.vocabulary import end_ids, shown_bytes
+from agentserve.text import TextModel, canonical, load
 from tools_bridge.compiler import GrammarCompiler
+
+log = logging.getLogger(__name__)
+
+
+def prepare_app(config: ServeConfig) -> Prepared:
+    """Everything of the API side that needs no worker. Raises ModelError or TextError (ValueErrors)."""
+    source = resolve(config.model.name)
+    text = load(source.path, config.model.chat_template)
+    if not text.template.available:
+        log.warning("the model has no chat template: only /v1/completions can be used")
+    elif text.template.wrapper:
+        log.info("the chat template renders no tools: the %s form is used", text.template.wrapper)
+    names = config.model.served_names or (source.name,)
+    options = ServerOptions(
+        model=names[0],
+        aliases=names[1:],
+        version=__version__,
+        api_keys=config.api_keys,
+        force_usage=config.http.force_usage,
+    )
+    return Prepared(names[0], http_app(text, options))
 
 
 def http_app(text: TextModel, options: ServerOptions) -> Callable[[Engine], Starlette]:
     """In two steps: this one may run in a thread while workers start, the result takes the engine."""
-    shown = shown_bytes(text.tokenizer)
+    shown, stops = shown_bytes(text.tokenizer), end_ids(text)
     template = text.template if text.template.available else None
-    stops = sorted({*text.tokenizer.eos_ids, *(template.stop_ids if template else ())})
 
     def build(engine: Engine) -> Starlette:
         compiler = GrammarCompiler(shown, engine.hello.vocab_size, stops)
@@ -39,16 +65,3 @@ def http_app(text: TextModel, options: ServerOptions) -> Callable[[Engine], Star
 def chain(parent: bytes, message: JsonObject) -> bytes:
     """The canonical key of a history; an empty `parent` begins one."""
     return canonical.chain(parent or canonical.ROOT, message)
-
-
-def shown_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """What each token adds to the text a client sees: nothing for control tokens that are not shown.
-
-    Grammars must be compiled and applied over exactly this, by server and workers alike.
-    """
-    shown = list(tokenizer.token_bytes)
-    for token in tokenizer.control.values():
-        fold = tokenizer.detokenizer()
-        if not fold.push(token) + fold.flush():
-            shown[token] = b""
-    return shown

@@ -117,7 +117,8 @@ class Chat:
         add_generation_prompt: bool = False,
         kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        template = self._tool_use if tools else self._default
+        about_tools = tools or any(m["role"] == "tool" or "tool_calls" in m for m in messages)
+        template = self._tool_use if about_tools else self._default
         return template.render(
             {
                 **self._specials,

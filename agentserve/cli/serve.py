@@ -1,0 +1,113 @@
+"""`agentserve serve`: start the server."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from agentserve.cli.output import fail
+from agentserve.cli.packages import foreign_kernels
+from agentserve.config import ServeConfig, load
+from agentserve.values import show_size
+
+if TYPE_CHECKING:
+    from agentserve.server.launch import Ready
+
+
+# Values are texts here and are read by `agentserve.config`, so that flags and file share one reader.
+def serve(
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder, Hugging Face id, .gguf file, or smollm2-135m.", show_default="smollm2-135m"
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="What clients call the model; may be repeated.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(show_default="127.0.0.1")] = None,
+    port: Annotated[str | None, typer.Option(help="0 picks a free one.", show_default="8000")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cpu")] = None,
+    device_kv: Annotated[
+        str | None,
+        typer.Option(help="KV pool per worker, e.g. 512MiB.", show_default="from free memory"),
+    ] = None,
+    page_size: Annotated[str | None, typer.Option(help="Token slots per page.", show_default="16")] = None,
+    max_num_seqs: Annotated[str | None, typer.Option(help="Turns per step.", show_default="64")] = None,
+    max_batched_tokens: Annotated[
+        str | None, typer.Option(help="Tokens per step.", show_default="2048")
+    ] = None,
+    max_model_len: Annotated[
+        str | None, typer.Option(help="Longest context.", show_default="the model's")
+    ] = None,
+    workers: Annotated[str | None, typer.Option(help="Engine processes.", show_default="1")] = None,
+    threads: Annotated[
+        str | None, typer.Option(help="Kernel threads per worker.", show_default="cores / workers")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="A key clients must send; may be repeated.")
+    ] = None,
+    chat_template: Annotated[Path | None, typer.Option(help="A Jinja file instead of the model's.")] = None,
+    force_usage: Annotated[bool, typer.Option("--force-usage", help="Add usage to every stream.")] = False,
+    drain_seconds: Annotated[
+        str | None, typer.Option(help="How long turns may go on after SIGTERM.", show_default="30")
+    ] = None,
+    record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file; flags override it.")] = None,
+) -> None:
+    """Serve a model over the OpenAI API (and the session API) until SIGTERM."""
+    flags = {name: value for name, value in locals().items() if name != "config"}
+    flags["force_usage"] = force_usage or None  # not given leaves the file its say
+    settings = load(flags, config)
+    foreign = foreign_kernels()
+    if foreign is not None:
+        fail(foreign)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s api %(levelname)s %(message)s")
+    if settings.log_level == "info":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start-up talk says nothing of ours
+    _launch(settings)
+
+
+def _launch(settings: ServeConfig) -> None:
+    from agentserve.server.launch import LaunchError, run
+    from agentserve.server.wiring import prepare_app
+
+    try:
+        run(settings, prepare_app, lambda ready: typer.echo(ready_text(ready, settings)))
+    except LaunchError as error:
+        fail(str(error))
+
+
+def ready_text(ready: Ready, settings: ServeConfig) -> str:
+    """What to print when the port is open: the facts, and a request to paste."""
+    hello = ready.hello
+    sized = "" if settings.engine.device_kv else " (from free memory; --device-kv sets it)"
+    body = {"model": ready.model, "messages": [{"role": "user", "content": "Say hello."}]}
+    request = [
+        f"curl {ready.url}/v1/chat/completions",
+        "-H 'content-type: application/json'",
+        *(["-H 'authorization: Bearer <one of your keys>'"] if settings.api_keys else []),
+        f"-d {shlex.quote(msgspec.json.encode(body).decode())}",
+    ]
+    lines = [
+        f"AgentServe is ready on {ready.url}",
+        f"  model    {ready.model}, {hello.parameters / 1e6:.0f}M parameters, {hello.dtype}, "
+        f"context {hello.max_model_len}",
+        f"  engine   {ready.workers} worker(s), {hello.backend} kernels on {hello.device}",
+        f"  KV pool  {show_size(hello.kv_bytes)} = {hello.pages} pages of {hello.page_size} tokens"
+        f" per worker{sized}",
+        "",
+        "Try:",
+        "  " + " \\\n    ".join(request),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,221 @@
+"""The server's configuration: frozen values, read once at start by one loader.
+
+Flags override the file; the file overrides the defaults below. A value that is unknown or bad
+stops the start with its place and the reason: nothing falls back silently.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from agentserve.values import (
+    ConfigError,
+    at_least,
+    boolean,
+    choice,
+    optional,
+    path,
+    seconds,
+    size,
+    text,
+    text_list,
+)
+
+DTYPES = ("bf16", "fp32")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """Which model, and in which numbers."""
+
+    name: str = "smollm2-135m"  # a folder, a repository id, a .gguf file, or an alias
+    served_names: tuple[str, ...] = ()  # what clients call it; empty: as its source is called
+    dtype: str = "bf16"
+    device: str = "cpu"
+    chat_template: Path | None = None  # overrides the model's own
+
+
+class HttpConfig(msgspec.Struct, frozen=True):
+    """Where and for whom the server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free one, which is printed
+    api_keys: tuple[str, ...] = ()  # empty: open, and bound to loopback only
+    force_usage: bool = False  # add usage to every stream, asked for or not
+    drain_seconds: float = 30.0  # how long running turns may go on after SIGTERM
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """One worker's limits."""
+
+    page_size: int = 16  # token slots
+    max_num_seqs: int = 64
+    max_batched_tokens: int = 2048
+    max_model_len: int | None = None  # None: what the model was trained for
+    device_kv: int | None = None  # bytes of KV pool per worker; None: from free memory
+
+
+class WorkersConfig(msgspec.Struct, frozen=True):
+    """How many engine processes, and how they share the machine."""
+
+    count: int = 1
+    threads: int | None = None  # per worker; None: the cores divided by `count`
+    record: Path | None = None  # write the engine's ordered log here
+
+
+class ServeConfig(msgspec.Struct, frozen=True):
+    """Everything `agentserve serve` can be told."""
+
+    model: ModelConfig = ModelConfig()
+    http: HttpConfig = HttpConfig()
+    engine: EngineConfig = EngineConfig()
+    workers: WorkersConfig = WorkersConfig()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        return self.http.api_keys
+
+
+class _Key(msgspec.Struct, frozen=True):
+    """One setting: its section and name in the file, and how its value is read."""
+
+    section: str
+    name: str
+    read: Callable[[object], object]
+
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "model": ModelConfig,
+    "http": HttpConfig,
+    "engine": EngineConfig,
+    "workers": WorkersConfig,
+}
+
+# Flag name (without dashes) -> where it lives. The file knows each setting by section and name.
+_FLAGS: dict[str, _Key] = {
+    "model": _Key("model", "name", text),
+    "served_model_name": _Key("model", "served_names", text_list),
+    "dtype": _Key("model", "dtype", choice(*DTYPES)),
+    "device": _Key("model", "device", text),
+    "chat_template": _Key("model", "chat_template", optional(path)),
+    "host": _Key("http", "host", text),
+    "port": _Key("http", "port", at_least(0, 65535)),
+    "api_key": _Key("http", "api_keys", text_list),
+    "force_usage": _Key("http", "force_usage", boolean),
+    "drain_seconds": _Key("http", "drain_seconds", seconds),
+    "page_size": _Key("engine", "page_size", at_least(1, 1024)),
+    "max_num_seqs": _Key("engine", "max_num_seqs", at_least(1)),
+    "max_batched_tokens": _Key("engine", "max_batched_tokens", at_least(1)),
+    "max_model_len": _Key("engine", "max_model_len", optional(at_least(1))),
+    "device_kv": _Key("engine", "device_kv", optional(size)),
+    "workers": _Key("workers", "count", at_least(1, 1024)),
+    "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
+    "record": _Key("workers", "record", optional(path)),
+    "log_level": _Key("", "log_level", choice(*LOG_LEVELS)),
+}
+
+
+def load(flags: Mapping[str, object], file: Path | None = None) -> ServeConfig:
+    """The configuration from command-line flags over a TOML file over the defaults.
+
+    `flags` maps flag names without dashes (`max_num_seqs`) to values; None means "not given".
+    Raises ConfigError, one line that names the place and the reason.
+    """
+    values: dict[tuple[str, str], object] = {}
+    if file is not None:
+        values.update(_from_file(file))
+    for flag, raw in flags.items():
+        key = _FLAGS.get(flag)
+        if key is None:
+            raise ConfigError(f"--{flag.replace('_', '-')}: unknown flag")
+        if raw is not None:
+            values[key.section, key.name] = _read(key, raw, f"--{flag.replace('_', '-')}")
+    config = _build(values)
+    _check(config)
+    return config
+
+
+def _from_file(file: Path) -> dict[tuple[str, str], object]:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not TOML: {error}") from None
+    known = {(key.section, key.name): key for key in _FLAGS.values()}
+    values: dict[tuple[str, str], object] = {}
+    for section, content in document.items():
+        if section in _SECTIONS:
+            if not isinstance(content, dict):
+                raise ConfigError(f"{file}: [{section}]: expected a table, got {_show(content)}")
+            entries = [(section, name, raw) for name, raw in content.items()]
+        else:
+            entries = [("", section, content)]
+        for table, name, raw in entries:
+            where = f"{file}: [{table}] {name}" if table else f"{file}: {name}"
+            key = known.get((table, name))
+            if key is None:
+                raise ConfigError(f"{where}: unknown {_unknown(raw, table, known)}")
+            values[table, name] = _read(key, raw, where)
+    return values
+
+
+def _unknown(raw: object, table: str, known: Mapping[tuple[str, str], _Key]) -> str:
+    if isinstance(raw, dict):
+        return f"section; sections are {', '.join(_SECTIONS)}"
+    names = [name for section, name in known if section == table]
+    return f"setting; settings here are {', '.join(names)}"
+
+
+def _read(key: _Key, raw: object, where: str) -> object:
+    try:
+        return key.read(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}, got {_show(raw)}") from None
+
+
+def _show(raw: object) -> str:
+    shown = f'"{raw}"' if isinstance(raw, str) else str(raw)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def _build(values: Mapping[tuple[str, str], object]) -> ServeConfig:
+    parts: dict[str, object] = {}
+    for section, kind in _SECTIONS.items():
+        given = {name: value for (table, name), value in values.items() if table == section}
+        parts[section] = kind(**given)
+    parts.update({name: value for (table, name), value in values.items() if table == ""})
+    return msgspec.convert(parts, ServeConfig, from_attributes=True)
+
+
+def _check(config: ServeConfig) -> None:
+    """What no single value shows."""
+    http, engine = config.http, config.engine
+    if any(not key for key in http.api_keys):
+        raise ConfigError("api_keys: an empty key would let everyone in")
+    if not is_loopback(http.host) and not http.api_keys:
+        raise ConfigError(
+            f"host {http.host} can be reached from other machines: configure a key "
+            "(--api-key, or [http] api_keys) or bind 127.0.0.1"
+        )
+    if engine.max_model_len is not None and engine.max_model_len < 2:
+        raise ConfigError("max_model_len: a prompt token and a generated one need at least 2")
+    if config.model.device != "cpu" and not config.model.device.startswith("cuda"):
+        raise ConfigError(f'device: expected "cpu", "cuda" or "cuda:N", got "{config.model.device}"')
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. A name other than localhost counts as public."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,96 @@
+"""Weights out of a GGUF file: de-quantised, un-interleaved, fused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from agentserve.models.config import DecoderConfig
+from agentserve.models.errors import ModelError
+from agentserve.models.gguf_config import INTERLEAVED
+from agentserve.models.gguf_file import GgufFile, GgufTensor
+from agentserve.models.weights import Assembler, DecoderWeights
+
+_TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+_TOP |= {"output.weight": "lm_head.weight"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_ROPE_FACTORS = "rope_freqs.weight"  # Llama 3 models: per-frequency divisors, computed when the file was made
+
+
+def load_gguf_weights(
+    file: GgufFile, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> DecoderWeights:
+    """Read every tensor of `file`; a missing, foreign, misshapen or unreadable one is a `ModelError`."""
+    place = str(file.path)
+    assembler = Assembler(config, dtype, device)
+    rope_factors: Tensor | None = None
+    for tensor in file.tensors().values():
+        if tensor.name == _ROPE_FACTORS:
+            rope_factors = _rope_factors(tensor, config)
+            continue
+        name = hf_name(tensor.name)
+        if name is None:
+            raise ModelError(f"{place}: tensor {tensor.name} is not part of a {config.architecture} model")
+        if not assembler.wants(name, tensor.shape, f"{place}: {tensor.name}"):
+            continue
+        values = tensor.values()
+        heads = _interleaved_heads(config, tensor.name)
+        if heads is not None:
+            values = split_rotary_pairs(values, heads)
+        # Float32 tensors are views of the read-only file; torch wants memory it may write.
+        assembler.put(name, torch.from_numpy(values if values.flags.writeable else values.copy()))
+    return assembler.finish(place, rope_factors)
+
+
+def hf_name(name: str) -> str | None:
+    """The Hugging Face name of a GGUF tensor; None for one that a decoder does not have."""
+    if name in _TOP:
+        return _TOP[name]
+    match = _LAYER_NAME.fullmatch(name)
+    if match is None or match[2] not in _LAYER:
+        return None
+    return f"model.layers.{int(match[1])}.{_LAYER[match[2]]}.{match[3]}"
+
+
+def split_rotary_pairs(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """Undo the interleaving of rotary pairs: rows (2i, 2i+1) of each head go to (i, i + head_dim/2).
+
+    GGUF writers of the Llama family order Q's and K's rows for a rotation of neighbours; the
+    decoder rotates the first half of a head against the second.
+    """
+    pairs = values.shape[0] // heads // 2
+    return values.reshape(heads, pairs, 2, -1).swapaxes(1, 2).reshape(values.shape)
+
+
+def _interleaved_heads(config: DecoderConfig, name: str) -> int | None:
+    if config.architecture not in INTERLEAVED:
+        return None
+    match = _LAYER_NAME.fullmatch(name)
+    part = match[2] if match else ""
+    return {"attn_q": config.heads, "attn_k": config.kv_heads}.get(part)
+
+
+def _rope_factors(tensor: GgufTensor, config: DecoderConfig) -> Tensor:
+    expected = (config.head_dim // 2,)
+    if tensor.shape != expected:
+        raise ModelError(
+            f"{tensor.place}: tensor {tensor.name} has shape {list(tensor.shape)}, expected {list(expected)}"
+        )
+    return torch.from_numpy(np.array(tensor.values(), dtype=np.float32))

@@ -1,0 +1,77 @@
+"""One call from a model source to config, weights and digest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agentserve.models.config import DecoderConfig
+from agentserve.models.errors import ModelError
+from agentserve.models.gguf_config import gguf_config
+from agentserve.models.gguf_file import GgufFile
+from agentserve.models.gguf_weights import load_gguf_weights
+from agentserve.models.hf_config import read_hf_config
+from agentserve.models.safetensors_weights import load_safetensors_weights, weight_files
+from agentserve.models.source import ModelSource
+from agentserve.models.weights import DecoderWeights
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model in memory. `digest` names its weight files' content (64 hex digits)."""
+
+    config: DecoderConfig
+    weights: DecoderWeights
+    digest: str
+
+
+def load_config(source: ModelSource) -> DecoderConfig:
+    """The config alone, without reading weights."""
+    if source.kind == "gguf":
+        return gguf_config(GgufFile(source.path))
+    return read_hf_config(source.path / "config.json")
+
+
+def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """Read `source` into memory; whatever is wrong with it is a one-line `ModelError`."""
+    if dtype not in DTYPES.values():
+        raise ModelError(f"{source.path}: dtype {dtype} is not supported, only {', '.join(DTYPES)}")
+    if source.kind == "gguf":
+        file = GgufFile(source.path)
+        config = gguf_config(file)
+        weights = load_gguf_weights(file, config, dtype, device)
+    else:
+        config = read_hf_config(source.path / "config.json")
+        weights = load_safetensors_weights(source.path, config, dtype, device)
+    return LoadedModel(config, weights, weights_digest(source))
+
+
+def weights_digest(source: ModelSource) -> str:
+    """SHA-256 over the weight files: every name, shape, dtype and byte in them is covered.
+
+    File names and lengths are framed in too, so that two different sets of files never hash
+    the same bytes. The name under which the model was found is no part of it.
+    """
+    files = (source.path,) if source.kind == "gguf" else weight_files(source.path)
+    named = [(file.name if len(files) > 1 else "weights" + file.suffix, file) for file in files]
+    return _digest(named)
+
+
+def _digest(files: Sequence[tuple[str, Path]]) -> str:
+    digest = hashlib.sha256(b"agentserve-weights-1\0")
+    for name, path in files:
+        encoded = name.encode()
+        try:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read ({error})") from None
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        digest.update(path.stat().st_size.to_bytes(8, "little") + content)
+    return digest.hexdigest()

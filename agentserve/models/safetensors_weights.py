@@ -1,0 +1,107 @@
+"""Weights out of a Hugging Face folder: one safetensors file, or shards with an index."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from agentserve.models.config import DecoderConfig
+from agentserve.models.errors import ModelError
+from agentserve.models.weights import Assembler, DecoderWeights
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_DTYPES = {"F64", "F32", "F16", "BF16"}
+_LARGEST_HEADER = 100 << 20  # the format's own limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files of a folder, in name order; a shard that is not there is a `ModelError`."""
+    index = folder / _INDEX
+    if not index.is_file():
+        single = folder / _SINGLE
+        if not single.is_file():
+            raise ModelError(f"{folder}: neither {_SINGLE} nor {_INDEX} is there")
+        return (single,)
+    shards = sorted(set(_weight_map(index).values()))
+    for shard in shards:
+        if Path(shard).name != shard:  # an index must not lead out of its folder
+            raise ModelError(f"{index}: shard name {shard!r} is a path")
+        if not (folder / shard).is_file():
+            raise ModelError(f"{folder / shard}: no such file, though {_INDEX} names it")
+    return tuple(folder / shard for shard in shards)
+
+
+def load_safetensors_weights(
+    folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> DecoderWeights:
+    """Read every tensor; a missing, foreign, misshapen, truncated or quantised one is a `ModelError`."""
+    assembler = Assembler(config, dtype, device)
+    for path in weight_files(folder):
+        entries = _header(path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name, entry in entries.items():
+                    if not assembler.wants(name, entry.shape, str(path)):
+                        continue
+                    if entry.dtype not in _DTYPES:
+                        raise ModelError(
+                            f"{path}: tensor {name} has dtype {entry.dtype}, which is not supported"
+                        )
+                    assembler.put(name, file.get_tensor(name))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path}: not a readable safetensors file ({error})") from None
+    return assembler.finish(str(folder))
+
+
+def _weight_map(index: Path) -> Mapping[str, str]:
+    try:
+        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{index}: not a readable shard index ({error!r})") from None
+    if (
+        not isinstance(found, dict)
+        or not all(isinstance(shard, str) for shard in found.values())
+        or not found
+    ):
+        raise ModelError(f"{index}: weight_map must map tensor names to file names")
+    return found
+
+
+def _header(path: Path) -> Mapping[str, _Entry]:
+    """Names, dtypes and shapes. Names a tensor that lies beyond the file's end, as the library does not."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(_LARGEST_HEADER, size):
+                raise ModelError(f"{path}: header of {length} bytes in a file of {size}: truncated?")
+            values = json.loads(file.read(length))
+            values.pop("__metadata__", None)
+            entries = {
+                name: (
+                    _Entry(str(item["dtype"]), tuple(int(dim) for dim in item["shape"])),
+                    item["data_offsets"][1],
+                )
+                for name, item in values.items()
+            }
+    except (OSError, ValueError, struct.error, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ModelError(f"{path}: not a readable safetensors file ({error!r})") from None
+    for name, (_, end) in entries.items():
+        if 8 + length + end > size:
+            raise ModelError(
+                f"{path}: tensor {name} ends at byte {8 + length + end}, the file at {size}: truncated?"
+            )
+    return {name: entry for name, (entry, _) in entries.items()}

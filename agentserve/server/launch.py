@@ -1,0 +1,219 @@
+"""Start, serve, drain: the API process from its first socket to its last worker.
+
+The port is bound first (so that a taken one is known at once) but listened to last: no client
+gets in before every worker is ready. SIGTERM or SIGINT drains; a second one leaves at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from agentserve.config import ServeConfig
+from agentserve.messages import Hello
+from agentserve.server.engine_port import Engine
+from agentserve.server.fleet import Fleet
+from agentserve.server.spec import worker_spec
+from agentserve.server.supervisor import WORKER_COMMAND, WorkerFailed, WorkerProcess, private_directory
+
+log = logging.getLogger(__name__)
+
+AppBuilder = Callable[[Engine], ASGIApp]
+
+STOP_GRACE = 5.0  # seconds a worker has to leave by itself
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The API side, ready but for the engine: the name clients use for the model, and the last step."""
+
+    model: str
+    build: AppBuilder
+
+
+AppFactory = Callable[[ServeConfig], Prepared]
+"""May take its time (tokenizer, template): it runs in a thread while the workers start. A
+ValueError or OSError stops the start."""
+
+
+class LaunchError(Exception):
+    """The server cannot start; one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What there is to say once the port is open."""
+
+    url: str
+    model: str
+    workers: int
+    hello: Hello
+
+
+def run(
+    config: ServeConfig,
+    factory: AppFactory,
+    on_ready: Callable[[Ready], None],
+    worker_command: Sequence[str] = WORKER_COMMAND,
+) -> None:
+    """Serve until a signal says otherwise. Raises LaunchError if it cannot start."""
+    with (
+        contextlib.closing(bind(config.http.host, config.http.port)) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(_Launch(config, factory, on_ready, worker_command).main(listener))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet. Raises LaunchError, e.g. if the port is taken."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise LaunchError(f"cannot listen on {host}: {error.strerror}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def usable_cores() -> int:
+    """How many cores this process may use; less than the machine has in a container or under taskset."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers (when to drain is decided here), and a word when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_listening()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Launch:
+    def __init__(
+        self,
+        config: ServeConfig,
+        factory: AppFactory,
+        on_ready: Callable[[Ready], None],
+        worker_command: Sequence[str],
+    ) -> None:
+        self._config = config
+        self._factory = factory
+        self._on_ready = on_ready
+        self._command = worker_command
+        self._server: _Server | None = None
+        self._interruptible: tuple[asyncio.Task[Any], ...] = ()
+        self._signals = 0
+
+    async def main(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        with private_directory() as directory:
+            cores = usable_cores()
+
+            async def start_worker(index: int) -> WorkerProcess:
+                path = str(directory / f"worker-{index}.sock")
+                spec = worker_spec(self._config, index, path, os.getpid(), cores)
+                return await WorkerProcess.start(spec, self._command)
+
+            fleet = Fleet(start_worker, self._config.workers.count)
+            try:
+                prepared = await self._start(fleet)
+                if prepared is not None:
+                    await self._serve(prepared, fleet, listener)
+            finally:
+                await self._stop(fleet)
+
+    async def _start(self, fleet: Fleet) -> Prepared | None:
+        """Workers and the API side's own preparations, at the same time; None if a signal came first."""
+        workers = asyncio.create_task(fleet.start())
+        preparing = asyncio.create_task(asyncio.to_thread(self._factory, self._config))
+        self._interruptible = (workers, preparing)
+        try:
+            _, prepared = await asyncio.gather(workers, preparing)
+            return prepared if not self._signals else None
+        except asyncio.CancelledError:
+            if self._signals:
+                return None
+            raise
+        except (WorkerFailed, ValueError, OSError) as error:
+            raise LaunchError(" ".join(str(error).split())) from error
+        finally:
+            self._interruptible = ()
+            workers.cancel()
+            preparing.cancel()
+            await asyncio.gather(workers, preparing, return_exceptions=True)
+
+    async def _stop(self, fleet: Fleet) -> None:
+        stopping = asyncio.create_task(fleet.stop(STOP_GRACE if self._signals < 2 else 0.0))
+        self._interruptible = (stopping,)
+        await asyncio.wait((stopping,))
+        if not stopping.cancelled():
+            stopping.result()
+
+    async def _serve(self, prepared: Prepared, fleet: Fleet, listener: socket.socket) -> None:
+        settings = uvicorn.Config(
+            prepared.build(fleet),
+            http="httptools",
+            loop="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(self._config.http.drain_seconds),
+        )
+        ready = self._ready(prepared, fleet, listener)
+        self._server = _Server(settings, lambda: self._on_ready(ready))
+        try:
+            await self._server.serve(sockets=[listener])
+        except SystemExit:
+            raise LaunchError("the API could not start; the log above says why") from None
+
+    def _ready(self, prepared: Prepared, fleet: Fleet, listener: socket.socket) -> Ready:
+        host, port = self._config.http.host.strip("[]"), listener.getsockname()[1]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return Ready(url, prepared.model, fleet.alive, fleet.hello)
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            log.info(
+                "draining: running turns have %g s; again to leave at once", self._config.http.drain_seconds
+            )
+        if self._server is not None:
+            self._server.should_exit = True
+            self._server.force_exit = self._signals > 1
+        if self._server is None or self._signals > 1:
+            for task in self._interruptible:
+                task.cancel()

@@ -1,0 +1,127 @@
+"""A turn in flight, as the API process keeps it: enough to go on elsewhere if its worker dies.
+
+What a turn has generated so far is the only state that matters: penalties, grammar and stop
+strings are folds over it, and draws depend on (seed, position). So a turn moves by sending its
+context with the generated tokens appended, and its continuation is the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+
+import msgspec
+
+from agentserve.messages import StateChange, Submit, Token, TurnEnded, TurnUsage, pack_tokens
+from agentserve.types import FinishReason, SessionId, SessionState, TurnId
+
+TurnEvent = StateChange | Token | TurnEnded
+
+
+class RunningTurn:
+    """One turn's events, in order, from whichever workers ran it. Iterated by one reader.
+
+    Its queue is bounded by `max_tokens`, the most events a turn can still bring.
+    """
+
+    def __init__(self, command: Submit, now: float) -> None:
+        self.command = command
+        self.slot: int | None = None  # which worker runs it; None: waits for one
+        self.moves = 0
+        self.aborted = False
+        self._submitted = now
+        self._first_token: float | None = None
+        self._generated: array[int] = array("i")
+        self._queue: deque[TurnEvent] = deque()
+        self._ready = asyncio.Event()
+        self.over = False
+
+    @property
+    def key(self) -> tuple[SessionId, TurnId]:
+        return self.command.session, self.command.turn
+
+    @property
+    def exhausted(self) -> bool:
+        """All the tokens it may generate are there, only the word that it ended is missing."""
+        return self._done >= self.command.sampling.max_tokens
+
+    @property
+    def _done(self) -> int:
+        return self.command.generated + len(self._generated)
+
+    def continuation(self) -> Submit:
+        """The command that lets another worker go on where this turn stands."""
+        # `max_tokens` and the other limits count from the turn's prompt, so they stay as they are.
+        return msgspec.structs.replace(
+            self.command,
+            tokens=self.command.tokens + pack_tokens(self._generated),
+            generated=self._done,
+        )
+
+    def accept(self, event: TurnEvent, now: float) -> None:
+        """Take one event from the worker that runs the turn."""
+        if self.over:
+            return
+        match event:
+            case Token():
+                if self._first_token is None:
+                    self._first_token = now
+                if event.index != self._done:  # what was sent on is in the context: never twice
+                    raise ValueError(f"token {event.index} of a turn that has {self._done}")
+                self._generated.append(event.token)
+            case TurnEnded():
+                self.over = True
+                if self.moves:
+                    event = msgspec.structs.replace(event, usage=self._whole_usage(event.usage))
+            case StateChange():
+                pass
+        self._push(event)
+
+    def lost(self, now: float) -> None:
+        """Its worker died: tell the reader's timeline; the turn goes on elsewhere."""
+        self.slot = None
+        self.moves += 1
+        state = SessionState.PREEMPTED
+        self._push(StateChange(self.command.session, self.command.turn, state, now, "worker lost"))
+
+    def end(self, reason: FinishReason, error: str, now: float) -> None:
+        """End it from this side: no worker will."""
+        if self.over:
+            return
+        self.over = True
+        empty = TurnUsage(0, 0, 0, 0, 0, now, now, now, now)
+        usage = self._whole_usage(empty)
+        self._push(TurnEnded(self.command.session, self.command.turn, reason, usage, error))
+
+    def _whole_usage(self, last: TurnUsage) -> TurnUsage:
+        """The usage of the whole turn, given what its last worker counted.
+
+        What earlier workers computed died with them: `cached` and `computed` are the last one's.
+        """
+        prompt = len(self.command.tokens) // 4 - self.command.generated
+        return msgspec.structs.replace(
+            last,
+            prompt=prompt,
+            cached=min(last.cached, prompt),
+            generated=self._done,
+            preemptions=last.preemptions + self.moves,
+            arrived=self._submitted,
+            admitted=min(last.admitted, self._first_token or last.admitted),
+            first_token=self._first_token or last.first_token,
+        )
+
+    def _push(self, event: TurnEvent) -> None:
+        self._queue.append(event)
+        self._ready.set()
+
+    def __aiter__(self) -> RunningTurn:
+        return self
+
+    async def __anext__(self) -> TurnEvent:
+        while not self._queue:
+            if self.over:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        return self._queue.popleft()

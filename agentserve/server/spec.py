@@ -1,0 +1,54 @@
+"""What the API process tells a worker when it starts one: plain values, as JSON on its stdin."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agentserve.config import ServeConfig
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """One worker's orders. Holds nothing secret: API keys stay in the API process."""
+
+    index: int
+    socket: str  # path of the Unix socket to connect to
+    parent: int  # process id of the API process; the worker does not outlive it
+    model: str
+    chat_template: str | None  # a file; it decides which tokens end a message
+    dtype: str
+    device: str
+    page_size: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    max_model_len: int | None
+    device_kv: int | None  # bytes; None: sized from free memory
+    kv_share: int  # workers that share this machine's free memory
+    threads: int
+    record: str | None
+    log_level: str
+
+
+def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores: int) -> WorkerSpec:
+    """The orders of worker `index`. With several workers each gets its share of `cores`, at least one."""
+    count = config.workers.count
+    record = config.workers.record
+    if record is not None and count > 1:
+        record = record.with_name(f"{record.name}.{index}")
+    return WorkerSpec(
+        index=index,
+        socket=socket,
+        parent=parent,
+        model=config.model.name,
+        chat_template=str(config.model.chat_template) if config.model.chat_template else None,
+        dtype=config.model.dtype,
+        device=config.model.device,
+        page_size=config.engine.page_size,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_batched_tokens=config.engine.max_batched_tokens,
+        max_model_len=config.engine.max_model_len,
+        device_kv=config.engine.device_kv,
+        kv_share=count,
+        threads=config.workers.threads or max(1, cores // count),
+        record=str(record) if record is not None else None,
+        log_level=config.log_level,
+    )

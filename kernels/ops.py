@@ -1,0 +1,110 @@
+"""The operations a decoder needs, with their shapes: the contract every backend keeps.
+
+**Batch invariance** (DESIGN section 8): what an operation returns for one row depends, bit for bit,
+on that row's inputs alone. Not on how many rows come with it, which place it has among them, which
+pages hold its KV, or in which chunks that KV was written. Page contents beyond what a row may see
+(unwritten slots, another session's leftovers, NaN) have no influence.
+
+Names: `rows` token rows of a step, `hidden` model width, `heads` query heads, `kv_heads` KV heads,
+`dim` head dimension, `slots` token slots per page. KV of one layer is a view
+`[pages, 2, slots, kv_heads, dim]` (0 is K, 1 is V) of its group's storage
+`[pages, layers of the group, 2, slots, kv_heads, dim]`: one page is one contiguous run of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of one sequence's tokens inside a step: rows `row .. row+rows-1`, the first at `position`."""
+
+    row: int
+    rows: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What the attention of one KV group looks like. `window` counts tokens, a token itself included."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    slots: int
+    window: int | None = None
+
+
+class Linear(Protocol):
+    """A prepared matrix product. Prepared once per weight at load, where a backend picks its layout."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[rows, in]` -> `[rows, out]`, in the weight's dtype."""
+        ...
+
+
+class Attention(Protocol):
+    """Causal attention of one step over one KV group, ready to run for each of its layers."""
+
+    def __call__(self, q: Tensor, kv: Tensor) -> Tensor:
+        """`q [rows, heads, dim]`, `kv [pages, 2, slots, kv_heads, dim]` -> `[rows, heads * dim]` like q.
+
+        Query head h reads KV head `h // (heads / kv_heads)`. A token at position p sees positions
+        `max(0, p - window + 1) .. p`; the step's own K and V must have been written.
+        """
+        ...
+
+
+class Ops(Protocol):
+    """One backend on one device. Built by `kernels.ops_for`."""
+
+    @property
+    def name(self) -> str:
+        """The backend, as `/health` shows it: "reference", ..."""
+        ...
+
+    @property
+    def numerics(self) -> str:
+        """Names everything that decides rounding; KV of a different `numerics` must not be mixed."""
+        ...
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Prepare `x @ weight.T + bias`; `weight [out, in]`, `bias [out]`."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x [..., n]` over the root of its mean square (in float32), times `weight [n]`, like x."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """`(rms_norm(x + residual), x + residual)`, both `[rows, hidden]`. May overwrite its inputs."""
+        ...
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate `x [rows, heads, dim]`, first half of dim against second, by `[rows, dim / 2]` float32."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """`[rows, 2 * n]` -> `[rows, n]`: silu of the first half times the second, rounded once."""
+        ...
+
+    def write_kv(self, kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write `k, v [rows, kv_heads, dim]` to `slots [rows]` int64 (page * slots per page + offset)."""
+        ...
+
+    def attention(self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor) -> Attention:
+        """Lay out one step's attention.
+
+        `tables [len(spans), pages]` int64: page of positions `i * slots ..` of each span's sequence;
+        entries that no token of the span can see may hold anything that is a page of the pool.
+        """
+        ...
+
+    def copy_page(self, storage: Tensor, source: int, target: int, slots: int) -> None:
+        """Copy the first `slots` token slots, all layers, of page `source` to page `target`."""
+        ...

@@ -1,0 +1,118 @@
+"""The operations in plain torch, for any device: the CPU's fallback, and every other backend's oracle.
+
+What torch adds, multiplies and divides element by element has the same bits wherever an element
+stands. What sums over a dimension, or is approximated in vectors (exp), goes through a row rule
+(`kernels.invariant`). `torch.nn.functional.silu` is not used: its float32 result differs between a
+vector's body and its tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.invariant import MOST_ROWS, RowRule, cancelling, choose_rule, random_rows
+from kernels.ops import Attention, AttentionShape, Linear, Span
+from kernels.paged_attention import PagedAttention, TileOps
+
+_LARGE_WEIGHT = 1 << 24  # elements; above it, rules are measured on fewer rows to keep loading short
+_FEW_ROWS = 64
+
+
+class ReferenceLinear:
+    """`F.linear` under a row rule."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, rule: RowRule) -> None:
+        self._weight = weight
+        self._bias = bias
+        self.rule = rule
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.rule.apply(self.product, x)
+
+    def product(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+
+class ReferenceOps:
+    """`kernels.ops.Ops` in plain torch on `device`."""
+
+    name = "reference"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._linear_rules: dict[tuple[torch.dtype, int, int, bool], RowRule] = {}
+        self._norm_rules: dict[int, RowRule] = {}
+        self._silu_rules: dict[int, RowRule] = {}
+        self._tiles: dict[int, TileOps] = {}
+
+    @property
+    def numerics(self) -> str:
+        threads = torch.get_num_threads()
+        level = torch.backends.cpu.get_cpu_capability()
+        return f"reference-1 torch-{torch.__version__} {self._device.type} {level} threads-{threads}"
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        out, width = weight.shape
+        key = (weight.dtype, width, out, bias is not None)
+        if key not in self._linear_rules:
+            rows = MOST_ROWS if weight.numel() <= _LARGE_WEIGHT else _FEW_ROWS
+            sample, probe = cancelling((rows, width, out), weight.dtype, weight.device)
+            zero = None if bias is None else torch.zeros_like(bias)
+            bare = ReferenceLinear(probe[0], zero, RowRule(1, False, rows))
+            self._linear_rules[key] = choose_rule(bare.product, sample[0])
+        return ReferenceLinear(weight, bias, self._linear_rules[key])
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        width = x.shape[-1]
+        wide = x.to(torch.float32).contiguous().view(-1, width)
+        scale = torch.rsqrt(self._norm_rule(width).apply(_mean_square, wide) + eps)
+        return (wide * scale).to(x.dtype).view(x.shape) * weight
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return self.rms_norm(total, weight, eps), total
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, second = x.to(torch.float32).chunk(2, dim=-1)
+        cos, sin = cos[:, None, :], sin[:, None, :]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        width = gate_up.shape[-1]
+        if width not in self._silu_rules:
+            sample = random_rows(MOST_ROWS, width, self._device)[0]
+            self._silu_rules[width] = choose_rule(_silu_mul, sample)
+        return self._silu_rules[width].apply(_silu_mul, gate_up)
+
+    def write_kv(self, kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        per_page = kv.shape[2]
+        pages, offsets = slots // per_page, slots % per_page
+        kv[pages, 0, offsets] = k
+        kv[pages, 1, offsets] = v
+
+    def attention(self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor) -> Attention:
+        if shape.dim not in self._tiles:
+            self._tiles[shape.dim] = TileOps(shape.dim, self._device)
+        return PagedAttention(shape, spans, tables, self._tiles[shape.dim])
+
+    def copy_page(self, storage: Tensor, source: int, target: int, slots: int) -> None:
+        storage[target, :, :, :slots] = storage[source, :, :, :slots]
+
+    def _norm_rule(self, width: int) -> RowRule:
+        if width not in self._norm_rules:
+            sample = random_rows(MOST_ROWS, width, self._device)[0]
+            self._norm_rules[width] = choose_rule(_mean_square, sample)
+        return self._norm_rules[width]
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    return x.pow(2).mean(-1, keepdim=True)
+
+
+def _silu_mul(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.to(torch.float32).chunk(2, dim=-1)
+    return (gate / (1.0 + torch.exp(-gate)) * up).to(gate_up.dtype)

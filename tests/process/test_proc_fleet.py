@@ -1,0 +1,209 @@
+"""The fleet over real worker processes with a made-up model: death, moves, restarts, orphans."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agentserve.config import load
+from agentserve.messages import Submit, Token, TurnEnded, pack_tokens
+from agentserve.server.engine_port import EngineDown
+from agentserve.server.fleet import MAX_MOVES, Fleet
+from agentserve.server.running import RunningTurn
+from agentserve.server.slot import RestartPolicy
+from agentserve.server.spec import worker_spec
+from agentserve.server.supervisor import WorkerFailed, WorkerProcess, private_directory
+from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
+from tests.process.fake_worker import reference
+
+pytestmark = pytest.mark.process
+
+PROMPT = [5, 6, 7]
+
+
+def submit(session: str, count: int, turn: int = 1, grammar: str | None = None) -> Submit:
+    sampling = Sampling(max_tokens=count, grammar=grammar)
+    return Submit(SessionId(session), TurnId(turn), pack_tokens(array("i", PROMPT)), sampling)
+
+
+async def collect(turn: RunningTurn) -> tuple[list[int], TurnEnded, list[SessionState]]:
+    tokens, states, ended = [], [], None
+    async for event in turn:
+        if isinstance(event, Token):
+            assert event.index == len(tokens)
+            tokens.append(event.token)
+        elif isinstance(event, TurnEnded):
+            assert ended is None
+            ended = event
+        else:
+            states.append(event.state)
+    assert ended is not None
+    return tokens, ended, states
+
+
+@asynccontextmanager
+async def fleet_of(
+    count: int, marker: Path, *more: str, policy: RestartPolicy | None = None
+) -> AsyncIterator[Fleet]:
+    config = load({"workers": count, "log_level": "warning"})
+    script = str(Path(__file__).with_name("fake_worker.py"))
+    with private_directory() as directory:
+
+        async def start(index: int) -> WorkerProcess:
+            path = str(directory / f"worker-{index}.sock")
+            spec = worker_spec(config, index, path, os.getpid(), cores=1)
+            return await WorkerProcess.start(spec, (sys.executable, script, str(marker), *more))
+
+        quick = policy or RestartPolicy(first_pause=0.01, longest_pause=0.05)
+        async with asyncio.timeout(60), Fleet(start, count, quick) as fleet:
+            yield fleet
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("after", [0, 1, 7, 19])
+async def test_a_turn_survives_its_worker(tmp_path: Path, workers: int, after: int) -> None:
+    async with fleet_of(workers, tmp_path / "crashed") as fleet:
+        tokens, ended, states = await collect(fleet.submit(submit(f"crash{after}-a", 20)))
+        assert (tmp_path / "crashed").exists()
+        assert tokens == reference(PROMPT, 20)
+        assert ended.reason is FinishReason.LENGTH
+        assert (ended.usage.prompt, ended.usage.generated, ended.usage.preemptions) == (3, 20, 1)
+        assert SessionState.PREEMPTED in states
+
+
+async def test_every_turn_of_a_dead_worker_goes_on(tmp_path: Path) -> None:
+    async with fleet_of(2, tmp_path / "crashed") as fleet:
+        turns = [fleet.submit(submit(f"s{n}", 30)) for n in range(6)]
+        turns.append(fleet.submit(submit("crash5-x", 30)))
+        results = await asyncio.gather(*(collect(turn) for turn in turns))
+        assert all(tokens == reference(PROMPT, 30) for tokens, _, _ in results)
+
+
+async def test_a_kill_from_outside_is_seen_at_once_and_the_worker_replaced(tmp_path: Path) -> None:
+    async with fleet_of(1, tmp_path / "no") as fleet:
+        first = fleet.hello.pid
+        turn = fleet.submit(submit("slow-a", 40))
+        async for event in turn:
+            if isinstance(event, Token) and event.index == 2:
+                os.kill(first, signal.SIGKILL)
+                break
+        rest = [event async for event in turn]
+        tokens = [event.token for event in rest if isinstance(event, Token)]
+        assert tokens == reference(PROMPT, 40)[3:]
+        assert fleet.alive == 1
+        assert is_gone(first)
+
+
+async def test_a_session_stays_with_its_worker_and_strangers_spread(tmp_path: Path) -> None:
+    async with fleet_of(2, tmp_path / "no") as fleet:
+        turns = [fleet.submit(submit(f"slow-{n}", 3)) for n in range(4)]
+        assert sorted(turn.slot for turn in turns if turn.slot is not None) == [0, 0, 1, 1]
+        await asyncio.gather(*(collect(turn) for turn in turns))
+        homes = [turn.slot for turn in turns]
+        assert [fleet.submit(submit(f"slow-{n}", 2, turn=2)).slot for n in (3, 2, 1, 0)] == homes[::-1]
+
+
+async def test_a_turn_that_kills_every_worker_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+    policy = RestartPolicy(first_pause=0.01, longest_pause=0.02, attempts=MAX_MOVES + 2)
+    async with fleet_of(1, tmp_path / "no", policy=policy) as fleet:
+        tokens, ended, _ = await collect(fleet.submit(submit("poison-a", 5)))
+        assert tokens == []
+        assert ended.reason is FinishReason.ERROR
+        assert "died" in ended.error
+        tokens, ended, _ = await collect(fleet.submit(submit("good", 5)))
+        assert tokens == reference(PROMPT, 5)
+
+
+async def test_too_many_quick_deaths_end_the_fleet_with_an_error_not_a_hang(tmp_path: Path) -> None:
+    policy = RestartPolicy(first_pause=0.01, longest_pause=0.02, attempts=2)
+    async with fleet_of(1, tmp_path / "no", policy=policy) as fleet:
+        _, ended, _ = await collect(fleet.submit(submit("poison-a", 5)))
+        assert ended.reason is FinishReason.ERROR
+        assert ended.error == "no worker is left"
+        assert fleet.alive == 0
+        with pytest.raises(EngineDown):
+            fleet.submit(submit("b", 1))
+
+
+async def test_abort_ends_a_turn_also_while_no_worker_lives(tmp_path: Path) -> None:
+    policy = RestartPolicy(first_pause=30.0)
+    async with fleet_of(1, tmp_path / "no", policy=policy) as fleet:
+        turn = fleet.submit(submit("slow-a", 1000))
+        async for event in turn:
+            if isinstance(event, Token):
+                break
+        fleet.abort(SessionId("slow-a"), TurnId(1))
+        _, ended = [event async for event in turn][-2:]
+        assert ended.reason is FinishReason.ABORTED
+        os.kill(fleet.hello.pid, signal.SIGKILL)
+        while fleet.alive:  # noqa: ASYNC110  (the fleet tells nobody)
+            await asyncio.sleep(0.01)
+        waiting = fleet.submit(submit("b", 5))
+        fleet.abort(SessionId("b"), TurnId(1))
+        fleet.abort(SessionId("b"), TurnId(1))
+        assert [event.reason async for event in waiting] == [FinishReason.ABORTED]
+
+
+async def test_an_executor_that_raises_fails_its_turns_only(tmp_path: Path) -> None:
+    async with fleet_of(1, tmp_path / "no") as fleet:
+        _, ended, _ = await collect(fleet.submit(submit("raises-a", 5)))
+        assert ended.reason is FinishReason.ERROR
+        assert ended.error == "RuntimeError: the made-up kernel failed"
+        tokens, _, _ = await collect(fleet.submit(submit("good", 5)))
+        assert tokens == reference(PROMPT, 5)
+
+
+async def test_grammars_reach_every_worker_also_the_replaced_one(tmp_path: Path) -> None:
+    async with fleet_of(1, tmp_path / "crashed") as fleet:
+        await fleet.define_grammar("g", "good")
+        await fleet.define_grammar("b", "bad")
+        tokens, _, _ = await collect(fleet.submit(submit("crash2-a", 6, grammar="g")))
+        assert tokens == reference(PROMPT, 6)
+        for name in ("b", "unknown"):
+            _, ended, _ = await collect(fleet.submit(submit("c", 6, grammar=name)))
+            assert ended.reason is FinishReason.REFUSED
+            assert name in ended.error
+
+
+async def test_views_and_counters_outlive_a_worker(tmp_path: Path) -> None:
+    async with fleet_of(1, tmp_path / "crashed") as fleet:
+        await collect(fleet.submit(submit("a", 9)))
+        view = await fleet.describe(SessionId("a"))
+        assert view.session is not None
+        assert (await fleet.describe(SessionId("never seen"))).session is None
+        await collect(fleet.submit(submit("crash4-b", 6)))
+        view = await fleet.describe()
+        assert view.workers[0].generated_tokens == 9 + 6
+        assert await fleet.reset_prefix_cache()
+
+
+async def test_a_bad_model_is_one_line_and_leaves_no_process(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailed, match=r"^model x: no such file$"):
+        async with fleet_of(2, tmp_path / "no", "model x: no such file"):
+            pass
+
+
+async def test_stop_ends_turns_and_leaves_no_process(tmp_path: Path) -> None:
+    async with fleet_of(2, tmp_path / "no") as fleet:
+        turn = fleet.submit(submit("slow-a", 1000))
+        pids = [slot.worker.pid for slot in fleet._slots if slot.worker]
+        assert len(pids) == 2
+    events = [event async for event in turn]
+    assert events[-1].reason is FinishReason.ERROR
+    assert all(is_gone(pid) for pid in pids)

@@ -1,0 +1,178 @@
+"""One loader: flags over file over defaults, and every bad value stops the start with place and reason."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentserve.config import ServeConfig, is_loopback, load
+from agentserve.values import ConfigError, show_size, size
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    return file
+
+
+def test_defaults_are_a_valid_configuration() -> None:
+    config = load({})
+    assert config == ServeConfig()
+    assert (config.http.host, config.http.port, config.api_keys) == ("127.0.0.1", 8000, ())
+
+
+def test_every_setting_from_the_file(tmp_path: Path) -> None:
+    config = load({}, write(tmp_path, """
+log_level = "debug"
+[model]
+name = "a/b"
+served_names = ["x", "y"]
+dtype = "fp32"
+device = "cuda:1"
+chat_template = "t.jinja"
+[http]
+host = "0.0.0.0"
+port = 9
+api_keys = ["k"]
+force_usage = true
+drain_seconds = 1.5
+[engine]
+page_size = 32
+max_num_seqs = 3
+max_batched_tokens = 99
+max_model_len = 1000
+device_kv = "2GB"
+[workers]
+count = 4
+threads = 2
+record = "log"
+"""))  # fmt: skip
+    assert config.model.served_names == ("x", "y")
+    assert config.model.chat_template == Path("t.jinja")
+    assert config.http.api_keys == ("k",)
+    assert config.http.force_usage is True
+    assert config.http.drain_seconds == 1.5
+    assert config.engine.device_kv == 2_000_000_000
+    assert (config.workers.count, config.workers.threads, config.workers.record) == (4, 2, Path("log"))
+    assert config.log_level == "debug"
+    default = ServeConfig()
+    for part in ("model", "http", "engine", "workers"):
+        for name in getattr(config, part).__struct_fields__:
+            assert getattr(getattr(config, part), name) != getattr(getattr(default, part), name), name
+
+
+def test_flags_override_the_file_and_none_means_not_given(tmp_path: Path) -> None:
+    file = write(tmp_path, "[engine]\nmax_num_seqs = 3\npage_size = 32\n")
+    config = load({"max_num_seqs": "7", "page_size": None, "served_model_name": ["a"]}, file)
+    assert (config.engine.max_num_seqs, config.engine.page_size) == (7, 32)
+    assert config.model.served_names == ("a",)
+    assert load({"max_model_len": "auto"}).engine.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[engine]\nmax_num_seqs = "many"', '[engine] max_num_seqs: expected an integer ≥ 1, got "many"'),
+        ("[engine]\nmax_num_seqs = 0", "[engine] max_num_seqs: expected an integer ≥ 1, got 0"),
+        ("[engine]\nmax_num_seqs = true", "[engine] max_num_seqs: expected an integer ≥ 1, got True"),
+        ("[engine]\nmax_num_seqs = 1.5", "[engine] max_num_seqs: expected an integer ≥ 1, got 1.5"),
+        ("[http]\nport = 65536", "[http] port: expected an integer ≥ 0 and ≤ 65535, got 65536"),
+        ("[engine]\nmax_seqs = 1", "[engine] max_seqs: unknown setting; settings here are page_size,"),
+        ("[motor]\nx = 1", "motor: unknown section; sections are model, http, engine, workers"),
+        ("port = 1", "port: unknown setting; settings here are log_level"),
+        ('engine = "fast"', '[engine]: expected a table, got "fast"'),
+        ('[model]\ndtype = "fp16"', '[model] dtype: expected one of bf16, fp32, got "fp16"'),
+        ("[http]\nforce_usage = 1", "[http] force_usage: expected true or false, got 1"),
+        ("[http]\napi_keys = [1]", "[http] api_keys: expected a text that is not empty, got [1]"),
+        ('[http]\napi_keys = [""]', "[http] api_keys: expected a text that is not empty"),
+        ('[engine]\ndevice_kv = "lots"', "[engine] device_kv: expected a size in bytes such as 512MiB"),
+        ("[http]\ndrain_seconds = -1", "[http] drain_seconds: expected seconds, 0 to 86400, got -1"),
+        ("[http]\ndrain_seconds = nan", "[http] drain_seconds: expected seconds, 0 to 86400, got nan"),
+        ('[model]\nname = ""', "[model] name: expected a text that is not empty"),
+        ("x = [", "not TOML"),
+    ],
+)
+def test_a_bad_file_is_one_line_with_place_and_reason(tmp_path: Path, text: str, message: str) -> None:
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load({}, file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"max_num_seqs": "many"}, '--max-num-seqs: expected an integer ≥ 1, got "many"'),
+        ({"port": "-1"}, "--port: expected an integer"),
+        ({"port": "9" * 5000}, "--port: expected an integer"),
+        ({"colour": "red"}, "--colour: unknown flag"),
+        ({"device": "tpu"}, 'device: expected "cpu", "cuda" or "cuda:N", got "tpu"'),
+        ({"max_model_len": 1}, "max_model_len"),
+        ({"model": "a\0b"}, "--model: expected a text"),
+        ({"api_key": [" "]}, "--api-key"),
+        ({"log_level": "loud"}, "--log-level: expected one of"),
+    ],
+)
+def test_a_bad_flag_is_one_line(flags: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(flags)
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: No such file"):
+        load({}, tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.com", "127.0.0.1.example.com"])
+def test_other_machines_need_a_key(host: str) -> None:
+    with pytest.raises(ConfigError, match="configure a key"):
+        load({"host": host})
+    assert load({"host": host, "api_key": ["k"]}).http.host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.8.9.1"])
+def test_loopback_is_open_without_a_key(host: str) -> None:
+    assert is_loopback(host)
+    load({"host": host})
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("512MiB", 512 * 2**20),
+        ("2GB", 2 * 10**9),
+        ("1.5 GiB", 3 * 2**29),
+        ("7", 7),
+        ("7b", 7),
+        (4096, 4096),
+        ("1tib", 2**40),
+        ("9007199254740993", 2**53 + 1),
+    ],
+)
+def test_sizes(text: object, count: int) -> None:
+    assert size(text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MiB", "-1GB", "1 2MB", "1e9", "0", 0, -5, True, None, 1.5, "1PiB", "9" * 39]
+)
+def test_bad_sizes(text: object) -> None:
+    with pytest.raises(ConfigError, match="expected a size"):
+        size(text)
+
+
+@given(st.text(max_size=30))
+def test_no_text_crashes_the_size_reader(text: str) -> None:
+    with suppress(ConfigError):
+        assert size(text) > 0
+
+
+def test_shown_sizes() -> None:
+    assert [show_size(n) for n in (5, 2048, 402653184, 3 * 2**29)] == ["5 B", "2.0 KiB", "384 MiB", "1.5 GiB"]

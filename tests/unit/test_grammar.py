@@ -1,0 +1,400 @@
+"""Grammar sources, their compilation, and masks in the sampler, over a vocabulary of bytes."""
+
+import json
+import threading
+from array import array
+
+import numpy as np
+import pytest
+import torch
+import xgrammar
+
+from agentserve.core.plan import SampleSpec
+from agentserve.executor.grammars import GrammarStore
+from agentserve.executor.sampler import Sampler
+from agentserve.types import Sampling, SessionId, TurnId
+from tools_bridge.compiler import GrammarCompiler
+from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, ToolChoice, hermes_grammar
+from tools_bridge.schemas import MAX_BRANCHES, MAX_ENUM, MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH
+from tools_bridge.types import ToolSpec
+from tools_bridge.vocabulary import GrammarVocabulary
+
+EOS, VOCAB = 256, 300
+BYTES = [bytes([i]) for i in range(256)]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = ToolSpec("weather", "", CITY)
+NOW = ToolSpec("now")
+REQUIRED = ToolChoice("required")
+
+
+def call(name="weather", arguments='{"city": "Rome"}'):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return GrammarCompiler(BYTES, VOCAB, [EOS])
+
+
+@pytest.fixture(scope="module")
+def accepts(compiler):
+    def accepts(source, text):
+        """Whether the grammar takes the whole text, and whether nothing could follow."""
+        store = GrammarStore(BYTES, VOCAB, [EOS])
+        store.define("g", compiler.compile(source))
+        fold = store.start("g")
+        if not all(fold.push(byte) for byte in text.encode()):
+            return False
+        return "over" if fold.over else EOS in fold.allowed()
+
+    return accepts
+
+
+def test_required_calls(accepts):
+    many = hermes_grammar([WEATHER, NOW], REQUIRED)
+    assert accepts(many, call()) is True
+    assert accepts(many, call() + "\n" + call("now", "{}")) is True
+    assert accepts(many, "") is False
+    assert accepts(many, "text") is False
+    assert accepts(many, call("now", '{"a": 1}')) is False
+    assert accepts(many, call(arguments="{}")) is False
+    assert accepts(many, call(arguments='{"city": 5}')) is False
+    assert accepts(many, call("other")) is False
+    one = hermes_grammar([WEATHER, NOW], REQUIRED, parallel=False)
+    assert accepts(one, call()) == "over"
+    assert accepts(one, call() + "\n") is False
+
+
+def test_a_named_tool_and_allowed_tools(accepts):
+    named = hermes_grammar([WEATHER, NOW], ToolChoice.named("now"))
+    assert accepts(named, call("now", "{}")) == "over"
+    assert accepts(named, call()) is False
+    allowed = hermes_grammar([WEATHER, NOW], ToolChoice("required", ("weather",)))
+    assert accepts(allowed, call()) is True
+    assert accepts(allowed, call("now", "{}")) is False
+
+
+def test_auto_is_free_unless_something_is_asked(accepts):
+    assert hermes_grammar([WEATHER]) is None
+    assert hermes_grammar([WEATHER], ToolChoice("none"), parallel=False) is None
+    assert hermes_grammar() is None
+    strict = hermes_grammar([ToolSpec("weather", "", CITY, strict=True), NOW])
+    for text in ("", "hello", "hi " + call() + " and " + call(), call("now", '{"any": 1}')):
+        assert accepts(strict, text) is True
+    assert accepts(strict, call(arguments="{}")) is False
+    assert accepts(strict, "<tool_call>no") is False
+    single = hermes_grammar([WEATHER], parallel=False)
+    assert accepts(single, "hi " + call(arguments='{"any": 1}')) == "over"
+    assert accepts(single, "hi") is True
+
+
+def test_response_formats(accepts):
+    schema = ResponseFormat("json_schema", {"type": "object", "properties": {"a": {"type": "integer"}}})
+    alone = hermes_grammar(response=schema)
+    assert accepts(alone, '{"a": 12}') == "over"
+    assert accepts(alone, '{"a": "x"}') is False
+    assert accepts(hermes_grammar(response=ResponseFormat("json_object")), '{"b": [1, {}]}') == "over"
+    assert accepts(hermes_grammar(response=ResponseFormat("json_object")), "[1]") is False
+    both = hermes_grammar([WEATHER], response=schema)  # either a call or such a value
+    assert accepts(both, '{"a": 12}') == "over"
+    assert accepts(both, call()) is True
+    assert accepts(both, "text") is False
+    assert accepts(hermes_grammar([WEATHER], REQUIRED, response=schema), '{"a": 12}') is False
+    none = hermes_grammar([WEATHER], ToolChoice("none"), response=schema)
+    assert accepts(none, call()) is False
+
+
+def test_blanks_are_bounded(accepts):
+    source = hermes_grammar(response=ResponseFormat("json_object"))
+    assert accepts(source, '{"a":    1}') == "over"
+    assert accepts(source, '{"a":     1}') is False
+    assert accepts(source, " " * 5) is False
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "näme", "</tool_call>", "a.b-c", "{}"])
+def test_any_tool_name_can_be_called(accepts, name):
+    source = hermes_grammar([ToolSpec(name)], REQUIRED)
+    text = f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {{}}}}\n</tool_call>'
+    assert accepts(source, text) is True
+
+
+def test_ids_are_digests_of_the_meaning():
+    one, two = hermes_grammar([WEATHER], REQUIRED), hermes_grammar([WEATHER], REQUIRED)
+    assert one == two
+    assert one.id == two.id
+    others = [
+        hermes_grammar([NOW], REQUIRED),
+        hermes_grammar([WEATHER], REQUIRED, parallel=False),
+        hermes_grammar([ToolSpec("weather", "", {**CITY, "required": []})], REQUIRED),
+    ]
+    assert len({one.id, *(source.id for source in others)}) == 4
+    flipped = {"type": "object", "properties": {"b": {}, "a": {}}}
+    assert (  # the order of properties is the order they are written in
+        hermes_grammar(response=ResponseFormat("json_schema", flipped)).id
+        != hermes_grammar(
+            response=ResponseFormat("json_schema", {"type": "object", "properties": {"a": {}, "b": {}}})
+        ).id
+    )
+
+
+def deep(levels):
+    schema = {"type": "string"}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "strict", "message"),
+    [
+        (None, False, "must be an object"),
+        ([], False, "must be an object"),
+        ({"type": "strnig"}, False, "Unsupported type"),
+        ({"$ref": "http://x/y"}, False, "must point into the same schema"),
+        ({"$ref": 7}, False, "must point into the same schema"),
+        ({"$ref": "#/nope"}, False, "cannot be compiled"),
+        ({"$ref": "#"}, False, "Circular"),
+        ({"type": "string", "pattern": "(?<a"}, False, "cannot be compiled"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, False, "minimum greater than maximum"),
+        (deep(MAX_SCHEMA_DEPTH), False, "nested deeper"),
+        ({"description": "x" * MAX_SCHEMA_CHARS}, False, "longer than"),
+        ({"anyOf": [{"const": i} for i in range(MAX_BRANCHES + 1)]}, False, "branches"),
+        ({"enum": list(range(MAX_ENUM + 1))}, False, "enum has"),
+        ({"const": float("inf")}, False, "not JSON"),
+        ({"const": b"x"}, False, "not JSON"),
+        ({3: 4}, False, "no string"),
+        ({"properties": {"a": {"not": {}}}}, True, "schema.properties.a: 'not' cannot be enforced"),
+        ({"items": {"uniqueItems": True}}, True, "schema.items: 'uniqueItems'"),
+        ({"type": "string", "format": "zzz"}, True, "format 'zzz'"),
+        ({"type": "string", "pattern": "a", "maxLength": 3}, True, "together"),
+        ({"allOf": [{}, {}]}, True, "'allOf'"),
+        ({"type": "object", "anyOf": [{}, {}]}, True, "'type' beside 'anyOf'"),
+        ({"properties": {}, "required": ["x"]}, True, "'x' is not among"),
+        ({"type": "string", "enum": ["a", 1]}, True, "enum value 1"),
+    ],
+)
+def test_bad_schemas_are_refused_in_one_line(compiler, schema, strict, message):
+    with pytest.raises(GrammarError, match=message) as caught:
+        compiler.compile(hermes_grammar(response=ResponseFormat("json_schema", schema, strict)))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_names_of_properties_are_not_keywords(compiler):
+    schema = {"type": "object", "properties": {k: {"type": "string"} for k in ("not", "if", "$ref", "allOf")}}
+    compiler.compile(hermes_grammar(response=ResponseFormat("json_schema", schema, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "message"),
+    [
+        ([], REQUIRED, "no tools"),
+        ([WEATHER], ToolChoice.named("nope"), "no tool called 'nope'"),
+        ([WEATHER, WEATHER], REQUIRED, "two tools"),
+        ([ToolSpec("")], REQUIRED, "no name"),
+        ([ToolSpec("f", "", {"type": "array"})], REQUIRED, "must be of type 'object'"),
+    ],
+)
+def test_impossible_choices_are_refused(tools, choice, message):
+    with pytest.raises(GrammarError, match=message):
+        hermes_grammar(tools, choice)
+
+
+def test_a_compiled_grammar_is_for_one_vocabulary(compiler):
+    compiled = compiler.compile(hermes_grammar([WEATHER], REQUIRED))
+    for other in (
+        GrammarVocabulary([*BYTES[:-1], b"zz"], VOCAB, [EOS]),  # same size, other bytes
+        GrammarVocabulary(BYTES, VOCAB + 1, [EOS]),
+        GrammarVocabulary(BYTES, VOCAB, [EOS + 1]),
+    ):
+        with pytest.raises(ValueError, match="another vocabulary"):
+            other.unseal(compiled)
+    same = GrammarVocabulary(BYTES, VOCAB, [EOS])
+    with pytest.raises(ValueError, match="cannot be read"):
+        same.unseal(compiled[:-20])
+    with pytest.raises(ValueError, match="no compiled grammar"):
+        Sampler(VOCAB, BYTES, [EOS]).define_grammar("g", "{}")
+    assert isinstance(same.unseal(compiled), xgrammar.CompiledGrammar)
+
+
+def test_vocabularies_are_checked():
+    for arguments, message in (
+        ((BYTES, VOCAB, []), "at least one stop"),
+        ((BYTES, 255, [1]), "do not fit"),
+        ((BYTES, VOCAB, [VOCAB]), "outside"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GrammarVocabulary(*arguments)
+
+
+def test_compiling_is_shared_bounded_and_given_up_on(monkeypatch):
+    compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=0.2, threads=1, cache_chars=100)
+    sources = [GrammarSource(str(n)) for n in range(9)]
+    started, gate, runs = threading.Event(), threading.Event(), []
+
+    def slow(source):
+        runs.append(source.text)
+        started.set()
+        assert gate.wait(60)
+        return "x" * 60
+
+    monkeypatch.setattr(compiler, "_compile", slow)
+    with pytest.raises(GrammarError, match=r"took longer than 0\.2 s"):
+        compiler.compile(sources[0])
+    assert started.wait(60)
+    job = compiler._jobs[sources[0].id]
+    with pytest.raises(GrammarError, match=r"took longer|too many"):
+        compiler.compile(sources[1])  # the only thread is busy
+    gate.set()
+    assert job.done.wait(60)
+    assert compiler.compile(sources[0]) == "x" * 60
+    assert runs.count("0") == 1  # the late result was kept
+    compiler.compile(sources[2])
+    compiler.compile(sources[0])  # 100 characters hold one result only
+    assert runs.count("0") == 2
+    with pytest.raises(GrammarError, match="characters long"):
+        compiler.compile(GrammarSource("x" * (512 * 1024 + 1)))
+
+
+def test_many_threads_compile_one_grammar_once(compiler, monkeypatch):
+    runs, real = [], compiler._compile
+    monkeypatch.setattr(compiler, "_compile", lambda source: (runs.append(1), real(source))[1])
+    source = hermes_grammar([ToolSpec("threads")], REQUIRED)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(compiler.compile(source))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(runs) == 1
+    assert len(results) == 8
+    assert len(set(results)) == 1
+
+
+# --- in the sampler ----------------------------------------------------------------------
+
+
+def sampler_with(compiler, source, **kwargs):
+    sampler = Sampler(VOCAB, BYTES, [EOS], **kwargs)
+    sampler.define_grammar("g", compiler.compile(source))
+    return sampler
+
+
+def step(sampler, sampling, tokens, prompt, logits):
+    request = SampleSpec(sampling, tokens, prompt, len(tokens))
+    return sampler.sample(torch.tensor(logits[None]), [(SessionId("s"), TurnId(1), request)])[0]
+
+
+def generate(sampler_at, sampling, limit=400, seed=0, wish=None):
+    """Tokens of one turn on random logits; bytes of `wish` are made likely in their order."""
+    tokens, rng = array("i", [1, 2, 3]), np.random.default_rng(seed)
+    for n in range(limit):
+        logits = rng.normal(size=VOCAB).astype(np.float32) * 3
+        if wish is not None:
+            logits[wish[n] if n < len(wish) else EOS] += 1000
+        result = step(sampler_at(n), sampling, tokens, 3, logits)
+        tokens.append(result.token)
+        if result.ended:
+            return tokens[3:], True
+        if result.token == EOS:
+            return tokens[3:], False
+    return tokens[3:], False
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_end_of_a_grammar_ends_the_turn_without_another_token(compiler, temperature):
+    sampler = sampler_with(compiler, hermes_grammar([WEATHER], ToolChoice.named("weather")))
+    sampling = Sampling(temperature=temperature, grammar="g")
+    tokens, ended = generate(lambda n: sampler, sampling, wish=call().encode())
+    assert bytes(list(tokens)).decode() == call()
+    assert ended
+
+
+def test_where_more_calls_may_follow_the_model_ends_by_eos(compiler):
+    sampler = sampler_with(compiler, hermes_grammar([WEATHER], REQUIRED))
+    tokens, ended = generate(lambda n: sampler, Sampling(temperature=0.0, grammar="g"), wish=call().encode())
+    assert bytes(list(tokens[:-1])).decode() == call()
+    assert tokens[-1] == EOS
+    assert ended
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"logit_bias": {ord("x"): 1e9, ord("y"): float("inf"), EOS: 1e9}},
+        {"logit_bias": dict.fromkeys(range(256), float("-inf"))},
+        {"repetition_penalty": 5.0, "presence_penalty": 2.0},
+        {"min_tokens": 10_000},
+        {"min_tokens": 10_000, "ignore_eos": True},
+        {"top_k": 1, "top_p": 0.1, "min_p": 0.9},
+        {"temperature": 100.0},
+        {"temperature": 0.0, "logit_bias": dict.fromkeys(range(256), -1e9)},
+    ],
+)
+def test_nothing_lifts_the_mask(compiler, knobs):
+    source = hermes_grammar(
+        response=ResponseFormat(
+            "json_schema",
+            {"type": "object", "properties": {"k": {"enum": ["aa", "ab", 17]}}, "required": ["k"]},
+        )
+    )
+    sampler = sampler_with(compiler, source)
+    for seed in range(5):
+        tokens, ended = generate(lambda n: sampler, Sampling(grammar="g", seed=seed, **knobs), seed=seed)
+        assert json.loads(bytes(list(tokens)))["k"] in ("aa", "ab", 17)
+        assert ended
+
+
+def test_min_tokens_keeps_a_grammar_going_while_it_can(compiler):
+    source = hermes_grammar(response=ResponseFormat("json_schema", {"type": "integer"}))
+    sampler = sampler_with(compiler, source)
+    sampling = Sampling(temperature=0.0, grammar="g", min_tokens=6)
+    tokens, ended = generate(lambda n: sampler, sampling, wish=[ord("7")])
+    assert ended
+    assert len(tokens) == 7  # six digits, then EOS
+    assert tokens[-1] == EOS
+
+
+def test_a_grammar_state_rebuilt_equals_the_incremental_one(compiler):
+    source = hermes_grammar([WEATHER, NOW], REQUIRED)
+    sampling = Sampling(grammar="g", seed=3, frequency_penalty=0.2, stop=("never seen",))
+    kept = sampler_with(compiler, source)
+    incremental = generate(lambda n: kept, sampling, limit=150)
+    assert generate(lambda n: sampler_with(compiler, source), sampling, limit=150) == incremental
+    two = [sampler_with(compiler, source) for _ in range(2)]
+    assert generate(lambda n: two[n % 2], sampling, limit=150) == incremental
+
+
+def test_the_fold_begins_after_the_prompt(compiler):
+    source = hermes_grammar(response=ResponseFormat("json_object"))
+    sampler = sampler_with(compiler, source)
+    prompt = array("i", list(b'{"a": 1}'))
+    result = step(sampler, Sampling(grammar="g"), prompt, len(prompt), np.zeros(VOCAB, dtype=np.float32))
+    assert result.token == ord("{")
+
+
+def test_tokens_without_bytes_and_beyond_the_tokenizer_are_never_allowed(compiler):
+    sampler = sampler_with(compiler, hermes_grammar(response=ResponseFormat("json_object")))
+    logits = np.zeros(VOCAB, dtype=np.float32)
+    logits[257:] = 1000
+    assert step(sampler, Sampling(grammar="g"), array("i", [1]), 1, logits).token == ord("{")
+
+
+def test_a_row_that_cannot_be_sampled_says_why(compiler):
+    sampler = sampler_with(compiler, hermes_grammar(response=ResponseFormat("json_object")))
+    ok = SampleSpec(Sampling(grammar="g"), array("i", list(b"..{")), 2, 3)
+    unknown = SampleSpec(Sampling(grammar="h"), array("i", [1]), 1, 1)
+    outside = SampleSpec(Sampling(grammar="g"), array("i", list(b"..x")), 2, 3)
+    over = SampleSpec(Sampling(grammar="g"), array("i", list(b"..{}")), 2, 4)
+    session, turn = SessionId("s"), TurnId(1)
+    assert sampler.problem(session, turn, ok) == ""
+    assert sampler.problem(session, turn, SampleSpec(Sampling(), array("i", [1]), 1, 1)) == ""
+    assert sampler.problem(session, turn, unknown) == "grammar 'h' is not defined on this worker"
+    assert sampler.problem(session, turn, outside) == "token 120 does not continue grammar 'g'"
+    assert sampler.problem(session, turn, over) == "grammar 'g' is already complete"
+    for spec in (unknown, outside, over):
+        with pytest.raises(ValueError, match="grammar"):
+            sampler.sample(torch.zeros(1, VOCAB), [(session, turn, spec)])
+    sampler.drop_grammar("g")
+    sampler.drop_grammar("never known")
+    assert sampler.problem(session, TurnId(2), ok) == "grammar 'g' is not defined on this worker"

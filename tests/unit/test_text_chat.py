@@ -1,0 +1,187 @@
+"""What templates can do is found out, and the rest is made up for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentserve.text import ChatTemplate, TextError, Tokenizer, load
+from agentserve.text.gguf_metadata import read_metadata
+from agentserve.text.gguf_vocab import vocabulary
+from agentserve.text.template_sources import TemplateSources
+from tests.text_models import (
+    FAMILIES,
+    TOOL,
+    Message,
+    call,
+    inline,
+    save_model,
+    smollm2_path,
+    source,
+    template,
+    tokenizer,
+)
+
+
+@pytest.mark.model
+def test_facts() -> None:
+    for name in FAMILIES:
+        facts = template(name).facts
+        assert facts is not None
+        assert facts.tools
+        assert facts.tool_calls
+        assert facts.system
+        assert template(name).wrapper is None
+    smollm2 = template("smollm2")
+    assert smollm2.facts is not None
+    assert smollm2.wrapper == "hermes"
+    assert not smollm2.facts.tools
+    assert not smollm2.facts.null_content
+    assert not smollm2.facts.list_content
+    assert smollm2.facts.default_system.startswith("You are a helpful AI assistant named SmolLM")
+    mistral = template("mistral")
+    assert mistral.facts is not None
+    assert mistral.facts.short_call_ids
+    assert mistral.wrapper is None
+
+
+def test_stop_ids_are_the_end_of_a_turn() -> None:
+    assert template("qwen25").stop_ids == {tokenizer().control["<|im_end|>"]}
+    assert template("llama3").stop_ids == {tokenizer().control["<|eot|>"]}
+    assert template("mistral").stop_ids == {tokenizer().control["</s>"]}
+
+
+def test_mistral_ids_are_shortened_alike_on_both_sides() -> None:
+    chat = template("mistral")
+    text = chat.render_text(
+        [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": None, "tool_calls": [call("f", "{}", "call_long_identifier")]},
+            {"role": "tool", "tool_call_id": "call_long_identifier", "content": "R"},
+        ]
+    )
+    short = text.split("<tool_response>R")[1].split("</tool_response>")[0]
+    assert len(short) == 9
+    assert text.count(short) == 2
+
+
+@pytest.mark.model
+def test_the_hermes_wrapper() -> None:
+    history: list[Message] = [
+        {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [call("f", '{"a": "é"}', "1"), call("g", "", "2")],
+        },
+        {"role": "tool", "tool_call_id": "2", "content": "second"},
+        {"role": "tool", "tool_call_id": "1", "content": "first"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    smollm2 = template("smollm2")
+    text = smollm2.render_text(history, tools=[TOOL])
+    system, user, calls, results, answer, prompt = text.split("<|im_start|>")[1:]
+    assert system.startswith(
+        "system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face\n\n"
+    )
+    listed = system.split("<tools>\n")[1].split("\n</tools>")[0]
+    assert json.loads(listed) == TOOL
+    assert user == "user\nWeather?<|im_end|>\n"
+    assert calls == (
+        'assistant\n<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call><|im_end|>\n'
+    )
+    assert results == (
+        "user\n<tool_response>\nfirst\n</tool_response>\n<tool_response>\nsecond\n</tool_response><|im_end|>\n"
+    )
+    assert answer == "assistant\nDone.<|im_end|>\n"
+    assert prompt == "assistant\n"
+    own = smollm2.render_text([{"role": "system", "content": "Mine."}, *history], tools=[TOOL])
+    assert own.startswith("<|im_start|>system\nMine.\n\n# Tools")
+
+
+def test_a_template_that_refuses_system_and_repeated_users() -> None:
+    chat = template("lists")
+    history: list[Message] = [
+        {"role": "system", "content": "Be nice."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call("f", "{}")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "r"},
+        {"role": "user", "content": "and?"},
+    ]
+    text = chat.render_text(history)
+    assert "user\nBe nice.\n\nhi<|im_end|>" in text
+    assert "</tool_response>\n\nand?<|im_end|>" in text
+
+
+def test_system_and_developer_messages() -> None:
+    history: list[Message] = [
+        {"role": "system", "content": "one"},
+        {"role": "developer", "content": "two"},
+        {"role": "user", "content": "hi"},
+    ]
+    merged: list[Message] = [{"role": "system", "content": "one\n\ntwo"}, history[2]]
+    assert template("qwen25").render(history) == template("qwen25").render(merged)
+    text = (
+        "{% for m in messages %}<|im_start|>"
+        "{{ 'D' if m.role == 'developer' else m.role }}{{ m.content }}{% endfor %}"
+    )
+    knows = inline(text)
+    assert "Dtwo" in knows.render_text(history[1:])
+
+
+@pytest.mark.parametrize("arguments", ["{}", "", "  \n", None, {}, "null"])
+def test_calls_without_arguments_render_alike(arguments: object) -> None:
+    def history(value: object, content: object) -> list[Message]:
+        return [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": content, "tool_calls": [call("f", value)]},
+        ]
+
+    for content in (None, "", []):
+        ours = template("qwen25").render(history(arguments, content))
+        assert ours == template("qwen25").render(history("{}", None))
+
+
+@pytest.mark.model
+def test_no_template_falls_back_to_chatml_or_says_so() -> None:
+    chatml = ChatTemplate(TemplateSources(), tokenizer())
+    assert chatml.wrapper == "hermes"
+    text = chatml.render_text([{"role": "user", "content": "hi"}])
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+    bare = replace(vocabulary(read_metadata(smollm2_path())), control=())
+    none = ChatTemplate(TemplateSources(), Tokenizer(bare))
+    assert not none.available
+    with pytest.raises(TextError, match="no chat template"):
+        none.render([{"role": "user", "content": "hi"}])
+
+
+def test_sources_of_a_folder(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    user: list[Message] = [{"role": "user", "content": "hi"}]
+
+    def start(tools: object = None, explicit: Path | None = None) -> str:
+        return load(tmp_path, explicit).template.render_text(user, tools=tools)  # type: ignore[arg-type]
+
+    path.write_text(json.dumps(config | {"chat_template": "A{{ messages[0].content }}"}))
+    assert start() == "Ahi"
+    named = [
+        {"name": "default", "template": "B{{ messages[0].content }}"},
+        {"name": "tool_use", "template": "T" + source("qwen25")},
+    ]
+    path.write_text(json.dumps(config | {"chat_template": named}))
+    assert start() == "Bhi"
+    assert start([TOOL]).startswith("T<|im_start|>system")
+    (tmp_path / "chat_template.jinja").write_text("C{{ messages[0].content }}")
+    assert start() == "Chi"
+    explicit = tmp_path / "mine.jinja"
+    explicit.write_text("E{{ messages[0].content }}")
+    assert start(explicit=explicit) == "Ehi"
+    with pytest.raises(TextError, match="chat template"):
+        load(tmp_path, tmp_path / "missing.jinja")

@@ -1,0 +1,84 @@
+"""Broken conversations and templates are refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentserve.text import TextError
+from tests.text_models import Message, call, deep_json, inline, template
+
+GOOD: Message = {"role": "user", "content": "a"}
+DEEP = deep_json(100)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "robot", "content": "x"}, "unknown role 'robot'"),
+        ({"content": "x"}, "unknown role"),
+        ("text", "an object is expected"),
+        ({"role": "user"}, "content is missing"),
+        ({"role": "user", "content": 3}, "content must be a string"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            "'image_url' is not supported",
+        ),
+        ({"role": "user", "content": ["x"]}, "not supported"),
+        ({"role": "tool", "content": "x"}, "needs a tool_call_id"),
+        ({"role": "user", "content": "x", "tool_calls": [call("f", "{}")]}, "only an assistant"),
+        ({"role": "assistant", "tool_calls": "x"}, "must be a list"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "a function with a name"),
+        ({"role": "assistant", "tool_calls": [call("f", "{broken")]}, "not valid JSON"),
+        ({"role": "assistant", "tool_calls": [call("f", "[1]")]}, "must be a JSON object"),
+        ({"role": "assistant", "tool_calls": [call("f", '{"a": NaN}')]}, "not valid JSON"),
+        ({"role": "assistant", "tool_calls": [call("f", '{"a": 1e999}')]}, "not valid JSON"),
+        ({"role": "assistant", "tool_calls": [call("f", "[" * 100_000)]}, "not valid JSON"),
+        ({"role": "assistant", "tool_calls": [call("f", {"a": DEEP})]}, "nested deeper"),
+        ({"role": "assistant", "tool_calls": [call("f", {"a": float("inf")})]}, "finite"),
+        ({"role": "assistant", "tool_calls": [call("f", {"a": {1}})]}, "is not JSON"),
+    ],
+)
+def test_a_broken_message_is_named(message: Message, words: str) -> None:
+    with pytest.raises(TextError, match=words) as caught:
+        template("qwen25").render([GOOD, message, GOOD])
+    assert "messages[1]" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_broken_requests() -> None:
+    chat = template("qwen25")
+    with pytest.raises(TextError, match="at least one message"):
+        chat.render([])
+    with pytest.raises(TextError, match=r"tools\[0\]: nested deeper"):
+        chat.render([GOOD], tools=[{"x": DEEP}])
+    with pytest.raises(TextError, match="exclude each other"):
+        chat.render([GOOD], continue_final_message=True)
+    with pytest.raises(TextError, match="must be an assistant's"):
+        chat.render([GOOD], continue_final_message=True, add_generation_prompt=False)
+    with pytest.raises(TextError, match="surrogate"):
+        chat.render([{"role": "user", "content": "\ud800"}])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{% if %}", "line 1"),
+        ("{{ raise_exception('never\nmind') }}", "never mind"),
+        ("{{ messages[0].content.__class__.__mro__ }}", "chat template"),
+        ("{{ messages.append(1) }}{{ messages[0].content }}", "chat template"),
+        ("{% for i in range(10 ** 9) %}x{% endfor %}", "chat template"),
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "nested too deeply"),
+        ("nothing", "does not render a user message"),
+    ],
+)
+def test_a_template_that_cannot_be_used(text: str, words: str) -> None:
+    with pytest.raises(TextError, match=words) as caught:
+        inline(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_running_out_of_placeholders_is_an_error() -> None:
+    private = "".join(map(chr, [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]))
+    assert private in template("qwen25").render_text([{"role": "user", "content": private}])
+    with pytest.raises(TextError, match="private-use"):
+        template("qwen25").render([{"role": "user", "content": private + "<|im_end|>"}])

@@ -1,0 +1,103 @@
+"""A turn's prompt begins with the last prompt and what was generated on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentserve.text import ChatTemplate, TextError
+from tests.text_models import FAMILIES, TOOL, Message, call, inline, template, tokenizer
+
+REPLIES = st.lists(st.integers(0, 499), min_size=1, max_size=12)
+
+
+def turns(
+    chat: ChatTemplate, replies: Sequence[Sequence[int]], with_calls: Sequence[bool], **options: object
+) -> None:
+    """Play turns as a server does, and check each prompt continues what was generated."""
+    history: list[Message] = [{"role": "system", "content": "Be nice."}, {"role": "user", "content": "hi"}]
+    spliced: dict[int, Sequence[int]] = {}
+    (end,) = chat.stop_ids
+    for number, (reply, is_call) in enumerate(zip(replies, with_calls, strict=True)):
+        before = chat.render(history, tools=[TOOL], spliced=spliced, **options).tolist()  # type: ignore[arg-type]
+        spliced[len(history)] = reply
+        if is_call:
+            ids = [f"c{number}a", f"c{number}b"]
+            calls = [call("get_weather", "{}", ids[0]), call("get_weather", '{"city": "Bern"}', ids[1])]
+            history.append({"role": "assistant", "content": None, "tool_calls": calls})
+            history += [{"role": "tool", "tool_call_id": one, "content": f"r{one}"} for one in reversed(ids)]
+        else:
+            history.append({"role": "assistant", "content": "whatever it decodes to"})
+            history.append({"role": "user", "content": "next"})
+        after = chat.render(history, tools=[TOOL], spliced=spliced, **options).tolist()  # type: ignore[arg-type]
+        assert after[: len(before) + len(reply) + 1] == [*before, *reply, end]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "smollm2"])
+@settings(max_examples=25, deadline=None)
+@given(
+    replies=st.lists(REPLIES, min_size=3, max_size=3),
+    with_calls=st.lists(st.booleans(), min_size=3, max_size=3),
+)
+def test_a_prompt_continues_what_was_generated(
+    name: str, replies: list[list[int]], with_calls: list[bool]
+) -> None:
+    turns(template(name), replies, with_calls)
+
+
+def test_an_opened_reasoning_stays_in_front_of_its_answer() -> None:
+    turns(template("qwen3"), [[65, 66], [67]], [True, False], kwargs={"enable_thinking": False})
+
+
+def test_without_splicing_the_prefix_is_lost() -> None:
+    """A word generated letter by letter re-encodes as one token: the reason why ids are kept."""
+    reply = [token for letter in "user" for token in tokenizer().encode(letter)]
+    assert len(tokenizer().encode("user")) < len(reply)
+    history: list[Message] = [{"role": "user", "content": "hi"}]
+    before = template("qwen25").render(history).tolist()
+    history += [{"role": "assistant", "content": tokenizer().decode(reply)}, {"role": "user", "content": "x"}]
+    wanted = before + reply
+    assert template("qwen25").render(history).tolist()[: len(wanted)] != wanted
+    assert template("qwen25").render(history, spliced={1: reply}).tolist()[: len(wanted)] == wanted
+
+
+def test_a_splice_the_template_drops_is_rendered_from_its_text() -> None:
+    text = (
+        "{% for m in messages %}{% if m.role == 'user' or loop.last %}"
+        "<|im_start|>{{ m.content }}{% endif %}{% endfor %}"
+    )
+    chat = inline(text)
+    history: list[Message] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+    assert chat.render(history, spliced={1: [1], 3: [2, 3]}).tolist()[-2:] == [2, 3]
+    assert chat.render(history[:3], spliced={1: [1]}) == chat.render(history[:3])
+
+
+def test_a_template_that_refuses_a_splice_gets_the_text() -> None:
+    text = (
+        "{% for m in messages %}{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
+        "{{ raise_exception('no call') }}{% endif %}<|im_start|>{{ m.content }}"
+        "{{ m.tool_calls | tojson if m.tool_calls }}"
+        "{{ tools | tojson if tools }}{% endfor %}"
+    )
+    chat = inline(text)
+    assert chat.wrapper is None
+    history: list[Message] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call("f", "{}")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "r"},
+    ]
+    assert chat.render(history, spliced={1: [1, 2]}) == chat.render(history)
+
+
+def test_only_assistant_messages_are_spliced() -> None:
+    for index in (0, 5, -1):
+        with pytest.raises(TextError, match="only an assistant message can be spliced"):
+            template("qwen25").render([{"role": "user", "content": "a"}], spliced={index: [1]})
