@@ -9,6 +9,7 @@ Names: `rows` token rows of a step, `hidden` model width, `heads` query heads, `
 `dim` head dimension, `slots` token slots per page. KV of one layer is a view
 `[pages, 2, slots, kv_heads, dim]` (0 is K, 1 is V) of its group's storage
 `[pages, layers of the group, 2, slots, kv_heads, dim]`: one page is one contiguous run of bytes.
+How K and V lie inside a layer's part of a page is the backend's own; `numerics` names that too.
 """
 
 from __future__ import annotations
@@ -60,6 +61,74 @@ class Attention(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerParts:
+    """One layer of a decoder. Matrices are `[out, in]`; `group` and `index` say where its KV lies."""
+
+    attention_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(heads + 2 * kv_heads) * dim, hidden]: Q, then K, then V
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None  # [dim]
+    k_norm: Tensor | None  # [dim]
+    o: Tensor  # [hidden, heads * dim]
+    o_bias: Tensor | None
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * inner, hidden]: gate, then up
+    gate_up_bias: Tensor | None
+    down: Tensor  # [hidden, inner]
+    down_bias: Tensor | None
+    group: int  # KV group
+    index: int  # of this layer inside the group
+    rotary: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderParts:
+    """A whole decoder, all matrices in one dtype. `lm_head` is `embedding` itself where they are tied."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    eps: float
+    embedding: Tensor  # [vocab, hidden]
+    layers: Sequence[LayerParts]
+    norm: Tensor  # [hidden]
+    lm_head: Tensor  # [vocab, hidden]
+    cos: Tensor  # [positions, dim / 2] float32
+    sin: Tensor
+
+
+class StepGroup(Protocol):
+    """One KV group's part of a step."""
+
+    @property
+    def storage(self) -> Tensor:
+        """`[pages, layers of the group, 2, slots, kv_heads, dim]`."""
+        ...
+
+    @property
+    def slots(self) -> Tensor:
+        """`[rows]` int64: where each row's K and V go."""
+        ...
+
+    @property
+    def attention(self) -> Attention:
+        """Laid out by the same backend's `Ops.attention`."""
+        ...
+
+
+class StepDecoder(Protocol):
+    """A forward pass as one operation. Keeps what it needs of the weights: the caller may drop them."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Tensor:
+        """Write the step's KV; the last layer's normed output `[rows, hidden]` for `[rows]` int64 tokens."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[rows, hidden]` from `forward` -> `[rows, vocab]` float32."""
+        ...
+
+
 class Ops(Protocol):
     """One backend on one device. Built by `kernels.ops_for`."""
 
@@ -75,6 +144,10 @@ class Ops(Protocol):
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Prepare `x @ weight.T + bias`; `weight [out, in]`, `bias [out]`."""
+        ...
+
+    def decoder(self, parts: DecoderParts) -> StepDecoder | None:
+        """The whole forward pass as one operation, or None where a backend has none for this model."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.invariant import MOST_ROWS, RowRule, cancelling, choose_rule, random_rows
-from kernels.ops import Attention, AttentionShape, Linear, Span
+from kernels.ops import Attention, AttentionShape, DecoderParts, Linear, Span, StepDecoder
 from kernels.paged_attention import PagedAttention, TileOps
 
 _LARGE_WEIGHT = 1 << 24  # elements; above it, rules are measured on fewer rows to keep loading short
@@ -65,6 +65,9 @@ class ReferenceOps:
             bare = ReferenceLinear(probe[0], zero, RowRule(1, False, rows))
             self._linear_rules[key] = choose_rule(bare.product, sample[0])
         return ReferenceLinear(weight, bias, self._linear_rules[key])
+
+    def decoder(self, parts: DecoderParts) -> StepDecoder | None:
+        return None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         width = x.shape[-1]

@@ -1,0 +1,67 @@
+"""One step's attention for the compiled library: its plan, and the call for one layer."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import TYPES, Kv, Library
+from kernels.ops import AttentionShape, Span
+
+
+class CpuAttention:
+    """`kernels.ops.Attention` over pages in this backend's own layout."""
+
+    def __init__(
+        self, library: Library, shape: AttentionShape, spans: Sequence[Span], tables: Tensor
+    ) -> None:
+        self._library = library
+        self._shape = shape
+        flat = array("q")
+        for span in spans:
+            flat.extend((span.row, span.rows, span.position))
+        tables = tables.contiguous()
+        self.plan: int | None = library.plan(
+            flat.buffer_info()[0],
+            len(spans),
+            tables.data_ptr(),
+            tables.shape[1],
+            shape.window or 0,
+            shape.heads // shape.kv_heads,
+            shape.slots,
+        )
+
+    def __del__(self) -> None:
+        plan, self.plan = getattr(self, "plan", None), None
+        if plan is not None:
+            self._library.free_plan(plan)
+
+    @property
+    def shared_keys(self) -> int:
+        """Keys that rows read together with another row that has the same pages, summed over rows."""
+        found: int = self._library.shared_keys(self.plan)
+        return found
+
+    def __call__(self, q: Tensor, kv: Tensor) -> Tensor:
+        q = q.contiguous()
+        out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype)
+        self._library.attention(
+            TYPES[q.dtype],
+            self.plan,
+            ctypes.byref(pages_of(kv)),
+            self._shape.heads,
+            q.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+
+def pages_of(kv: Tensor) -> Kv:
+    """One layer's view `[pages, 2, slots, kv_heads, dim]` as the library sees it."""
+    _, _, slots, kv_heads, dim = kv.shape
+    return Kv(kv.data_ptr(), kv.stride(0), slots, kv_heads, dim)

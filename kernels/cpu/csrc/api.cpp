@@ -1,0 +1,193 @@
+// The C interface that kernels/cpu/library.py calls. `type`: 0 is bfloat16, 1 is float.
+#include "decoder.h"
+
+using namespace agentserve;
+
+namespace {
+
+template <class Body> auto with_type(int type, const Body& body) {
+    return type == 0 ? body(Bf16()) : body(F32());
+}
+
+// Each row r < rows, split among threads.
+template <class Body> void rows_of(int64_t rows, int threads, const Body& body) {
+    with_team(threads, [&](Team& team) { team.each(rows, std::max<int64_t>(1, rows / (8 * threads)), body); });
+}
+
+struct Opened {
+    std::unique_ptr<Decoder<Bf16>> bf16;
+    std::unique_ptr<Decoder<F32>> f32;
+    template <class Body> void with(const Body& body) { bf16 ? body(*bf16) : body(*f32); }
+};
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+struct Kv {
+    void* base;
+    int64_t page_stride;  // elements
+    int32_t slots, kv_heads, dim;
+};
+
+int agentserve_lanes() { return W; }
+
+void agentserve_pack(int type, const void* w, int64_t n, int64_t k, int pair_halves, void* panels, int threads) {
+    with_type(type, [&](auto t) {
+        using T = decltype(t);
+        with_team(threads, [&](Team& team) {
+            pack<T>(team, static_cast<const typename T::Stored*>(w), n, k, pair_halves != 0, static_cast<uint32_t*>(panels));
+        });
+    });
+}
+
+// x: `rows` rows of w->steps lanes.
+void agentserve_linear(int type, const Matrix* w, const void* x, int rows, void* out, int threads) {
+    with_type(type, [&](auto t) {
+        using T = decltype(t);
+        with_team(threads, [&](Team& team) {
+            product<T>(team, *w, static_cast<const uint32_t*>(x), w->steps, rows,
+                       StoreRounded<T>{*w, static_cast<typename T::Stored*>(out), w->n});
+        });
+    });
+}
+
+// total and residual may be null: then x alone is normed.
+void agentserve_rms_norm(int type, const void* x, const void* residual, const float* weight, int64_t rows, int64_t n,
+                         float eps, void* out, void* total, int threads) {
+    with_type(type, [&](auto t) {
+        using T = decltype(t);
+        using Stored = typename T::Stored;
+        rows_of(rows, threads, [&](int64_t r) {
+            std::vector<float> wide(static_cast<size_t>(2 * n));
+            widen_row<T>(static_cast<const Stored*>(x) + r * n, n, wide.data());
+            if (residual) {
+                float* other = wide.data() + n;
+                Stored* sum = static_cast<Stored*>(total) + r * n;
+                widen_row<T>(static_cast<const Stored*>(residual) + r * n, n, other);
+                for (int64_t i = 0; i < n; ++i) wide[static_cast<size_t>(i)] += other[i];
+                round_row<T>(wide.data(), n, sum);
+                widen_row<T>(sum, n, wide.data());
+            }
+            rms_norm<T>(wide.data(), weight, n, eps, static_cast<Stored*>(out) + r * n);
+        });
+    });
+}
+
+// x: rows `stride` elements apart.
+void agentserve_rope(int type, const void* x, int64_t stride, const float* cos, const float* sin, int64_t rows, int64_t heads,
+                     int64_t dim, void* out, int threads) {
+    with_type(type, [&](auto t) {
+        using T = decltype(t);
+        using Stored = typename T::Stored;
+        rows_of(rows, threads, [&](int64_t r) {
+            std::vector<float> wide(static_cast<size_t>(dim));
+            for (int64_t h = 0; h < heads; ++h) {
+                widen_row<T>(static_cast<const Stored*>(x) + r * stride + h * dim, dim, wide.data());
+                rotate(wide.data(), cos + r * (dim / 2), sin + r * (dim / 2), dim);
+                round_row<T>(wide.data(), dim, static_cast<Stored*>(out) + (r * heads + h) * dim);
+            }
+        });
+    });
+}
+
+void agentserve_silu_mul(int type, const void* gate_up, int64_t rows, int64_t inner, void* out, int threads) {
+    with_type(type, [&](auto t) {
+        using T = decltype(t);
+        using Stored = typename T::Stored;
+        rows_of(rows, threads, [&](int64_t r) {
+            const int64_t padded = (inner + W - 1) / W * W;
+            std::vector<float> wide(static_cast<size_t>(2 * padded));
+            float *gate = wide.data(), *up = gate + padded;
+            const Stored* from = static_cast<const Stored*>(gate_up) + r * 2 * inner;
+            widen_row<T>(from, inner, gate);
+            widen_row<T>(from + inner, inner, up);
+            for (int64_t i = 0; i < padded; i += W) store(gate + i, silu_mul(load(gate + i), load(up + i)));
+            round_row<T>(gate, inner, static_cast<Stored*>(out) + r * inner);
+        });
+    });
+}
+
+// k, v: rows `k_stride`, `v_stride` elements apart.
+void agentserve_write_kv(int type, const Kv* kv, const int64_t* slots, const void* k, int64_t k_stride, const void* v,
+                         int64_t v_stride, int64_t rows) {
+    with_type(type, [&](auto t) {
+        using T = decltype(t);
+        using Stored = typename T::Stored;
+        const Pages<T> pages{static_cast<Stored*>(kv->base), kv->page_stride, kv->slots, kv->kv_heads, kv->dim};
+        for (int64_t r = 0; r < rows; ++r)
+            for (int h = 0; h < kv->kv_heads; ++h) {
+                pages.write_key(slots[r], h, static_cast<const Stored*>(k) + r * k_stride + h * kv->dim);
+                pages.write_value(slots[r], h, static_cast<const Stored*>(v) + r * v_stride + h * kv->dim);
+            }
+    });
+}
+
+// The first `count` slots of every layer.
+void agentserve_copy_page(int type, const Kv* kv, int64_t layer_stride, int layers, int64_t source, int64_t target, int count) {
+    with_type(type, [&](auto t) {
+        using T = decltype(t);
+        using Stored = typename T::Stored;
+        auto* base = static_cast<Stored*>(kv->base);
+        if (count == kv->slots && layers * layer_stride == kv->page_stride) {
+            std::memcpy(base + target * kv->page_stride, base + source * kv->page_stride,
+                        static_cast<size_t>(kv->page_stride) * sizeof(Stored));
+            return;
+        }
+        for (int layer = 0; layer < layers; ++layer)
+            Pages<T>{base + layer * layer_stride, kv->page_stride, kv->slots, kv->kv_heads, kv->dim}.copy(source, target, count);
+    });
+}
+
+// spans: (row, rows, position) triples; tables: [count][columns]. window 0: none.
+void* agentserve_plan(const int64_t* spans, int64_t count, const int64_t* tables, int64_t columns, int window, int group, int slots) {
+    return new Plan(reinterpret_cast<const Span*>(spans), count, tables, columns, window, group, slots);
+}
+
+void agentserve_free_plan(void* plan) { delete static_cast<Plan*>(plan); }
+
+int64_t agentserve_shared_keys(const void* plan) { return static_cast<const Plan*>(plan)->shared_keys; }
+
+void agentserve_attention(int type, const void* plan, const Kv* kv, int heads, const void* q, void* out, int threads) {
+    with_type(type, [&](auto t) {
+        using T = decltype(t);
+        using Stored = typename T::Stored;
+        const auto& p = *static_cast<const Plan*>(plan);
+        std::vector<float> partials(static_cast<size_t>(p.partials * Attention<T>::partial_floats(heads, kv->dim)));
+        const Pages<T> pages{static_cast<Stored*>(kv->base), kv->page_stride, kv->slots, kv->kv_heads, kv->dim};
+        const Attention<T> attention(p, pages, heads, static_cast<const Stored*>(q), static_cast<Stored*>(out), partials.data());
+        with_team(threads, [&](Team& team) {
+            AttentionScratch<T> scratch;
+            attention.run(team, scratch);
+        });
+    });
+}
+
+// `model` and what it points at must outlive the decoder.
+void* agentserve_open(int type, const Model* model) {
+    auto* opened = new Opened;
+    if (type == 0) opened->bf16 = std::make_unique<Decoder<Bf16>>(*model);
+    else opened->f32 = std::make_unique<Decoder<F32>>(*model);
+    return opened;
+}
+
+void agentserve_close(void* opened) { delete static_cast<Opened*>(opened); }
+
+void agentserve_forward(void* opened, int rows, const int64_t* tokens, const int64_t* positions, const Group* groups,
+                        int group_count, void* out, int threads) {
+    static_cast<Opened*>(opened)->with([&](auto& decoder) {
+        using Stored = typename std::decay_t<decltype(decoder)>::Stored;
+        decoder.forward(rows, tokens, positions, groups, group_count, static_cast<Stored*>(out), threads);
+    });
+}
+
+void agentserve_logits(void* opened, int rows, const void* hidden, float* out, int threads) {
+    static_cast<Opened*>(opened)->with([&](auto& decoder) {
+        using Stored = typename std::decay_t<decltype(decoder)>::Stored;
+        decoder.logits(rows, static_cast<const Stored*>(hidden), out, threads);
+    });
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

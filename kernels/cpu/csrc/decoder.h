@@ -1,0 +1,143 @@
+// A whole forward pass in one parallel region: embedding, every layer, final norm.
+//
+// Numbers between products: the residual stream, Q, K, V before rotation and the inner product of
+// gate and up stay in float; each is rounded once, where it becomes a product's operand or KV.
+#pragma once
+
+#include <memory>
+
+#include "attention.h"
+#include "gemm.h"
+#include "rows.h"
+
+namespace agentserve {
+
+// Mirrored by kernels/cpu/structs.py.
+struct Layer {
+    Matrix qkv, o, gate_up, down;
+    const float *attention_norm, *mlp_norm, *q_norm, *k_norm;  // the last two may be null
+    int32_t group, index;                                      // KV group, and place inside it
+    int32_t rotary;
+};
+
+struct Model {
+    int32_t hidden, inner, heads, kv_heads, dim, layers;
+    float eps;
+    const void* embedding;  // [vocab][hidden]; null: the head's rows
+    Matrix head;
+    const float *norm, *cos, *sin;
+    const Layer* layer;
+};
+
+struct Group {
+    void* storage;  // [pages][layers][2][slots][kv_heads][dim]
+    int64_t page_stride, layer_stride;  // elements
+    const int64_t* slots;               // [rows]
+    const Plan* plan;
+    int32_t slots_per_page;
+};
+
+template <class T> class Decoder {
+public:
+    using Stored = typename T::Stored;
+
+    explicit Decoder(const Model& model) : m_(model) {}
+
+    // Writes the step's KV and the last layer's normed rows, `out [rows][hidden]`.
+    void forward(int rows, const int64_t* tokens, const int64_t* positions, const Group* groups, int group_count,
+                 Stored* out, int threads) {
+        fit(rows, groups, group_count, threads);
+        with_team(threads, [&](Team& team) {
+            const int64_t grain = std::max(1, rows / (8 * threads));
+            team.each(rows, grain, [&](int64_t r) {
+                embed(tokens[r], residual(r));
+                norm(r, m_.layer[0].attention_norm, normed(r));
+            });
+            for (int number = 0; number < m_.layers; ++number) {
+                const Layer& layer = m_.layer[number];
+                attend(team, layer, groups[layer.group], rows, positions, grain);
+                product<T>(team, layer.o, lanes(attended_), q_size() / T::PAIR, rows, AddFloat{layer.o, residual(0), m_.hidden});
+                team.each(rows, grain, [&](int64_t r) { norm(r, layer.mlp_norm, normed(r)); });
+                product<T>(team, layer.gate_up, lanes(normed_), m_.hidden / T::PAIR, rows,
+                           GateUp<T>{m_.inner, inner_.data(), m_.inner});
+                product<T>(team, layer.down, lanes(inner_), m_.inner / T::PAIR, rows,
+                           AddFloat{layer.down, residual(0), m_.hidden});
+                const bool last = number + 1 == m_.layers;
+                const float* weight = last ? m_.norm : m_.layer[number + 1].attention_norm;
+                team.each(rows, grain, [&](int64_t r) { norm(r, weight, last ? out + r * m_.hidden : normed(r)); });
+            }
+        });
+    }
+
+    void logits(int rows, const Stored* hidden, float* out, int threads) const {
+        with_team(threads, [&](Team& team) {
+            product<T>(team, m_.head, reinterpret_cast<const uint32_t*>(hidden), m_.hidden / T::PAIR, rows,
+                       StoreFloat{m_.head, out, m_.head.n});
+        });
+    }
+
+private:
+    const Model m_;
+    std::vector<float> residual_, qkv_, partials_;
+    std::vector<Stored> normed_, q_, attended_, inner_;
+    std::vector<AttentionScratch<T>> scratch_;
+
+    int64_t q_size() const { return static_cast<int64_t>(m_.heads) * m_.dim; }
+    int64_t qkv_size() const { return (static_cast<int64_t>(m_.heads) + 2 * m_.kv_heads) * m_.dim; }
+    float* residual(int64_t row) { return residual_.data() + row * m_.hidden; }
+    Stored* normed(int64_t row) { return normed_.data() + row * m_.hidden; }
+    static const uint32_t* lanes(const std::vector<Stored>& v) { return reinterpret_cast<const uint32_t*>(v.data()); }
+
+    void fit(int rows, const Group* groups, int group_count, int threads) {
+        const size_t n = static_cast<size_t>(rows);
+        const auto grow = [](auto& v, size_t size) { if (v.size() < size) v.resize(size); };
+        grow(residual_, n * m_.hidden);
+        grow(normed_, n * m_.hidden);
+        grow(qkv_, n * qkv_size());
+        grow(q_, n * q_size());
+        grow(attended_, n * q_size());
+        grow(inner_, n * m_.inner);
+        for (int g = 0; g < group_count; ++g)
+            grow(partials_, static_cast<size_t>(groups[g].plan->partials * Attention<T>::partial_floats(m_.heads, m_.dim)));
+        if (scratch_.size() < static_cast<size_t>(threads)) scratch_.resize(static_cast<size_t>(threads));
+    }
+
+    void embed(int64_t token, float* to) const {
+        if (m_.embedding) widen_row<T>(static_cast<const Stored*>(m_.embedding) + token * m_.hidden, m_.hidden, to);
+        else unpack_row<T>(m_.head, token, m_.hidden, to);
+    }
+
+    void norm(int64_t row, const float* weight, Stored* to) { rms_norm<T>(residual(row), weight, m_.hidden, m_.eps, to); }
+
+    // Q, K and V of all rows, their KV written, and the attention's output in attended_.
+    void attend(Team& team, const Layer& layer, const Group& group, int rows, const int64_t* positions, int64_t grain) {
+        product<T>(team, layer.qkv, lanes(normed_), m_.hidden / T::PAIR, rows, StoreFloat{layer.qkv, qkv_.data(), qkv_size()});
+        const Pages<T> pages{static_cast<Stored*>(group.storage) + layer.index * group.layer_stride, group.page_stride,
+                             group.slots_per_page, m_.kv_heads, m_.dim};
+        team.each(rows, grain, [&](int64_t r) { place(layer, pages, r, positions[r], group.slots[r]); });
+        const Attention<T> attention(*group.plan, pages, m_.heads, q_.data(), attended_.data(), partials_.data());
+        attention.run(team, scratch_[static_cast<size_t>(team.thread())]);
+    }
+
+    // One row's Q, K and V: norms, rotation, rounding; Q to its buffer, K and V to their page.
+    void place(const Layer& layer, const Pages<T>& pages, int64_t row, int64_t position, int64_t slot) {
+        const int dim = m_.dim, half = dim / 2;
+        float* head = qkv_.data() + row * qkv_size();
+        const float *cos = m_.cos + position * half, *sin = m_.sin + position * half;
+        Stored rounded[MAX_DIM];
+        for (int h = 0; h < m_.heads + 2 * m_.kv_heads; ++h, head += dim) {
+            const bool is_q = h < m_.heads, is_k = !is_q && h < m_.heads + m_.kv_heads;
+            const float* weight = is_q ? layer.q_norm : is_k ? layer.k_norm : nullptr;
+            if (weight) {
+                const float scale = inverse_rms(head, dim, m_.eps);
+                for (int d = 0; d < dim; ++d) head[d] = head[d] * scale * weight[d];
+            }
+            if (layer.rotary && (is_q || is_k)) rotate(head, cos, sin, dim);
+            round_row<T>(head, dim, is_q ? q_.data() + row * q_size() + h * dim : rounded);
+            if (is_k) pages.write_key(slot, h - m_.heads, rounded);
+            else if (!is_q) pages.write_value(slot, h - m_.heads - m_.kv_heads, rounded);
+        }
+    }
+};
+
+}  // namespace agentserve
