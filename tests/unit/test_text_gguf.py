@@ -239,3 +239,19 @@ def test_scores_decide_on_merges_whatever_the_order_of_ids() -> None:
     plain, reverse = Tokenizer(vocabulary(small())), Tokenizer(vocabulary(turned))
     for case in SENTENCEPIECE["prefix"]:
         assert [order[token] for token in reverse.encode(case["text"])] == plain.encode(case["text"])
+
+
+def test_merges_cannot_build_a_control_token() -> None:
+    """A vocabulary may list `<s>` both as a control token and as the result of merges."""
+    metadata: Metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": ["<s>", "<", "s", ">", "<s", "<s>x", "x"],
+        "tokenizer.ggml.token_type": [3, 1, 1, 1, 1, 1, 1],
+        "tokenizer.ggml.merges": ["< s", "<s >", "<s> x"],
+    }
+    tokenizer = Tokenizer(vocabulary(metadata))
+    assert tokenizer.encode_rendered("<s>") == [0]
+    for text in ("<s>", "<s>x", "s<s>"):
+        assert 0 not in tokenizer.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
