@@ -119,7 +119,7 @@ def test_a_continued_run_gets_no_prefix_space() -> None:
 
 def test_eos_and_frame() -> None:
     tokenizer = Tokenizer(vocabulary(small(eot_token_id=4, add_eos_token=True)))
-    assert tokenizer.eos_ids == {2, 4}
+    assert tokenizer.eos_ids == {2, 4, tokenizer.control["<|im_end|>"]}
     assert tokenizer.bos_id == 1
     ids = tokenizer.encode_completion("hello")
     assert (ids[0], ids[-1]) == (1, 2)
@@ -221,7 +221,8 @@ def test_load_names_a_missing_file(tmp_path: Path) -> None:
 def test_load_reads_smollm2_whole() -> None:
     model = load(smollm2_path())
     assert model.tokenizer.vocab_size == 49152
-    assert model.tokenizer.eos_ids == {2}
+    assert model.tokenizer.eos_ids == {0, 2}  # <|endoftext|>, <|im_end|>
+    assert model.tokenizer.special_ids == set(range(17))
     assert model.template.stop_ids == {2}
     assert model.template.wrapper == "hermes"
 
