@@ -15,7 +15,7 @@ from tests.parity.harness import ARCHITECTURES, config_json
 
 
 def changed(name: str = "llama", **changes: Any) -> dict[str, Any]:
-    """A config with keys changed, or left out where None is given as `...`."""
+    """A config with keys changed; `...` leaves a key out."""
     values = config_json(name) | changes
     return {key: value for key, value in values.items() if value is not ...}
 
