@@ -239,9 +239,8 @@ class SessionDirectory:
         session.running = TurnId(session.last_turn)
         session.active = now
         self._sessions.move_to_end(session.key)
-        shared = _common(session.chain, keys)
-        spliced = {i: ids for i, ids in session.replies.items() if i < shared}
-        return Lease(session, session.running, keys, spliced, copied_from, opened)
+        # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
+        return Lease(session, session.running, keys, dict(session.replies), copied_from, opened)
 
     # --- the end of a turn -----------------------------------------------------------
 
