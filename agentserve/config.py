@@ -207,6 +207,11 @@ def _check(config: ServeConfig) -> None:
         )
     if engine.max_model_len is not None and engine.max_model_len < 2:
         raise ConfigError("max_model_len: a prompt token and a generated one need at least 2")
+    if engine.max_batched_tokens < engine.page_size:
+        raise ConfigError(
+            f"max_batched_tokens: a step must take at least one page ({engine.page_size} tokens), "
+            f"got {engine.max_batched_tokens}"
+        )
     if config.model.device != "cpu" and not config.model.device.startswith("cuda"):
         raise ConfigError(f'device: expected "cpu", "cuda" or "cuda:N", got "{config.model.device}"')
 

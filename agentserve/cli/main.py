@@ -13,17 +13,20 @@ from typing import Annotated
 import typer
 
 from agentserve import __version__
+from agentserve.cli.bench import bench
 from agentserve.cli.chat import chat
 from agentserve.cli.demo import demo
 from agentserve.cli.doctor import doctor
 from agentserve.cli.output import fail
 from agentserve.cli.serve import serve
+from agentserve.cli.sim import sim
 from agentserve.values import ConfigError
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve,
     "demo": demo,
     "chat": chat,
+    "bench": bench,
     "doctor": doctor,
 }
 
@@ -37,6 +40,7 @@ app = typer.Typer(
 )
 for _name, _function in COMMANDS.items():
     app.command(_name)(_function)
+app.add_typer(sim, name="sim")
 
 
 def _show_version(asked: bool) -> None:

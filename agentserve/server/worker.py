@@ -22,7 +22,7 @@ from agentserve.memory import available_memory, pool_bytes
 from agentserve.messages import PROTOCOL_VERSION, Hello
 from agentserve.models.config import DecoderConfig
 from agentserve.models.decoder import Decoder
-from agentserve.models.load import DTYPES, load_model
+from agentserve.models.load import DTYPES, load_config, load_model
 from agentserve.models.source import resolve
 from agentserve.server.spec import WorkerSpec
 from agentserve.server.vocabulary import end_ids, shown_bytes
@@ -46,6 +46,7 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {spec.device}: torch finds no CUDA device")
     source = resolve(spec.model)
+    _check_early(spec, load_config(source), dtype)  # before minutes of reading weights
     text = load(source.path, Path(spec.chat_template) if spec.chat_template else None)
     loaded = load_model(source, dtype, device)
     config = loaded.config
@@ -96,6 +97,12 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
     return BuiltEngine(core, TorchExecutor(decoder, pool, sampler), hello, core_config, groups, pages)
 
 
+def _check_early(spec: WorkerSpec, config: DecoderConfig, dtype: torch.dtype) -> None:
+    _context(spec, config)
+    if spec.device_kv is not None:
+        _page_count(spec.device_kv, kv_groups(config, spec.page_size, dtype))
+
+
 def _context(spec: WorkerSpec, config: DecoderConfig) -> int:
     if spec.max_model_len is None:
         return config.max_position
@@ -113,14 +120,17 @@ def _pages(spec: WorkerSpec, groups: tuple[KVGroup, ...], device: torch.device) 
         size = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) // spec.kv_share
     elif size is None:
         size = pool_bytes(available_memory(), spec.kv_share)
+    return (_page_count(size, groups),) * len(groups)
+
+
+def _page_count(size: int, groups: tuple[KVGroup, ...]) -> int:
     per_page = sum(group.page_bytes for group in groups)
-    count = size // per_page
-    if count < 2:
+    if size < 2 * per_page:
         raise ValueError(
-            f"a KV pool of {show_size(size)} holds {count} pages of {show_size(per_page)}: "
+            f"a KV pool of {show_size(size)} holds {size // per_page} pages of {show_size(per_page)}: "
             "give it more with --device-kv"
         )
-    return (count,) * len(groups)
+    return size // per_page
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from array import array
 from collections.abc import AsyncIterator
@@ -149,7 +150,8 @@ async def test_abort_ends_a_turn_also_while_no_worker_lives(tmp_path: Path) -> N
             if isinstance(event, Token):
                 break
         fleet.abort(SessionId("slow-a"), TurnId(1))
-        _, ended = [event async for event in turn][-2:]
+        ended = [event async for event in turn][-1]
+        assert isinstance(ended, TurnEnded)
         assert ended.reason is FinishReason.ABORTED
         os.kill(fleet.hello.pid, signal.SIGKILL)
         while fleet.alive:  # noqa: ASYNC110  (the fleet tells nobody)
@@ -197,6 +199,82 @@ async def test_a_bad_model_is_one_line_and_leaves_no_process(tmp_path: Path) -> 
     with pytest.raises(WorkerFailed, match=r"^model x: no such file$"):
         async with fleet_of(2, tmp_path / "no", "model x: no such file"):
             pass
+
+
+async def test_a_stranger_on_the_socket_is_turned_away(tmp_path: Path) -> None:
+    script, go = Path(__file__).with_name("fake_worker.py"), tmp_path / "go"
+    # The worker connects only when the stranger has been and gone; exec keeps its process id.
+    wait = f"while [ ! -e {go} ]; do sleep 0.01; done; exec {sys.executable} {script} {tmp_path / 'no'}"
+    with private_directory() as directory:
+        assert directory.stat().st_mode & 0o777 == 0o700
+        path = directory / "worker.sock"
+        spec = worker_spec(load({}), 0, str(path), os.getpid(), cores=1)
+        starting = asyncio.create_task(WorkerProcess.start(spec, ("sh", "-c", wait)))
+        while not path.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert path.stat().st_mode & 0o777 == 0o600
+        stranger = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STRANGER, str(path), stdout=subprocess.PIPE
+        )
+        out, _ = await stranger.communicate()
+        assert out == b"turned away\n"
+        go.touch()
+        worker = await starting
+        assert worker.hello.backend == "made-up"
+        assert not path.exists()
+        await worker.end(5.0)
+
+
+STRANGER = """
+import socket, sys
+peer = socket.socket(socket.AF_UNIX)
+peer.settimeout(20)
+peer.connect(sys.argv[1])
+try:
+    peer.sendall(b"\\0\\0\\0\\5GET /")
+    assert peer.recv(1) == b""
+except ConnectionError:
+    pass
+print("turned away")
+"""
+
+
+async def test_a_worker_that_speaks_nonsense_is_killed_and_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with private_directory() as directory:
+        pids: list[int] = []
+
+        async def start(index: int) -> WorkerProcess:
+            path = directory / f"worker-{len(pids)}.sock"
+            spec = worker_spec(load({}), index, str(path), os.getpid(), cores=1)
+            worker = await WorkerProcess.start(spec, (sys.executable, "-c", BABBLER))
+            pids.append(worker.pid)
+            return worker
+
+        policy = RestartPolicy(first_pause=0.01, attempts=2)
+        async with asyncio.timeout(60), Fleet(start, 1, policy) as fleet:
+            _, ended, _ = await collect(fleet.submit(submit("a", 5)))
+            assert ended.reason is FinishReason.ERROR
+    assert len(pids) == 2
+    assert all(is_gone(pid) for pid in pids)
+    assert "dropped: a frame of" in caplog.text
+
+
+BABBLER = """
+import sys, time
+from pathlib import Path
+import msgspec
+from agentserve.messages import Hello
+from agentserve.server.link import WorkerLink
+from agentserve.server.spec import WorkerSpec
+
+spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
+link = WorkerLink.connect(Path(spec.socket))
+link.send(Hello(1, 0, "b", "cpu", "bf16", 1, 1, 1, 1, 1, 1, ""))
+link._socket.sendall(b"\\xff" * 64)
+time.sleep(3600)
+"""
 
 
 async def test_stop_ends_turns_and_leaves_no_process(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -29,13 +28,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def launch(*error: str, port: int = 0, drain: float = 20) -> subprocess.Popen[str]:
         script = Path(__file__).with_name("fake_server.py")
-        root = script.parent.parent.parent
         process = subprocess.Popen(
             [sys.executable, str(script), str(port), str(drain), str(tmp_path / "crashed"), *error],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(root)},
         )
         processes.append(process)
         return process

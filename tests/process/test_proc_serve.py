@@ -18,7 +18,6 @@ from agentserve.sim.replay import replay
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
-ROOT = Path(__file__).parent.parent.parent
 LIMIT = 240.0
 
 
@@ -29,7 +28,6 @@ def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         [*command, "--threads", "1", "--record", str(tmp_path / "log"), "--log-level", "warning"],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     yield process
     process.kill()

@@ -1,0 +1,78 @@
+"""What a benchmark found, as a value: rows for the terminal, JSON for `benchmarks/results/`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+VERSIONS_OF = ("torch", "numpy", "msgspec", "tokenizers", "xgrammar")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One figure. `limit` is what the machine or the design allows, in the same unit."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+    limit_name: str = ""
+    higher_is_better: bool = False
+    runs: tuple[float, ...] = ()  # the single values that `value` is the median of
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of the limit is reached: 1 is all of it."""
+        if not self.limit or not self.value:
+            return None
+        return self.value / self.limit if self.higher_is_better else self.limit / self.value
+
+
+class Report(msgspec.Struct, frozen=True):
+    benchmark: str
+    command: str
+    machine: Mapping[str, str]
+    versions: Mapping[str, str]
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+
+
+def machine() -> dict[str, str]:
+    """What a reader must know of the machine to compare figures."""
+    return {
+        "processor": _processor(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"agentserve-llm": importlib.metadata.version("agentserve-llm")}
+    for name in VERSIONS_OF:
+        found[name] = importlib.metadata.version(name)
+    return found
+
+
+def write(report: Report, folder: Path) -> Path:
+    """Store a report as `<benchmark>.json`; an older one of that name is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{report.benchmark}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    return path
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    found: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    return f"{found.get('model name', 'unknown')} family {found.get('cpu family')} model {found.get('model')}"

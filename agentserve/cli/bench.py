@@ -1,0 +1,57 @@
+"""`agentserve bench`: what a step costs outside the model, and how fast the model runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from agentserve.config import load
+
+if TYPE_CHECKING:
+    from agentserve.bench.report import Row
+
+
+def bench(
+    *,
+    model: Annotated[str | None, typer.Option(show_default="smollm2-135m")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
+    device: Annotated[str | None, typer.Option(show_default="cpu")] = None,
+    device_kv: Annotated[str, typer.Option(help="KV pool.")] = "1GiB",
+    threads: Annotated[str | None, typer.Option(show_default="all cores")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs per figure; the median counts.")] = 3,
+    overhead: Annotated[bool, typer.Option(help="Also measure the engine without a model.")] = True,
+    results: Annotated[Path | None, typer.Option(help="Write JSON into this folder.")] = None,
+) -> None:
+    """Measure this machine: engine overhead, decode and prefill, beside the limits."""
+    from agentserve.bench import overhead as overheads
+    from agentserve.bench import report, speed
+    from agentserve.server.spec import worker_spec
+
+    flags = {"model": model, "dtype": dtype, "device": device, "device_kv": device_kv, "threads": threads}
+    settings = load(flags, None)
+    spec = worker_spec(settings, 0, "", os.getpid(), os.cpu_count() or 1)
+    rows = overheads.measure() if overhead else []
+    rows += speed.measure(spec, runs)
+    _show(rows)
+    if results is not None:
+        command = shlex.join(["agentserve", *sys.argv[1:]])
+        found = report.Report("speed", command, report.machine(), report.versions(), rows)
+        typer.echo(f"written to {report.write(found, results)}")
+
+
+def _show(rows: list[Row]) -> None:
+    table = Table(box=None, header_style="bold")
+    for title, side in (("", "left"), ("median", "right"), ("limit", "right"), ("of limit", "right")):
+        table.add_column(title, justify=side)  # type: ignore[arg-type]
+    for row in rows:
+        limit = f"{row.limit:,.4g} ({row.limit_name})" if row.limit else ""
+        fraction = f"{row.fraction:.0%}" if row.fraction else ""
+        table.add_row(row.name, f"{row.value:,.4g} {row.unit}", limit, fraction)
+    Console().print(table)
