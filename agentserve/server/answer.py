@@ -74,6 +74,7 @@ class Outcome:
     reason: FinishReason
     text: str
     calls: tuple[Call, ...]
+    truncated: bool  # the text ended within a call
     tokens: tuple[Token, ...]  # without the token that ended the turn
     ids: tuple[int, ...]  # with it
     generated: array[int] | None
@@ -81,12 +82,8 @@ class Outcome:
 
     @property
     def has_calls(self) -> bool:
-        """The turn hands its client tool calls to run."""
-        return (
-            self.reason is FinishReason.STOP
-            and bool(self.calls)
-            and all(call.complete for call in self.calls)
-        )
+        """The turn hands its client tool calls to run, every one of them whole."""
+        return bool(self.calls) and not self.truncated and all(call.complete for call in self.calls)
 
 
 class Answer:
@@ -157,6 +154,7 @@ class Answer:
             reason=reason,
             text="".join(self._text),
             calls=tuple(self._parser.calls) if self._parser else (),
+            truncated=bool(self._parser and self._parser.truncated),
             tokens=tuple(self._tokens[:-1] if ended_by_token else self._tokens),
             ids=tuple(token.token for token in self._tokens),
             generated=self._generated(ended_by_token),

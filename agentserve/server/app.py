@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -54,7 +54,8 @@ def create_app(
     `chain` is the canonical key of a history, `tool_parser` makes one parser per answer.
     """
     text_pool = ThreadPoolExecutor(2, thread_name_prefix="text")
-    grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+    # Its threads wait for compilations, which the maker bounds; a slow schema must not hold up others.
+    grammar_pool = ThreadPoolExecutor(8, thread_name_prefix="grammar")
     clock = clock or WallClock()
     metrics = metrics or Metrics()
     started, epoch = wall(), clock.now()
@@ -77,17 +78,9 @@ def create_app(
         text_pool=text_pool,
     )
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            text_pool.shutdown(wait=False, cancel_futures=True)
-            grammar_pool.shutdown(wait=False, cancel_futures=True)
-
     app = Starlette(
         routes=_routes(),
-        lifespan=lifespan,
+        lifespan=_lifespan(text_pool, grammar_pool),
         exception_handlers={
             ApiError: _api_error,
             EngineDown: _engine_down,
@@ -98,6 +91,18 @@ def create_app(
     app.state.context = context
     app.add_middleware(Gate, options=options, metrics=metrics)
     return app
+
+
+def _lifespan(*pools: ThreadPoolExecutor) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            for pool in pools:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    return lifespan
 
 
 def _routes() -> list[Route]:

@@ -12,11 +12,12 @@ from starlette.requests import Request
 from agentserve.server import history, sampling
 from agentserve.server.answer import Answer
 from agentserve.server.context import ServerContext
-from agentserve.server.directory import Claim, DirectoryFull, Lease
+from agentserve.server.directory import DirectoryFull
 from agentserve.server.errors import ApiError
 from agentserve.server.identity import DEFAULT_TENANT, session_name
 from agentserve.server.schemas import ChatRequest, JsonObject
 from agentserve.server.seats import SessionSeat, chain_keys
+from agentserve.server.session_record import Claim, Lease
 from agentserve.server.structure import Form, chat_form
 from agentserve.server.text_port import ChatTemplate
 from agentserve.server.turns import TurnSpec

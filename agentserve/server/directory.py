@@ -12,95 +12,13 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from agentserve.server.session_record import SESSION_BYTES, Claim, Lease, PendingCall, Session, Transition
 from agentserve.types import SessionId, SessionState, TurnId
-
-_KEY_BYTES = 96  # a chain key and its share of list and index
-_SESSION_BYTES = 2048
 
 
 class DirectoryFull(Exception):
     """Every session has a running turn and no further one may be opened."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    state: SessionState
-    at: float  # monotonic clock, seconds
-    turn: TurnId
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingCall:
-    """A tool call that was delivered and has no result yet. A result for another epoch is stale."""
-
-    id: str
-    name: str
-    arguments: str
-    turn: TurnId
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a request says about whose session it belongs to."""
-
-    tenant: str
-    named: str | None  # session id from the body or a header, already checked
-    call_ids: tuple[str, ...]  # tool calls whose results the request brings
-    keys: tuple[bytes, ...]  # canonical chain, one key per message
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """One session. Only the directory changes it; others read."""
-
-    key: SessionId  # internal, never reused
-    public_id: str  # unique within the tenant
-    tenant: str
-    family: SessionId  # key of the lineage's first session
-    parent: str | None  # public id of the session this one was copied from
-    created: float
-    active: float
-    state: SessionState = SessionState.IDLE
-    last_turn: int = 0  # numbers are used once, also by turns that were rolled back
-    committed: int = 0
-    epoch: int = 0  # +1 on rollback
-    running: TurnId | None = None
-    tokens: array[int] = field(default_factory=lambda: array("i"))
-    chain: tuple[bytes, ...] = ()
-    replies: dict[int, array[int]] = field(default_factory=dict)  # message index -> generated ids
-    points: list[bytes] = field(default_factory=list)  # keys at which a turn was committed
-    pending: dict[str, PendingCall] = field(default_factory=dict)
-    history: deque[Transition] = field(default_factory=deque)
-    usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
-
-    @property
-    def tip(self) -> bytes | None:
-        return self.chain[-1] if self.chain else None
-
-    @property
-    def cost(self) -> int:
-        kept = len(self.tokens) + sum(len(ids) for ids in self.replies.values())
-        return _SESSION_BYTES + 4 * kept + _KEY_BYTES * (len(self.chain) + len(self.points))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lease:
-    """The right to run one turn; ends in exactly one `commit` or `rollback`."""
-
-    session: Session
-    turn: TurnId
-    keys: tuple[bytes, ...]
-    spliced: Mapping[int, array[int]]  # generated ids of the request's messages that match history
-    copied_from: Session | None  # set when this turn opened a sibling
-    opened: bool  # the session is new
-
-    @property
-    def key(self) -> SessionId:
-        return self.session.key
 
 
 class SessionDirectory:
@@ -183,7 +101,7 @@ class SessionDirectory:
         shared = _common(source.chain, keys)
         child.replies = {i: ids for i, ids in source.replies.items() if i < shared}
         child.chain = source.chain[:shared]
-        self._bytes += child.cost - _SESSION_BYTES
+        self._bytes += child.cost - SESSION_BYTES
         return self._lease(child, keys, now, copied_from=source, opened=True)
 
     def _longest(self, claim: Claim, family: SessionId | None) -> Session | None:
@@ -239,9 +157,8 @@ class SessionDirectory:
         session.running = TurnId(session.last_turn)
         session.active = now
         self._sessions.move_to_end(session.key)
-        shared = _common(session.chain, keys)
-        spliced = {i: ids for i, ids in session.replies.items() if i < shared}
-        return Lease(session, session.running, keys, spliced, copied_from, opened)
+        # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
+        return Lease(session, session.running, keys, dict(session.replies), copied_from, opened)
 
     # --- the end of a turn -----------------------------------------------------------
 

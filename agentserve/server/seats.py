@@ -8,8 +8,9 @@ from collections.abc import Callable
 from agentserve.clock import Clock
 from agentserve.messages import StateChange
 from agentserve.server.answer import Outcome
-from agentserve.server.directory import Lease, SessionDirectory
+from agentserve.server.directory import SessionDirectory
 from agentserve.server.engine_port import Engine
+from agentserve.server.session_record import Lease
 from agentserve.server.text_port import JsonObject
 from agentserve.types import SessionId, TurnId
 
