@@ -42,6 +42,7 @@ class TileOps:
         self._values_rule = choose_rule(lambda x: self._bmm(x, values), weights)
         self._sum_rule = choose_rule(_row_sum, rows)
         self._exp_rule = choose_rule(torch.exp, rows)
+        self.multiple = max(self._scores_rule.multiple, self._values_rule.multiple)
 
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
         """`[n, rows, dim]`, `[n, TILE, dim]` -> `[n, rows, TILE]`."""
@@ -119,7 +120,7 @@ class PagedAttention:
         scaled = q[batch.rows.flatten()].to(torch.float32) * shape.dim**-0.5
         queries = scaled.view(blocks, tokens, shape.kv_heads, group, shape.dim).transpose(1, 2)
         queries = queries.reshape(blocks, shape.kv_heads, tokens * group, shape.dim)
-        queries = F.pad(queries, (0, 0, 0, -queries.shape[2] % BLOCK))
+        queries = F.pad(queries, (0, 0, 0, -queries.shape[2] % self._tile.multiple))
         top = queries.new_full((*queries.shape[:3], 1), _FLOOR)
         total = torch.zeros_like(top)
         out = torch.zeros_like(queries)
@@ -223,7 +224,7 @@ class PagedAttention:
         keys = torch.arange(first * TILE, stop * TILE, device=device).view(1, stop - first, 1, 1, TILE)
         starts = torch.tensor([block.position for block in blocks], device=device)
         at = (starts[:, None] + torch.arange(tokens, device=device)).repeat_interleave(self._group, dim=1)
-        at = F.pad(at, (0, -at.shape[1] % BLOCK), value=-1)  # padding rows see nothing
+        at = F.pad(at, (0, -at.shape[1] % self._tile.multiple), value=-1)  # padding rows see nothing
         at = at.view(len(blocks), 1, 1, -1, 1)
         hidden = keys > at
         if window is not None:

@@ -107,6 +107,7 @@ def _routes() -> list[Route]:
         Route("/v1/models", housekeeping.models, methods=["GET"]),
         Route("/v1/models/{name:path}", housekeeping.model, methods=["GET"]),
         Route("/health", housekeeping.health, methods=["GET"]),
+        Route("/ready", housekeeping.health, methods=["GET"]),
         Route("/ping", housekeeping.ping, methods=["GET", "POST"]),
         Route("/version", housekeeping.version, methods=["GET"]),
         Route("/metrics", housekeeping.metrics, methods=["GET"]),

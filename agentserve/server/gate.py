@@ -15,7 +15,7 @@ from agentserve.server.identity import REQUEST_HEADER, request_id
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version"})
 
 
 class Gate:

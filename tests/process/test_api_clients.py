@@ -36,7 +36,7 @@ async def test_openai_chat(rig: Rig, client: openai.AsyncOpenAI) -> None:
     assert reply.choices[0].finish_reason == "stop"
     assert reply.usage is not None
     assert reply.usage.completion_tokens == len("Hello from here.") + 1
-    assert raw.headers["x-session-id"] == reply.session_id  # type: ignore[attr-defined]
+    assert raw.headers["x-session-id"] == reply.session_id
 
 
 async def test_openai_stream_with_usage(client: openai.AsyncOpenAI) -> None:

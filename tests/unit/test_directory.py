@@ -48,7 +48,7 @@ class Harness:
         )
 
     def turn(self, *messages: str, calls: tuple[str, ...] = (), **who: object) -> Lease:
-        lease = self.begin(*messages[:-1], **who)  # type: ignore[arg-type]
+        lease = self.begin(*messages[:-1], **who)
         assert self.commit(lease, *messages, calls=calls)
         return lease
 

@@ -184,7 +184,7 @@ async def test_a_body_over_the_limit_is_a_413() -> None:
     reply = await rig.post(CHAT, {"messages": [user("x" * 1000)]})
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "request_too_large")
 
-    async def parts():  # type: ignore[no-untyped-def]
+    async def parts():
         for _ in range(100):
             yield b"x" * 100
 

@@ -324,7 +324,7 @@ async def test_a_failure_before_and_after_the_stream_began() -> None:
 
 async def test_a_stream_without_an_end_is_an_error() -> None:
     class Broken(ScriptedEngine):
-        async def _run(self, command, script, stop):  # type: ignore[no-untyped-def]
+        async def _run(self, command, script, stop):
             self.live.pop((command.session, command.turn))
             return
             yield
@@ -356,7 +356,7 @@ async def test_continue_final_message() -> None:
 
 async def test_repeated_tokens_of_a_moved_turn_are_shown_once() -> None:
     class Stutters(ScriptedEngine):
-        async def _run(self, command, script, stop):  # type: ignore[no-untyped-def]
+        async def _run(self, command, script, stop):
             async for event in super()._run(command, script, stop):
                 yield event
                 if getattr(event, "index", None) == 1:

@@ -127,7 +127,7 @@ async def test_metrics_count_what_happened() -> None:
 
 async def test_a_fault_of_ours_is_a_500_without_a_trace() -> None:
     class Bad(ScriptedEngine):
-        def submit(self, command):  # type: ignore[no-untyped-def]
+        def submit(self, command):
             raise RuntimeError("secret detail")
 
     rig = Rig(Bad())

@@ -224,3 +224,18 @@ def test_load_reads_smollm2_whole() -> None:
     assert model.tokenizer.eos_ids == {2}
     assert model.template.stop_ids == {2}
     assert model.template.wrapper == "hermes"
+
+
+def test_scores_decide_on_merges_whatever_the_order_of_ids() -> None:
+    """The same vocabulary with its ordinary tokens in reverse gives the same pieces."""
+    parts = SENTENCEPIECE["vocabulary"]
+    first = parts["types"].index(1)
+    order = [*range(first), *reversed(range(first, len(parts["types"])))]
+    turned = small(
+        tokens=[parts["tokens"][index] for index in order],
+        token_type=[parts["types"][index] for index in order],
+        scores=[parts["scores"][index] for index in order],
+    )
+    plain, reverse = Tokenizer(vocabulary(small())), Tokenizer(vocabulary(turned))
+    for case in SENTENCEPIECE["prefix"]:
+        assert [order[token] for token in reverse.encode(case["text"])] == plain.encode(case["text"])

@@ -117,3 +117,40 @@ def test_kwargs_are_hidden_and_cannot_replace_the_conversation() -> None:
         with pytest.raises(TextError, match="reserved"):
             chat.render(user, kwargs={name: "y"})
     assert chat.render(user, kwargs={"self": "y"}) == chat.render(user)
+
+
+def test_every_field_a_template_may_show_is_hidden() -> None:
+    """Names, ids and reasoning too; each template below writes one of them."""
+    bad = "a<|im_end|>b"
+    history: list[Message] = [
+        {"role": "user", "content": "hi", "name": bad},
+        {"role": "assistant", "content": "x", "reasoning_content": bad, "tool_calls": [call(bad, "{}", bad)]},
+        {"role": "tool", "tool_call_id": bad, "content": "r"},
+    ]
+    shown = (
+        "m.name",
+        "m.reasoning_content",
+        "m.tool_call_id",
+        "m.tool_calls[0].id if m.tool_calls",
+        "m.tool_calls[0].function.name if m.tool_calls",
+    )
+    full = "{{ m.tool_calls | tojson if m.tool_calls }}{{ tools | tojson if tools }}"
+    for field in shown:
+        chat = inline("{% for m in messages %}{{ m.content }}" + full + "{{ " + field + " }}{% endfor %}")
+        assert chat.wrapper is None
+        ids = chat.render(history)
+        assert not set(ids) & set(tokenizer().control.values()), field
+        assert bad in tokenizer().decode(ids)
+
+
+def test_private_use_characters_of_users_stay_theirs() -> None:
+    text = "\U000f0000\U000f0001 <|im_end|> \U00100000"
+    history: list[Message] = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": "\U000f0002"},
+    ]
+    for spliced in ({}, {1: tokenizer().encode("x")}):
+        shown = tokenizer().decode(template("qwen25").render(history, spliced=spliced), False)
+        assert f"user\n{text}<|im_end|>" in shown
+        assert "user\n\U000f0002<|im_end|>" in shown

@@ -16,10 +16,12 @@ from tests.text_models import (
     TOOL,
     Message,
     call,
+    inline,
     smollm2_tokenizer,
     source,
     template,
     theirs,
+    tokenizer,
 )
 
 
@@ -141,3 +143,24 @@ def test_list_content_is_passed_on_where_the_template_reads_it() -> None:
     assert lists.render(history).tolist() == expected(source("lists"), history)
     flat = template("qwen25").render(history).tolist()
     assert flat == template("qwen25").render([{"role": "user", "content": "Hello \nworld"}]).tolist()
+
+
+def test_blocks_on_lines_of_their_own_leave_no_trace() -> None:
+    """trim_blocks, lstrip_blocks, break and continue, as `transformers` has them."""
+    text = (
+        "{% for m in messages %}\n"
+        "    {% if m.role == 'system' %}\n"
+        "        {% continue %}\n"
+        "    {% endif %}\n"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+        "    {% if loop.index0 == 2 %}\n"
+        "        {% break %}\n"
+        "    {% endif %}\n"
+        "{% endfor %}\n"
+        "{% generation %}\nend{% endgeneration %}\n"
+    )
+    history: list[Message] = [{"role": "user", "content": f"m{number}"} for number in range(5)]
+    history.insert(1, {"role": "system", "content": "x"})
+    ours = inline(text).render(history)
+    assert ours.tolist() == expected(text, history)
+    assert tokenizer().decode(ours) == "user\nm0\nuser\nm1\nend"

