@@ -226,8 +226,8 @@ def test_end_tokens(tmp_path: Path) -> None:
         ({"rope.dimension_count": 32}, "rope.dimension_count other than the head dimension"),
         ({"rope.scaling.type": "longrope"}, "'longrope' is not supported"),
         ({"context_length": 0}, "context_length must be a whole number of at least 1"),
-        ({"block_count": 3}, "tensor model.layers.2.input_layernorm.weight is missing (and 8 more)"),
-        ({"block_count": 1}, "tensor model.layers.1.input_layernorm.weight is not part of a llama model"),
+        ({"block_count": 3}, "tensor blk.2.attn_norm.weight is missing (and 8 more)"),
+        ({"block_count": 1}, "tensor blk.1.attn_norm.weight is not part of a llama model"),
         ({"feed_forward_length": 512}, "has shape [256, 256], the config asks for [512, 256]"),
         ({"split.count": 2}, "several parts"),
     ],
@@ -252,7 +252,7 @@ def test_missing_and_foreign_tensors(tmp_path: Path) -> None:
     _, _, stored = model()
     path = tmp_path / "m.gguf"
     write(path, {name: values for name, values in stored.items() if name != "blk.1.ffn_up.weight"})
-    assert failure(path).endswith("tensor model.layers.1.mlp.up_proj.weight is missing")
+    assert failure(path).endswith("tensor blk.1.ffn_up.weight is missing")
     write(path, stored | {"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), np.float32)})
     assert failure(path).endswith("tensor blk.0.ffn_gate_exps.weight is not part of a llama model")
     write(path, stored | {"rope_freqs.weight": np.ones(5, np.float32)})
