@@ -17,7 +17,7 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -60,10 +60,10 @@ class FrameDecoder(Generic[M]):
         """Bytes of a frame that is not complete yet."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> list[M]:
-        """The messages that `data` completes. Raises LinkError; the decoder is then spent."""
+    def feed(self, data: bytes) -> Iterator[M]:
+        """The messages that `data` completes; take them all. Raises LinkError at the first bad frame,
+        after the good ones before it; the decoder is then spent."""
         self._buffer += data
-        messages: list[M] = []
         start = 0
         while len(self._buffer) - start >= HEADER.size:
             (length,) = HEADER.unpack_from(self._buffer, start)
@@ -74,12 +74,12 @@ class FrameDecoder(Generic[M]):
                 break
             body = bytes(memoryview(self._buffer)[start + HEADER.size : end])
             try:
-                messages.append(self._decoder.decode(body))
+                message = self._decoder.decode(body)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise LinkError(f"a frame of {length} bytes is no known message: {error}") from None
+            yield message
             start = end
         del self._buffer[:start]
-        return messages
 
 
 class WorkerLink:
