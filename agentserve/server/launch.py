@@ -24,9 +24,14 @@ from starlette.types import ASGIApp
 from agentserve.config import ServeConfig
 from agentserve.messages import Hello
 from agentserve.server.engine_port import Engine
-from agentserve.server.fleet import Fleet
-from agentserve.server.spec import worker_spec
-from agentserve.server.supervisor import WORKER_COMMAND, WorkerFailed, WorkerProcess, private_directory
+from agentserve.server.workers.fleet import Fleet
+from agentserve.server.workers.spec import worker_spec
+from agentserve.server.workers.supervisor import (
+    WORKER_COMMAND,
+    WorkerFailed,
+    WorkerProcess,
+    private_directory,
+)
 
 log = logging.getLogger(__name__)
 

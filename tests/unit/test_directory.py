@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentserve.server.directory import DirectoryFull, SessionDirectory, _common
-from agentserve.server.session_record import Claim, Lease
+from agentserve.server.sessions.directory import DirectoryFull, SessionDirectory, _common
+from agentserve.server.sessions.session_record import Claim, Lease
 from agentserve.types import SessionState, TurnId
 
 

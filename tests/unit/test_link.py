@@ -23,7 +23,7 @@ from agentserve.messages import (
     Token,
     pack_tokens,
 )
-from agentserve.server.link import HEADER, ApiLink, FrameDecoder, LinkError, WorkerLink, encode_frame
+from agentserve.server.workers.link import HEADER, ApiLink, FrameDecoder, LinkError, WorkerLink, encode_frame
 from agentserve.types import Sampling, SessionId, TurnId
 
 S, T = SessionId("s"), TurnId(1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from agentserve.messages import Command, WorkerView
-from agentserve.server.supervisor import WorkerProcess
+from agentserve.server.workers.supervisor import WorkerProcess
 
 # Counters of a WorkerView: they must not fall when a worker is replaced.
 _COUNTERS = ("prompt_tokens", "cached_tokens", "generated_tokens", "computed_tokens", "preemptions", "steps")

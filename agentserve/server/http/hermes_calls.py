@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agentserve.server.answer import Call, CallDelta
-from agentserve.server.identity import new_call_id
-from agentserve.server.structure import Form
+from agentserve.server.http.structure import Form
+from agentserve.server.sessions.answer import Call, CallDelta
+from agentserve.server.sessions.identity import new_call_id
 from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.deltas import ArgumentsDelta, CallOpened, ContentDelta, Delta
 from tools_bridge.grammar import ResponseFormat, ToolChoice, hermes_grammar

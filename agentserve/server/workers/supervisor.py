@@ -21,13 +21,13 @@ from shutil import rmtree
 import msgspec
 
 from agentserve.messages import PROTOCOL_VERSION, Command, Event, Hello, Shutdown, StartFailed, StepDone
-from agentserve.server.link import ApiLink, LinkError, peer_pid
-from agentserve.server.spec import WorkerSpec
+from agentserve.server.workers.link import ApiLink, LinkError, peer_pid
+from agentserve.server.workers.spec import WorkerSpec
 
 log = logging.getLogger(__name__)
 
 # -P: the current directory must not shadow our packages (`kernels` is a common name).
-WORKER_COMMAND = (sys.executable, "-P", "-m", "agentserve.server.worker")
+WORKER_COMMAND = (sys.executable, "-P", "-m", "agentserve.server.workers.worker")
 
 
 class WorkerFailed(Exception):

@@ -12,19 +12,19 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentserve.server import sampling, wire
-from agentserve.server.answer import Delta, Outcome
-from agentserve.server.chat_request import answer_factory, namespace
-from agentserve.server.context import ServerContext, context_of
 from agentserve.server.errors import ApiError, json_response
-from agentserve.server.identity import DEFAULT_TENANT, new_session_id
-from agentserve.server.reading import read_body, set_request_id
-from agentserve.server.schemas import CompletionRequest, JsonObject, decode
-from agentserve.server.seats import OneShotSeat
-from agentserve.server.sse import DONE, frame, unless_gone
-from agentserve.server.streaming import open_stream
-from agentserve.server.structure import Form, response_schema
-from agentserve.server.turns import Started, TurnSpec
+from agentserve.server.http import sampling, wire
+from agentserve.server.http.chat_request import answer_factory, namespace
+from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.reading import read_body, set_request_id
+from agentserve.server.http.schemas import CompletionRequest, JsonObject, decode
+from agentserve.server.http.sse import DONE, frame, unless_gone
+from agentserve.server.http.streaming import open_stream
+from agentserve.server.http.structure import Form, response_schema
+from agentserve.server.sessions.answer import Delta, Outcome
+from agentserve.server.sessions.identity import DEFAULT_TENANT, new_session_id
+from agentserve.server.sessions.seats import OneShotSeat
+from agentserve.server.sessions.turns import Started, TurnSpec
 from agentserve.types import Sampling, SessionId
 
 

@@ -31,9 +31,9 @@ from agentserve.messages import (
     Submit,
 )
 from agentserve.server.engine_port import EngineDown, FleetView
-from agentserve.server.running import RunningTurn
-from agentserve.server.slot import RestartPolicy, Slot
-from agentserve.server.supervisor import WorkerFailed, WorkerProcess
+from agentserve.server.workers.running import RunningTurn
+from agentserve.server.workers.slot import RestartPolicy, Slot
+from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess
 from agentserve.types import FinishReason, SessionId, TurnId
 
 log = logging.getLogger(__name__)

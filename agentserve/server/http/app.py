@@ -16,21 +16,21 @@ from starlette.routing import Route
 
 from agentserve.clock import Clock, WallClock
 from agentserve.metrics import Metrics
-from agentserve.server import housekeeping, sessions_api
-from agentserve.server.answer import ToolParser
-from agentserve.server.chat import chat_completions
-from agentserve.server.completions import completions
-from agentserve.server.context import ServerContext, ServerOptions
-from agentserve.server.directory import SessionDirectory
 from agentserve.server.engine_port import Engine, EngineDown
 from agentserve.server.errors import ApiError
-from agentserve.server.gate import Gate
-from agentserve.server.identity import new_session_id
-from agentserve.server.seats import Chain
-from agentserve.server.sse import ClientGone
-from agentserve.server.structure import GrammarMaker, Grammars
+from agentserve.server.http import housekeeping, sessions_api
+from agentserve.server.http.chat import chat_completions
+from agentserve.server.http.completions import completions
+from agentserve.server.http.context import ServerContext, ServerOptions
+from agentserve.server.http.gate import Gate
+from agentserve.server.http.sse import ClientGone
+from agentserve.server.http.structure import GrammarMaker, Grammars
+from agentserve.server.sessions.answer import ToolParser
+from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.identity import new_session_id
+from agentserve.server.sessions.seats import Chain
+from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
-from agentserve.server.turns import TurnRunner
 
 CLIENT_GONE_STATUS = 499  # nobody reads it; the access log does
 

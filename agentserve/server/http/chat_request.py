@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from agentserve.server import history, sampling
-from agentserve.server.answer import Answer
-from agentserve.server.context import ServerContext
-from agentserve.server.directory import DirectoryFull
 from agentserve.server.errors import ApiError
-from agentserve.server.identity import DEFAULT_TENANT, session_name
-from agentserve.server.schemas import ChatRequest, JsonObject
-from agentserve.server.seats import SessionSeat, chain_keys
-from agentserve.server.session_record import Claim, Lease
-from agentserve.server.structure import Form, chat_form
+from agentserve.server.http import history, sampling
+from agentserve.server.http.context import ServerContext
+from agentserve.server.http.schemas import ChatRequest, JsonObject
+from agentserve.server.http.structure import Form, chat_form
+from agentserve.server.sessions.answer import Answer
+from agentserve.server.sessions.directory import DirectoryFull
+from agentserve.server.sessions.identity import DEFAULT_TENANT, session_name
+from agentserve.server.sessions.seats import SessionSeat, chain_keys
+from agentserve.server.sessions.session_record import Claim, Lease
+from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import ChatTemplate
-from agentserve.server.turns import TurnSpec
 from agentserve.types import Sampling
 
 

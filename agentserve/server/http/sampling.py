@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentserve.server.errors import ApiError, context_too_long
+from agentserve.server.http.schemas import SamplingFields
 from agentserve.server.limits import INT64_MAX, INT64_MIN, Limits
-from agentserve.server.schemas import SamplingFields
 from agentserve.types import Sampling
 
 

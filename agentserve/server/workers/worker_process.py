@@ -1,6 +1,6 @@
 """The worker process: build the engine, say Hello, run the loop, leave without a trace.
 
-Started with a WorkerSpec as JSON on stdin; `agentserve.server.worker` is the entry point. It never
+Started with a WorkerSpec as JSON on stdin; `agentserve.server.workers.worker` is the entry point. It never
 outlives the API process: the kernel kills it when its parent dies (Linux), and the end of the
 socket ends it elsewhere.
 """
@@ -23,9 +23,9 @@ from agentserve.clock import WallClock
 from agentserve.core.ports import Executor
 from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
 from agentserve.messages import Hello, StartFailed
-from agentserve.server.link import WorkerLink
-from agentserve.server.loop import Core, Recorder, WorkerLoop
-from agentserve.server.spec import WorkerSpec
+from agentserve.server.workers.link import WorkerLink
+from agentserve.server.workers.loop import Core, Recorder, WorkerLoop
+from agentserve.server.workers.spec import WorkerSpec
 from agentserve.types import KVGroup
 
 log = logging.getLogger("agentserve.worker")

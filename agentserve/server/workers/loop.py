@@ -28,7 +28,7 @@ from agentserve.messages import (
     TurnUsage,
     WorkerView,
 )
-from agentserve.server.link import LinkError, WorkerLink
+from agentserve.server.workers.link import LinkError, WorkerLink
 from agentserve.types import FinishReason
 
 log = logging.getLogger(__name__)

@@ -12,16 +12,16 @@ from starlette.requests import Request
 
 from agentserve.clock import Clock
 from agentserve.metrics import Metrics
-from agentserve.server.answer import ToolParser
-from agentserve.server.directory import SessionDirectory
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
+from agentserve.server.http.sampling import ModelFacts
+from agentserve.server.http.structure import Grammars
 from agentserve.server.limits import Limits
-from agentserve.server.sampling import ModelFacts
-from agentserve.server.seats import Chain
-from agentserve.server.structure import Grammars
+from agentserve.server.sessions.answer import ToolParser
+from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.seats import Chain
+from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
-from agentserve.server.turns import TurnRunner
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")

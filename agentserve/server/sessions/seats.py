@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from agentserve.clock import Clock
 from agentserve.messages import StateChange
-from agentserve.server.answer import Outcome
-from agentserve.server.directory import SessionDirectory
 from agentserve.server.engine_port import Engine
-from agentserve.server.session_record import Lease
+from agentserve.server.sessions.answer import Outcome
+from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.session_record import Lease
 from agentserve.server.text_port import JsonObject
 from agentserve.types import SessionId, TurnId
 

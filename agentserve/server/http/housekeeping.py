@@ -6,13 +6,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.metrics import CONTENT_TYPE
-from agentserve.server import history, sampling
-from agentserve.server.chat_request import render, template_of
-from agentserve.server.context import ServerContext, context_of
 from agentserve.server.errors import ApiError, json_response
-from agentserve.server.reading import read_body
-from agentserve.server.schemas import ChatRequest, DetokenizeRequest, JsonObject, TokenizeRequest, decode
-from agentserve.server.wire import token_text
+from agentserve.server.http import history, sampling
+from agentserve.server.http.chat_request import render, template_of
+from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.reading import read_body
+from agentserve.server.http.schemas import ChatRequest, DetokenizeRequest, JsonObject, TokenizeRequest, decode
+from agentserve.server.http.wire import token_text
 
 
 async def health(request: Request) -> Response:

@@ -9,9 +9,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve.metrics import Metrics
-from agentserve.server.context import ServerOptions
 from agentserve.server.errors import ApiError
-from agentserve.server.identity import REQUEST_HEADER, request_id
+from agentserve.server.http.context import ServerOptions
+from agentserve.server.sessions.identity import REQUEST_HEADER, request_id
 
 log = logging.getLogger(__name__)
 

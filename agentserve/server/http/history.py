@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.schemas import ChatMessage, ContentPart, JsonObject, ToolCallIn, ToolDef
 from agentserve.server.limits import Limits
-from agentserve.server.schemas import ChatMessage, ContentPart, JsonObject, ToolCallIn, ToolDef
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = ("text", "input_text", "output_text")

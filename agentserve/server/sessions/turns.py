@@ -15,9 +15,9 @@ from typing import Protocol
 from agentserve.clock import Clock
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, pack_tokens
 from agentserve.metrics import Metrics
-from agentserve.server.answer import Answer, Delta, Outcome
 from agentserve.server.engine_port import Engine, EngineDown, TurnStream
 from agentserve.server.errors import ApiError
+from agentserve.server.sessions.answer import Answer, Delta, Outcome
 from agentserve.types import FinishReason, Sampling, SessionId, TurnId
 
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentserve.server.context import ServerContext
 from agentserve.server.errors import ApiError
-from agentserve.server.sse import ClientGone, EventStream, anext_or_end, disconnected, frame
+from agentserve.server.http.context import ServerContext
+from agentserve.server.http.sse import ClientGone, EventStream, anext_or_end, disconnected, frame
 
 log = logging.getLogger(__name__)
 

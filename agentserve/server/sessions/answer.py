@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agentserve.messages import Token, TurnUsage
-from agentserve.server.stopcut import StopCutter
+from agentserve.server.sessions.stopcut import StopCutter
 from agentserve.server.text_port import Detokenizer
 from agentserve.types import FinishReason
 

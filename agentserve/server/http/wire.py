@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from agentserve.messages import Token, TurnUsage
-from agentserve.server.answer import Outcome
-from agentserve.server.schemas import JsonObject
+from agentserve.server.http.schemas import JsonObject
+from agentserve.server.sessions.answer import Outcome
 from agentserve.server.text_port import Tokenizer
 from agentserve.types import FinishReason
 

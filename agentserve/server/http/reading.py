@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import ClientDisconnect, Request
 
 from agentserve.server.errors import ApiError
-from agentserve.server.identity import request_id
+from agentserve.server.http.sse import ClientGone
 from agentserve.server.limits import Limits
-from agentserve.server.sse import ClientGone
+from agentserve.server.sessions.identity import request_id
 
 
 async def read_body(request: Request, most: int) -> bytes:

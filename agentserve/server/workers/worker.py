@@ -1,4 +1,4 @@
-"""The worker's entry point: a real model behind the core. `python -m agentserve.server.worker`.
+"""The worker's entry point: a real model behind the core. `python -m agentserve.server.workers.worker`.
 
 Wiring only: model source -> weights and tokenizer -> decoder, KV pool, sampler -> executor and
 core. Models run here, in the worker process, and nowhere in the API process.
@@ -24,9 +24,9 @@ from agentserve.models.config import DecoderConfig
 from agentserve.models.decoder import Decoder
 from agentserve.models.load import DTYPES, load_config, load_model
 from agentserve.models.source import resolve
-from agentserve.server.spec import WorkerSpec
-from agentserve.server.vocabulary import end_ids, shown_bytes
-from agentserve.server.worker_process import BuiltEngine, main
+from agentserve.server.workers.spec import WorkerSpec
+from agentserve.server.workers.vocabulary import end_ids, shown_bytes
+from agentserve.server.workers.worker_process import BuiltEngine, main
 from agentserve.text import load
 from agentserve.types import KVGroup
 from agentserve.values import show_size

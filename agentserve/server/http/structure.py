@@ -10,8 +10,8 @@ from typing import Protocol
 
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
+from agentserve.server.http.schemas import ChatRequest, JsonObject, NamedChoice, ResponseFormat
 from agentserve.server.limits import Limits
-from agentserve.server.schemas import ChatRequest, JsonObject, NamedChoice, ResponseFormat
 
 
 @dataclass(frozen=True, slots=True)

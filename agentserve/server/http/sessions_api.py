@@ -5,12 +5,12 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentserve.server.context import ServerContext, context_of
 from agentserve.server.errors import ApiError, json_response
-from agentserve.server.identity import DEFAULT_TENANT
-from agentserve.server.sampling import number
-from agentserve.server.schemas import JsonObject
-from agentserve.server.session_record import Session
+from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.sampling import number
+from agentserve.server.http.schemas import JsonObject
+from agentserve.server.sessions.identity import DEFAULT_TENANT
+from agentserve.server.sessions.session_record import Session
 
 MOST_LISTED = 1000
 

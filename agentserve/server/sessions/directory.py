@@ -13,7 +13,14 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from agentserve.server.session_record import SESSION_BYTES, Claim, Lease, PendingCall, Session, Transition
+from agentserve.server.sessions.session_record import (
+    SESSION_BYTES,
+    Claim,
+    Lease,
+    PendingCall,
+    Session,
+    Transition,
+)
 from agentserve.types import SessionId, SessionState, TurnId
 
 

@@ -10,18 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.messages import Token, TurnUsage
-from agentserve.server import wire
-from agentserve.server.answer import Delta, Outcome
-from agentserve.server.chat_request import ChatJob, prepare
-from agentserve.server.context import ServerContext, context_of
 from agentserve.server.errors import json_response
-from agentserve.server.identity import SESSION_HEADER
-from agentserve.server.reading import read_body, set_request_id
-from agentserve.server.schemas import ChatRequest, JsonObject, decode
-from agentserve.server.seats import reply_message
-from agentserve.server.sse import DONE, frame, unless_gone
-from agentserve.server.streaming import open_stream
-from agentserve.server.turns import Started
+from agentserve.server.http import wire
+from agentserve.server.http.chat_request import ChatJob, prepare
+from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.reading import read_body, set_request_id
+from agentserve.server.http.schemas import ChatRequest, JsonObject, decode
+from agentserve.server.http.sse import DONE, frame, unless_gone
+from agentserve.server.http.streaming import open_stream
+from agentserve.server.sessions.answer import Delta, Outcome
+from agentserve.server.sessions.identity import SESSION_HEADER
+from agentserve.server.sessions.seats import reply_message
+from agentserve.server.sessions.turns import Started
 
 
 async def chat_completions(request: Request) -> Response:
