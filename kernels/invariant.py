@@ -23,6 +23,7 @@ BLOCK = 16
 """Largest multiple that a rule pads to: callers that pad to it themselves avoid a copy."""
 
 MOST_ROWS = 512
+_ALIGNMENT = 64  # bytes, what torch gives a new tensor
 _COUNTS = (*range(1, 18), 24, 31, 32, 33, 48, 63, 64, 65, 80, 96, 112, 128, 129, 192, 255, 256, 384, 511, 512)
 _OFFSETS = (0, 5, 16, 33, 1, 100, 250)
 
@@ -48,13 +49,15 @@ class RowRule:
         if rows <= self.limit and not self.fixed:
             return self._call(function, x)
         parts = torch.split(x, self.multiple if self.fixed else self.limit, dim=-2)
-        return torch.cat([self._call(function, part.contiguous()) for part in parts], dim=-2)
+        return torch.cat([self._call(function, part) for part in parts], dim=-2)
 
     def _call(self, function: RowFunction, x: Tensor) -> Tensor:
         rows = x.shape[-2]
         missing = -rows % self.multiple
         if not missing:
-            return function(x)
+            # Libraries also look at alignment: a view into the middle of a tensor is another case.
+            aligned = x.is_contiguous() and x.data_ptr() % _ALIGNMENT == 0
+            return function(x if aligned else x.clone(memory_format=torch.contiguous_format))
         return function(F.pad(x, (0, 0, 0, missing)))[..., :rows, :]
 
 

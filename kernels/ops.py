@@ -143,7 +143,10 @@ class Ops(Protocol):
         ...
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Prepare `x @ weight.T + bias`; `weight [out, in]`, `bias [out]`."""
+        """Prepare `x @ weight.T + bias`; `weight [out, in]`, `bias [out]`.
+
+        Set the number of threads first: how rows are grouped is measured here, with these.
+        """
         ...
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:

@@ -25,7 +25,7 @@ from kernels.ops import AttentionShape, Span
 TILE = 128  # keys per tile
 SEGMENT = 16  # tiles per segment
 _BLOCK_TOKENS = 64  # longest run of one span's tokens handled together
-_MOST_ELEMENTS = 1 << 23  # of the largest temporary of a batch of blocks (float32: 32 MiB)
+_MOST_ELEMENTS = 1 << 20  # of the largest temporary of a batch of blocks: 4 MiB of float32 stay in cache
 _FLOOR = -1e30  # stands for minus infinity where a difference of two of them is taken
 
 

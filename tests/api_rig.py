@@ -12,9 +12,9 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 
-from agentserve.server.app import create_app
-from agentserve.server.context import ServerContext, ServerOptions
-from agentserve.server.hermes_calls import HermesParser
+from agentserve.server.http.app import create_app
+from agentserve.server.http.context import ServerContext, ServerOptions
+from agentserve.server.http.hermes_calls import HermesParser
 from tests.fakes import ByteTemplate, ByteTokenizer, NoGrammars, ScriptedEngine, chain
 
 CHAT = "/v1/chat/completions"

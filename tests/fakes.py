@@ -251,7 +251,7 @@ class ScriptedEngine:
             top = tuple((t, -0.5 - t / 1000) for t in range(sampling.logprobs or 0))
             yield Token(session, turn, index, token, None if sampling.logprobs is None else -0.25, top)
             if len(ids) >= sampling.min_tokens:
-                text = bytes(t for t in ids if t < 256)
+                text = bytes(t for t in ids if t < 256) if sampling.stop else b""
                 if token in ends or any(s.encode() in text for s in sampling.stop):
                     yield change(SessionState.IDLE, "stop")
                     yield ended(FinishReason.STOP)

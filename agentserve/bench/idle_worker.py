@@ -14,8 +14,8 @@ from agentserve.core.config import CoreConfig
 from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Chunk, ChunkResult, Plan, Sampled, StepResult
 from agentserve.messages import PROTOCOL_VERSION, Hello
-from agentserve.server.spec import WorkerSpec
-from agentserve.server.worker_process import BuiltEngine, main
+from agentserve.server.workers.spec import WorkerSpec
+from agentserve.server.workers.worker_process import BuiltEngine, main
 from agentserve.types import KVGroup
 
 POOL_TOKENS = 1 << 19

@@ -15,9 +15,9 @@ from array import array
 
 from agentserve.bench.report import Row
 from agentserve.messages import Submit, Token, TurnEnded, pack_tokens
-from agentserve.server.fleet import Fleet
-from agentserve.server.spec import WorkerSpec
-from agentserve.server.supervisor import WorkerProcess, private_directory
+from agentserve.server.workers.fleet import Fleet
+from agentserve.server.workers.spec import WorkerSpec
+from agentserve.server.workers.supervisor import WorkerProcess, private_directory
 from agentserve.types import Sampling, SessionId, TurnId
 
 IDLE_WORKER = (sys.executable, "-P", "-m", "agentserve.bench.idle_worker")

@@ -18,9 +18,9 @@ from agentserve.bench.limits import product_peak, read_bandwidth
 from agentserve.bench.report import Row
 from agentserve.messages import Close, ResetPrefixCache, Submit, pack_tokens
 from agentserve.models.config import DecoderConfig
-from agentserve.server.spec import WorkerSpec
-from agentserve.server.worker import build_engine
-from agentserve.server.worker_process import BuiltEngine
+from agentserve.server.workers.spec import WorkerSpec
+from agentserve.server.workers.worker import build_engine
+from agentserve.server.workers.worker_process import BuiltEngine
 from agentserve.types import Sampling, SessionId, TurnId
 
 DECODE = ((1, 64), (1, 3500), (8, 64), (8, 2000))  # (sessions, context)

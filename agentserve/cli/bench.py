@@ -32,7 +32,7 @@ def bench(
     """Measure this machine: engine overhead, decode and prefill, beside the limits."""
     from agentserve.bench import overhead as overheads
     from agentserve.bench import report, speed
-    from agentserve.server.spec import worker_spec
+    from agentserve.server.workers.spec import worker_spec
 
     flags = {"model": model, "dtype": dtype, "device": device, "device_kv": device_kv, "threads": threads}
     settings = load(flags, None)

@@ -30,6 +30,10 @@ class SamplerPort(Protocol):
         """One token per row of `logits [rows, vocab]` float32, which may be overwritten."""
         ...
 
+    def problem(self, session: SessionId, turn: TurnId, spec: SampleSpec) -> str:
+        """Why `sample` would fail on this row; empty if it would not."""
+        ...
+
     def define_grammar(self, grammar_id: str, compiled: str) -> None: ...
 
     def drop_grammar(self, grammar_id: str) -> None: ...
@@ -125,6 +129,9 @@ class TorchExecutor:
             for number, chunk in enumerate(chunks)
             if (spec := chunk.sample) and number in alive
         ]
+        for number, spec in wanted:
+            errors[number] = self._sampler.problem(chunks[number].session, chunks[number].turn, spec)
+        wanted = [item for item in wanted if not errors[item[0]]]
         if not wanted:
             return {}
         logits = self._decoder.logits(torch.stack([alive[number] for number, _ in wanted]))

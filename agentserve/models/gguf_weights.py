@@ -30,6 +30,7 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_PARTS = {part: name for name, part in _LAYER.items()}
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3 models: per-frequency divisors, computed when the file was made
 
@@ -39,7 +40,7 @@ def load_gguf_weights(
 ) -> DecoderWeights:
     """Read every tensor of `file`; a missing, foreign, misshapen or unreadable one is a `ModelError`."""
     place = str(file.path)
-    assembler = Assembler(config, dtype, device)
+    assembler = Assembler(config, dtype, device, gguf_name)
     rope_factors: Tensor | None = None
     for tensor in file.tensors().values():
         if tensor.name == _ROPE_FACTORS:
@@ -48,7 +49,7 @@ def load_gguf_weights(
         name = hf_name(tensor.name)
         if name is None:
             raise ModelError(f"{place}: tensor {tensor.name} is not part of a {config.architecture} model")
-        if not assembler.wants(name, tensor.shape, f"{place}: {tensor.name}"):
+        if not assembler.wants(name, tensor.shape, place):
             continue
         values = tensor.values()
         heads = _interleaved_heads(config, tensor.name)
@@ -67,6 +68,16 @@ def hf_name(name: str) -> str | None:
     if match is None or match[2] not in _LAYER:
         return None
     return f"model.layers.{int(match[1])}.{_LAYER[match[2]]}.{match[3]}"
+
+
+def gguf_name(name: str) -> str:
+    """The GGUF name of a tensor of a decoder: the inverse of `hf_name`."""
+    for short, long in _TOP.items():
+        if name == long:
+            return short
+    _, _, layer, rest = name.split(".", 3)
+    part, ending = rest.rsplit(".", 1)
+    return f"blk.{layer}.{_PARTS[part]}.{ending}"
 
 
 def split_rotary_pairs(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:

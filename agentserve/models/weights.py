@@ -8,7 +8,7 @@ and copies it straight into the fused matrix, so that no tensor exists twice for
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -149,8 +149,16 @@ def _layer_parts(config: DecoderConfig, layer: LayerWeights) -> Iterator[tuple[s
 class Assembler:
     """Takes a model's tensors one by one, in any order, and checks that the set is right."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        file_name: Callable[[str], str] = str,
+    ) -> None:
+        """`file_name` spells a tensor's name as the file does, for errors."""
         self._config = config
+        self._file_name = file_name
         self._weights = empty_weights(config, dtype, device)
         self._missing = dict(named_parts(config, self._weights))
         self._done: set[str] = set()
@@ -161,13 +169,13 @@ class Assembler:
         if tied_head or _IGNORED.fullmatch(name):
             return False
         if name in self._done:
-            raise ModelError(f"{place}: tensor {name} is there twice")
-        target = self._missing.get(name)
+            raise ModelError(f"{place}: tensor {self._file_name(name)} is there twice")
+        target, label = self._missing.get(name), self._file_name(name)
         if target is None:
-            raise ModelError(f"{place}: tensor {name} is not part of a {self._config.architecture} model")
+            raise ModelError(f"{place}: tensor {label} is not part of a {self._config.architecture} model")
         if shape != tuple(target.shape):
             raise ModelError(
-                f"{place}: tensor {name} has shape {list(shape)}, the config asks for {list(target.shape)}"
+                f"{place}: tensor {label} has shape {list(shape)}, the config asks for {list(target.shape)}"
             )
         return True
 
@@ -180,7 +188,7 @@ class Assembler:
         """The complete weights, or a `ModelError` that names the first missing tensor."""
         for name in self._missing:
             more = f" (and {len(self._missing) - 1} more)" if len(self._missing) > 1 else ""
-            raise ModelError(f"{place}: tensor {name} is missing{more}")
+            raise ModelError(f"{place}: tensor {self._file_name(name)} is missing{more}")
         done = self._weights
         if rope_factors is None:
             return done

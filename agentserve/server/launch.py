@@ -24,9 +24,14 @@ from starlette.types import ASGIApp
 from agentserve.config import ServeConfig
 from agentserve.messages import Hello
 from agentserve.server.engine_port import Engine
-from agentserve.server.fleet import Fleet
-from agentserve.server.spec import worker_spec
-from agentserve.server.supervisor import WORKER_COMMAND, WorkerFailed, WorkerProcess, private_directory
+from agentserve.server.workers.fleet import Fleet
+from agentserve.server.workers.spec import worker_spec
+from agentserve.server.workers.supervisor import (
+    WORKER_COMMAND,
+    WorkerFailed,
+    WorkerProcess,
+    private_directory,
+)
 
 log = logging.getLogger(__name__)
 
@@ -139,21 +144,21 @@ class _Launch:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
-        with private_directory() as directory:
-            cores = usable_cores()
+        cores = usable_cores()
 
-            async def start_worker(index: int) -> WorkerProcess:
-                path = str(directory / f"worker-{index}.sock")
-                spec = worker_spec(self._config, index, path, os.getpid(), cores)
+        async def start_worker(index: int) -> WorkerProcess:
+            # The directory is there for the moment of connecting only: kill -9 leaves no litter.
+            with private_directory() as directory:
+                spec = worker_spec(self._config, index, str(directory / "worker.sock"), os.getpid(), cores)
                 return await WorkerProcess.start(spec, self._command)
 
-            fleet = Fleet(start_worker, self._config.workers.count)
-            try:
-                prepared = await self._start(fleet)
-                if prepared is not None:
-                    await self._serve(prepared, fleet, listener)
-            finally:
-                await self._stop(fleet)
+        fleet = Fleet(start_worker, self._config.workers.count)
+        try:
+            prepared = await self._start(fleet)
+            if prepared is not None:
+                await self._serve(prepared, fleet, listener)
+        finally:
+            await self._stop(fleet)
 
     async def _start(self, fleet: Fleet) -> Prepared | None:
         """Workers and the API side's own preparations, at the same time; None if a signal came first."""

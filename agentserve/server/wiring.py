@@ -10,13 +10,13 @@ from starlette.applications import Starlette
 from agentserve import __version__
 from agentserve.config import ServeConfig
 from agentserve.models.source import resolve
-from agentserve.server.app import create_app
-from agentserve.server.context import ServerOptions
 from agentserve.server.engine_port import Engine
-from agentserve.server.hermes_calls import HermesGrammars, HermesParser
+from agentserve.server.http.app import create_app
+from agentserve.server.http.context import ServerOptions
+from agentserve.server.http.hermes_calls import HermesGrammars, HermesParser
 from agentserve.server.launch import Prepared
 from agentserve.server.text_port import JsonObject
-from agentserve.server.vocabulary import end_ids, shown_bytes
+from agentserve.server.workers.vocabulary import end_ids, shown_bytes
 from agentserve.text import TextModel, canonical, load
 from tools_bridge.compiler import GrammarCompiler
 

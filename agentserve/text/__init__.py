@@ -43,4 +43,5 @@ def load(path: Path, chat_template: Path | None = None) -> TextModel:
     except OSError as error:
         raise TextError(f"{path}: {error.strerror or error}") from None
     except TextError as error:
-        raise TextError(f"{path.name}: {error}") from None
+        named = str(error) if path.name in str(error) else f"{path.name}: {error}"
+        raise TextError(named) from None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from agentserve.text.errors import TextError
 
 TemplateMessage = dict[str, object]
-Render = Callable[..., str]  # render(messages, tools=None, add_generation_prompt=False) -> text
 
 _SYSTEM, _USER, _NAME, _VALUE, _RESULT = "Qsystemq", "Quserq", "qtoolq", "Qvalueq", "Qresultq"
 _SHORT_ID, _LONG_ID = "a1b2c3d4e", "call_a1b2c3d4e5f6"
@@ -21,6 +21,12 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
     },
 }
+
+
+class Render(Protocol):
+    """A template, given messages in the shape templates read; TextError where it refuses them."""
+
+    def __call__(self, messages: Sequence[TemplateMessage], tools: Sequence[object] | None = None) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ def probe(render: Render) -> TemplateFacts:
 
 def _shows(
     render: Render,
-    messages: Sequence[Mapping[str, object]],
+    messages: Sequence[TemplateMessage],
     *wanted: str,
     tools: Sequence[object] | None = None,
 ) -> bool:

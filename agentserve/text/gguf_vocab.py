@@ -29,6 +29,21 @@ _NAMED = (
 )
 
 
+# Files name one EOS; chat models also end on these (the list llama.cpp looks for, in short).
+_ENDS = frozenset(
+    {
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<｜end▁of▁sentence｜>",
+    }
+)
+
+
 class _Fields:
     """Typed access to the metadata; a wrong type is a TextError that names the key."""
 
@@ -102,7 +117,8 @@ def vocabulary(metadata: Metadata) -> Vocabulary:
         pieces = [_sentencepiece_bytes(token, types[i]) for i, token in enumerate(tokens)]
     add_bos = fields.flag("tokenizer.ggml.add_bos_token", default_bos)
     add_eos = fields.flag("tokenizer.ggml.add_eos_token", False)
-    ends = (fields.token_id(f"tokenizer.ggml.{name}_token_id", len(tokens)) for name in ("eot", "eom"))
+    ends = {index for index in control_ids if types[index] == _CONTROL and tokens[index] in _ENDS}
+    named_ends = (fields.token_id(f"tokenizer.ggml.{name}_token_id", len(tokens)) for name in ("eot", "eom"))
     named = {
         name: tokens[index]
         for name, key in _NAMED
@@ -115,7 +131,7 @@ def vocabulary(metadata: Metadata) -> Vocabulary:
         prefix_ids=(bos,) if add_bos and bos is not None else (),
         suffix_ids=(eos,) if add_eos and eos is not None else (),
         bos_id=bos,
-        eos_ids=frozenset(index for index in (eos, *ends) if index is not None),
+        eos_ids=frozenset(index for index in (eos, *named_ends, *ends) if index is not None),
         strips_leading_space=strips,
         special_texts=named,
     )

@@ -55,7 +55,7 @@ def vocabulary(folder: Path) -> Vocabulary:
         suffix_ids=suffix,
         bos_id=bos,
         eos_ids=_eos_ids(folder, ids.get(named.get("eos_token", ""))),
-        strips_leading_space="Strip" in kind or "Metaspace" in kind,
+        strips_leading_space=_strips(definition.get("decoder")),
         special_texts=named,
     )
 
@@ -64,7 +64,7 @@ def _load(definition: JsonObject, name: str) -> Encoder:
     try:
         return Encoder.from_str(json.dumps(definition))
     except Exception as error:  # the Rust side raises bare Exception for every kind of broken file
-        raise TextError(f"{name}: {error}") from None
+        raise TextError(f"{name}: {' '.join(str(error).split())[:300]}") from None
 
 
 def _added_tokens(definition: JsonObject, name: str) -> list[ControlToken]:
@@ -207,6 +207,15 @@ def _strip_prefix(step: object, schemes: frozenset[str]) -> object:
 
 def _decoder_kinds(decoder: object) -> frozenset[str]:
     return frozenset(str(part.get("type")) for part in _parts(decoder))
+
+
+def _strips(decoder: object) -> bool:
+    """Whether decoding drops the prefix space of a text's first word."""
+    return any(
+        part.get("type") == "Strip"
+        or (part.get("type") == "Metaspace" and part.get("prepend_scheme") != "never")
+        for part in _parts(decoder)
+    )
 
 
 def _token_bytes(ids: Mapping[str, int], added: set[int], kind: frozenset[str]) -> tuple[bytes, ...]:

@@ -85,7 +85,7 @@ _FAMILIES: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
         ("qwen2", "deepseek-r1-qwen", "megrez", "hunyuan", "stablelm2"),
         PreTokenizer((_QWEN2,), nfc=True),
     ),
-    (("qwen35",), PreTokenizer((_QWEN35,), nfc=True)),
+    (("qwen35",), PreTokenizer((_QWEN35,))),
     (("tekken", "pixtral"), PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)),
     (("gpt-4o", "llama4", "o200k"), PreTokenizer((_O200K,))),
     (("deepseek-llm",), PreTokenizer(_DEEPSEEK_LLM)),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
 
-from agentserve.text.chat import CHATML, Chat
+from agentserve.text.chat import CHATML, Chat, TurnFrame
 from agentserve.text.conversation import Json, Message, RawMessage, check_json, parse_messages
 from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts
@@ -56,7 +56,8 @@ class ChatTemplate:
         """Compile and probe; TextError where the template is broken.
 
         A model without a template gets ChatML if its vocabulary knows it; else `available` is
-        False and rendering is a TextError.
+        False and rendering is a TextError. `stop_ids`: the token that ends an assistant's turn;
+        `opens_reasoning`: the generation prompt ends inside a `<think>`.
         """
         self._tokenizer = tokenizer
         if sources.default is None and "<|im_start|>" in tokenizer.control:
@@ -65,7 +66,9 @@ class ChatTemplate:
         self._chat = Chat(sources, tokenizer.special_texts, now) if available else None
         self.facts: TemplateFacts | None = self._chat.facts if self._chat else None
         self.wrapper: str | None = self._chat.wrapper if self._chat else None
-        self.stop_ids: frozenset[int] = self._end_of_turn()
+        frame = self._chat.frame(Placeholders(self._chat.sources).take(), {}) if self._chat else None
+        self.stop_ids: frozenset[int] = self._end_of_turn(frame)
+        self.opens_reasoning = frame is not None and frame.generation_prompt.rstrip().endswith("<think>")
 
     @property
     def available(self) -> bool:
@@ -194,11 +197,8 @@ class ChatTemplate:
             return ""
         return frame.generation_prompt[len(frame.before) :]
 
-    def _end_of_turn(self) -> frozenset[int]:
+    def _end_of_turn(self, frame: TurnFrame | None) -> frozenset[int]:
         """The control token the template writes behind an assistant's text."""
-        if self._chat is None:
-            return frozenset()
-        frame = self._chat.frame(Placeholders(self._chat.sources).take(), {})
         after = frame.after.lstrip() if frame else ""
         first = next(self._tokenizer.matcher.find(after), None)
         return frozenset({first[2].id}) if first is not None and first[0] == 0 else frozenset()

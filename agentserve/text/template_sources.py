@@ -24,10 +24,7 @@ class TemplateSources:
 
 def from_file(path: Path) -> TemplateSources:
     """A template the operator names."""
-    try:
-        return TemplateSources(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise TextError(f"chat template {path}: {error}") from None
+    return TemplateSources(_read(path))
 
 
 def from_folder(folder: Path) -> TemplateSources:
@@ -43,10 +40,10 @@ def from_folder(folder: Path) -> TemplateSources:
                 named[name] = template
     single = folder / "chat_template.jinja"
     if single.is_file():
-        named[_DEFAULT] = single.read_text("utf-8")
+        named[_DEFAULT] = _read(single)
     extra = folder / "additional_chat_templates" / f"{_TOOL_USE}.jinja"
     if extra.is_file():
-        named[_TOOL_USE] = extra.read_text("utf-8")
+        named[_TOOL_USE] = _read(extra)
     return _choose(named)
 
 
@@ -59,6 +56,15 @@ def from_metadata(metadata: Metadata) -> TemplateSources:
         if (name == key or name.startswith(f"{key}.")) and isinstance(value, str)
     }
     return _choose(named)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise TextError(f"chat template {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise TextError(f"chat template {path}: not UTF-8 text") from None
 
 
 def _choose(named: Mapping[str, str]) -> TemplateSources:

@@ -25,14 +25,19 @@ _NO_IDS: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
 class Tokenizer:
-    """One model's tokenizer. Thread-safe: its only changing state is a locked cache of runs."""
+    """One model's tokenizer. Thread-safe: its only changing state is a locked cache of runs.
+
+    `token_bytes[id]`: what a token stands for (a control token: its name, for display).
+    `control`: every text users cannot write -> id. `special_ids`: those of them that have no text
+    of their own, so decoding drops them and a grammar must not take them for their names.
+    `eos_ids`: ids that end a generation; a chat also ends on `ChatTemplate.stop_ids`.
+    """
 
     def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = 32 << 20) -> None:
         self._encoders = vocabulary.encoders
         self._prefix = vocabulary.prefix_ids
         self._suffix = vocabulary.suffix_ids
         self._strip = vocabulary.strips_leading_space
-        self._hidden = frozenset(token.id for token in vocabulary.control if token.special)
         self._cache = RunCache(cache_bytes)
         self.matcher = ControlMatcher(vocabulary.control)
         self.token_bytes: Sequence[bytes] = vocabulary.token_bytes
@@ -40,6 +45,7 @@ class Tokenizer:
         self.control: Mapping[str, int] = MappingProxyType(
             {token.text: token.id for token in vocabulary.control}
         )
+        self.special_ids = frozenset(token.id for token in vocabulary.control if token.special)
         self.special_texts = vocabulary.special_texts
         self.bos_id = vocabulary.bos_id
         self.eos_ids = vocabulary.eos_ids
@@ -120,7 +126,7 @@ class Tokenizer:
     def detokenizer(self, *, skip_control: bool = True, continues: bool = False) -> Detokenizer:
         """A fresh fold from ids to text. `continues`: the ids go on from other text, so that a
         SentencePiece prefix space is a real space."""
-        hidden = self._hidden if skip_control else frozenset[int]()
+        hidden = self.special_ids if skip_control else frozenset[int]()
         return Detokenizer(self.token_bytes, hidden, strip_leading_space=self._strip and not continues)
 
     def decode(self, ids: Iterable[int], skip_control: bool = True) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import pytest
@@ -71,7 +71,7 @@ def run_in_company(
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     cuts=st.sets(st.integers(1, LENGTH), min_size=1, max_size=9),
     seed=st.integers(0, 2**16),
@@ -110,6 +110,28 @@ def test_a_fork_with_a_copied_page_leaves_no_trace(name: str, dtype: str, shared
         assert torch.equal(row, cold[at]), at
 
 
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("threads", [2, 3], indirect=True)
+def test_with_threads_too(threads: int, dtype: str) -> None:
+    """More threads may round otherwise, but again alike in all company. Wide enough to be shared out."""
+    wide = config_json("llama") | {"hidden_size": 512, "intermediate_size": 1000, "num_hidden_layers": 2}
+    config = hf_config(wide, "wide")
+    weights = random_weights(config, 3, std=0.06, dtype=DTYPES[dtype])
+    tokens = random.Random(threads).choices(range(VOCAB), k=200)
+    cold = Engine(config, weights, pages=64).logits(tokens, [200])[199]
+    for seed, cuts in enumerate(([100, 200], [1, 17, 130, 199, 200], [67, 131, 195, 198, 200])):
+        engine = Engine(config, weights, pages=96, seed=seed)
+        assert torch.equal(run_in_company(engine, tokens, cuts, random.Random(seed))[199], cold), cuts
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 32, 128])
 def test_the_page_size_leaves_no_trace(page_size: int) -> None:
     config, weights, tokens, cold = tiny("llama", torch.float32)
@@ -128,7 +150,8 @@ def test_another_history_has_other_bits() -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", list(DTYPES))
-def test_smollm2_histories(dtype: str) -> None:
+@pytest.mark.parametrize("threads", [2], indirect=True)
+def test_smollm2_histories(threads: int, dtype: str) -> None:
     """The real model: a long history cut in several ways, alone and in company, from several hits."""
     loaded = load_model(resolve("smollm2-135m"), DTYPES[dtype], CPU)
     engine = Engine(loaded.config, loaded.weights, pages=160)

@@ -36,8 +36,8 @@ from agentserve.messages import (
     WorkerView,
     unpack_tokens,
 )
-from agentserve.server.spec import WorkerSpec
-from agentserve.server.worker_process import BuiltEngine, main
+from agentserve.server.workers.spec import WorkerSpec
+from agentserve.server.workers.worker_process import BuiltEngine, main
 from agentserve.types import FinishReason, KVGroup, SessionState
 
 

@@ -17,11 +17,11 @@ import pytest
 from agentserve.config import load
 from agentserve.messages import Submit, Token, TurnEnded, pack_tokens
 from agentserve.server.engine_port import EngineDown
-from agentserve.server.fleet import MAX_MOVES, Fleet
-from agentserve.server.running import RunningTurn
-from agentserve.server.slot import RestartPolicy
-from agentserve.server.spec import worker_spec
-from agentserve.server.supervisor import WorkerFailed, WorkerProcess, private_directory
+from agentserve.server.workers.fleet import MAX_MOVES, Fleet
+from agentserve.server.workers.running import RunningTurn
+from agentserve.server.workers.slot import RestartPolicy
+from agentserve.server.workers.spec import worker_spec
+from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess, private_directory
 from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
 from tests.process.fake_worker import reference
 
@@ -266,8 +266,8 @@ import sys, time
 from pathlib import Path
 import msgspec
 from agentserve.messages import Hello
-from agentserve.server.link import WorkerLink
-from agentserve.server.spec import WorkerSpec
+from agentserve.server.workers.link import WorkerLink
+from agentserve.server.workers.spec import WorkerSpec
 
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
 link = WorkerLink.connect(Path(spec.socket))

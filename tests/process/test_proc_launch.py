@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -25,6 +26,8 @@ LIMIT = 30.0  # seconds until a wait is called a hang
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
 
     def launch(*error: str, port: int = 0, drain: float = 20) -> subprocess.Popen[str]:
         script = Path(__file__).with_name("fake_server.py")
@@ -33,6 +36,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, "TMPDIR": str(temporary)},
         )
         processes.append(process)
         return process
@@ -132,12 +136,13 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
     assert gone(worker)
 
 
-def test_no_orphan_after_the_parent_is_killed(start: Start) -> None:
+def test_no_orphan_and_no_litter_after_the_parent_is_killed(start: Start, tmp_path: Path) -> None:
     process = start()
     url = url_of(process)
     worker = httpx.get(f"{url}/health").json()["pid"]
     read_endless(url, lambda number: process.kill() if number == 3 else None)
     until(lambda: gone(worker))
+    assert list(tmp_path.glob("tmp/agentserve-*")) == []
 
 
 def test_a_signal_while_starting_leaves_nothing(start: Start) -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from agentserve.config import load
 from agentserve.messages import Submit, Token, TurnEnded, pack_tokens
-from agentserve.server.fleet import Fleet
-from agentserve.server.running import RunningTurn
-from agentserve.server.slot import RestartPolicy
-from agentserve.server.spec import worker_spec
-from agentserve.server.supervisor import WorkerFailed, WorkerProcess, private_directory
+from agentserve.server.workers.fleet import Fleet
+from agentserve.server.workers.running import RunningTurn
+from agentserve.server.workers.slot import RestartPolicy
+from agentserve.server.workers.spec import worker_spec
+from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess, private_directory
 from agentserve.types import Sampling, SessionId, TurnId
 
 pytestmark = [pytest.mark.process, pytest.mark.model]

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentserve.server.directory import Claim, DirectoryFull, Lease, SessionDirectory, _common
+from agentserve.server.sessions.directory import DirectoryFull, SessionDirectory, _common
+from agentserve.server.sessions.session_record import Claim, Lease
 from agentserve.types import SessionState, TurnId
 
 
@@ -127,6 +128,15 @@ def test_an_edited_history_becomes_a_sibling_that_keeps_the_common_part() -> Non
     assert rewritten.session.parent == "mine"
 
 
+def test_a_longer_request_that_left_the_last_turn_is_a_sibling_too() -> None:
+    h = Harness()
+    h.turn("u1", "a1")
+    first = h.turn("u1", "a1", "u2", "a2")
+    other = h.begin("u1", "a1", "other", "a2", "u3")
+    assert other.copied_from is first.session
+    assert set(other.spliced) == {1}
+
+
 def test_subagents_that_share_an_id_each_keep_their_own_lineage() -> None:
     h = Harness()
     one = h.turn("u1", "a1", named="shared")
@@ -145,6 +155,15 @@ def test_a_name_beats_a_longer_lineage_elsewhere() -> None:
     lease = h.begin("u1", "a1", "u2", named="other")
     assert lease.session.public_id == "other"
     assert (lease.opened, lease.spliced) == (True, {})
+
+
+def test_a_named_session_is_not_left_for_another_lineage() -> None:
+    h = Harness()
+    h.turn("u1", "a1")
+    mine = h.turn("x", "y", named="mine")
+    lease = h.begin("u1", "a1", "u2", named="mine")
+    assert lease.copied_from is mine.session
+    assert lease.spliced == {}
 
 
 def test_tool_results_find_the_session_that_asked() -> None:

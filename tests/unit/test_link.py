@@ -23,7 +23,7 @@ from agentserve.messages import (
     Token,
     pack_tokens,
 )
-from agentserve.server.link import HEADER, ApiLink, FrameDecoder, LinkError, WorkerLink, encode_frame
+from agentserve.server.workers.link import HEADER, ApiLink, FrameDecoder, LinkError, WorkerLink, encode_frame
 from agentserve.types import Sampling, SessionId, TurnId
 
 S, T = SessionId("s"), TurnId(1)
@@ -69,17 +69,24 @@ def test_frames_come_whole_however_the_bytes_are_cut(cuts: list[int]) -> None:
 )
 def test_bytes_that_are_no_command_are_a_link_error(data: bytes) -> None:
     with pytest.raises(LinkError):
-        decoder().feed(data)
+        list(decoder().feed(data))
+
+
+def test_what_came_before_a_bad_frame_is_not_lost() -> None:
+    messages = decoder().feed(encode_frame(COMMANDS[1]) + HEADER.pack(3) + b"bad")
+    assert next(messages) == COMMANDS[1]
+    with pytest.raises(LinkError):
+        next(messages)
 
 
 def test_an_event_is_no_command() -> None:
     with pytest.raises(LinkError):
-        decoder().feed(encode_frame(StepDone([Token(S, T, 0, 1)])))
+        list(decoder().feed(encode_frame(StepDone([Token(S, T, 0, 1)]))))
 
 
 def test_a_large_frame_is_refused_before_its_body_arrives() -> None:
     with pytest.raises(LinkError, match="larger than"):
-        decoder(limit=100).feed(HEADER.pack(101))
+        list(decoder(limit=100).feed(HEADER.pack(101)))
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ from agentserve.messages import (
     TurnEnded,
     pack_tokens,
 )
-from agentserve.server.link import FrameDecoder, WorkerLink, encode_frame
-from agentserve.server.loop import Recorder, WorkerLoop
+from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
+from agentserve.server.workers.loop import Recorder, WorkerLoop
 from agentserve.types import FinishReason, KVGroup, Sampling, SessionId, TurnId
 
 CONFIG = CoreConfig(page_size=4, max_model_len=64, max_num_seqs=4, max_batched_tokens=8)

@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, TurnUsage, pack_tokens, unpack_tokens
-from agentserve.server.running import RunningTurn
+from agentserve.server.workers.running import RunningTurn
 from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
 
 S, T = SessionId("s"), TurnId(3)

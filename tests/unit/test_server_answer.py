@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentserve.messages import Token, TurnUsage
-from agentserve.server.answer import Answer, Outcome
-from agentserve.server.hermes_calls import HermesParser
+from agentserve.server.http.hermes_calls import HermesParser
+from agentserve.server.sessions.answer import Answer, Outcome
 from agentserve.types import FinishReason, SessionId, TurnId
 from tests.api_rig import hermes
 from tests.fakes import END, EOS, ByteTokenizer

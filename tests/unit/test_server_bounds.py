@@ -209,6 +209,12 @@ def test_depth_is_measured_outside_strings(depth: int, limit: int) -> None:
         check_depth(body, limit)
 
 
+def test_brackets_that_never_close_count_too() -> None:
+    with pytest.raises(ApiError):
+        check_depth(b"[" * 41, 40)
+    check_depth(b"[" * 40, 40)  # not too deep; what else is wrong with it the decoder says
+
+
 @pytest.mark.parametrize("body", [b"[" * 100_000, b"{" * 100_000, b'{"a":' * 50_000, b"[" * 200 + b"]" * 200])
 async def test_deep_nesting_is_refused(body: bytes) -> None:
     reply = await Rig().post(CHAT, body)

@@ -85,9 +85,14 @@ async def test_max_tokens_ends_with_length_and_a_larger_context_is_clamped() -> 
 
 async def test_a_prompt_that_fills_the_context_is_refused() -> None:
     rig = Rig(ScriptedEngine(max_model_len=64))
-    reply = await rig.post(CHAT, {"messages": [user("x" * 64)]})
-    assert reply.status_code == 400
-    assert reply.json()["error"]["code"] == "context_length_exceeded"
+    frame = len(ByteTemplate().render([user("")]))
+    for extra in (0, 1, 100):
+        reply = await rig.post(CHAT, {"messages": [user("x" * (64 - frame + extra))]})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+    assert not rig.engine.submits
+    reply = await rig.chat([user("x" * (63 - frame))])
+    assert reply["usage"]["completion_tokens"] == 1
     rig.check_rest()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentserve.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from agentserve.server.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tests.api_rig import CHAT, TOOLS, Rig, user
 
 json_values = st.recursive(

@@ -114,6 +114,18 @@ async def test_a_tool_call_round_trip() -> None:
     rig.check_rest()
 
 
+async def test_whole_calls_are_waited_for_also_when_max_tokens_ended_the_turn() -> None:
+    text = hermes("now", "{}")
+    rig = Rig(ScriptedEngine(say(text + text[:5])))
+    first = await rig.chat([user("a")], tools=TOOLS, max_tokens=len(text))
+    assert first["choices"][0]["finish_reason"] == "length"
+    assert (await rig.session(first["session_id"]))["state"] == "WAITING_TOOL"
+    half = say(text + '<tool_call>{"name": "no', eos=False)
+    rig.engine.reply = half
+    third = await rig.chat([user("c")], tools=TOOLS, max_tokens=len(half.ids))
+    assert (await rig.session(third["session_id"]))["state"] == "IDLE"
+
+
 async def test_the_session_is_found_by_its_call_ids_alone() -> None:
     """A client that rewrote the call's text still gets its lineage, as a sibling."""
     texts = iter([hermes("now", "{}"), "done", "done"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentserve.server.sse import KEEP_ALIVE, ClientGone, EventStream, frame, unless_gone
+from agentserve.server.http.sse import KEEP_ALIVE, ClientGone, EventStream, frame, unless_gone
 from tests.api_rig import settled
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from agentserve.messages import Hello, Submit, unpack_tokens
-from agentserve.server.context import ServerOptions
+from agentserve.server.http.context import ServerOptions
 from agentserve.server.wiring import chain, http_app, shown_bytes
 from agentserve.text import TextModel, load
 from tests.api_rig import CHAT, TOOLS, hermes, user

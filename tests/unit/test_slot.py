@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from agentserve.messages import WorkerView
-from agentserve.server.slot import RestartPolicy, Slot
-from agentserve.server.supervisor import WorkerProcess
+from agentserve.server.workers.slot import RestartPolicy, Slot
+from agentserve.server.workers.supervisor import WorkerProcess
 
 POLICY = RestartPolicy(first_pause=1.0, longest_pause=3.0, quick=10.0, attempts=4)
 WORKER = cast(WorkerProcess, object())

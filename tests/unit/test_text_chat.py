@@ -185,3 +185,38 @@ def test_sources_of_a_folder(tmp_path: Path) -> None:
     assert start(explicit=explicit) == "Ehi"
     with pytest.raises(TextError, match="chat template"):
         load(tmp_path, tmp_path / "missing.jinja")
+
+
+def test_a_template_without_a_default_system_message_has_none() -> None:
+    for text in ("B{{ messages[0].content }}", "{% for m in messages %}{{ m.content }}{% endfor %}"):
+        facts = inline(text).facts
+        assert facts is not None
+        assert facts.default_system == ""
+
+
+def test_a_generation_prompt_that_opens_reasoning_is_known() -> None:
+    text = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
+    thinks = inline(text + "{% if add_generation_prompt %}<|im_start|><think>\n{% endif %}")
+    assert thinks.opens_reasoning
+    assert not template("qwen3").opens_reasoning
+    history: list[Message] = [{"role": "user", "content": "a"}]
+    before = thinks.render(history).tolist()
+    history += [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    after = thinks.render(history, spliced={1: [65, 66]}).tolist()
+    assert after[: len(before) + 2] == [*before, 65, 66]
+
+
+def test_broken_template_files_are_named(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    single = tmp_path / "chat_template.jinja"
+    single.write_bytes(b"\xff\xfe")
+    with pytest.raises(TextError, match="not UTF-8"):
+        load(tmp_path)
+    single.write_text("{% endfor %}")
+    with pytest.raises(TextError, match="chat template, line 1"):
+        load(tmp_path)
+    single.unlink()
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({"chat_template": 3}))
+    with pytest.raises(TextError, match="chat_template: a list is expected"):
+        load(tmp_path)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentserve.text import TextError
 from tests.text_models import Message, call, deep_json, inline, template
@@ -82,3 +86,38 @@ def test_running_out_of_placeholders_is_an_error() -> None:
     assert private in template("qwen25").render_text([{"role": "user", "content": private}])
     with pytest.raises(TextError, match="private-use"):
         template("qwen25").render([{"role": "user", "content": private + "<|im_end|>"}])
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text(max_size=3) | st.just("{}"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "text", "id", "function", "name", "arguments"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+FIELDS = {
+    "content": ANYTHING,
+    "tool_calls": ANYTHING,
+    "tool_call_id": ANYTHING,
+    "name": ANYTHING,
+    "reasoning_content": ANYTHING,
+}
+ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool", "robot", None, 3])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    messages=st.lists(st.fixed_dictionaries({"role": ROLES}, optional=FIELDS) | ANYTHING, max_size=3),
+    tools=st.none() | st.lists(ANYTHING, max_size=2),
+    kwargs=st.none() | st.dictionaries(st.text(max_size=3), ANYTHING, max_size=2),
+)
+def test_whatever_comes_in_the_answer_is_ids_or_a_text_error(
+    messages: list[object], tools: list[object] | None, kwargs: dict[str, object] | None
+) -> None:
+    for name in ("qwen25", "lists"):
+        with suppress(TextError):
+            ids = template(name).render(messages, tools=tools, kwargs=kwargs)  # type: ignore[arg-type]
+            assert len(ids) > 0

@@ -119,7 +119,7 @@ def test_a_continued_run_gets_no_prefix_space() -> None:
 
 def test_eos_and_frame() -> None:
     tokenizer = Tokenizer(vocabulary(small(eot_token_id=4, add_eos_token=True)))
-    assert tokenizer.eos_ids == {2, 4}
+    assert tokenizer.eos_ids == {2, 4, tokenizer.control["<|im_end|>"]}
     assert tokenizer.bos_id == 1
     ids = tokenizer.encode_completion("hello")
     assert (ids[0], ids[-1]) == (1, 2)
@@ -221,7 +221,8 @@ def test_load_names_a_missing_file(tmp_path: Path) -> None:
 def test_load_reads_smollm2_whole() -> None:
     model = load(smollm2_path())
     assert model.tokenizer.vocab_size == 49152
-    assert model.tokenizer.eos_ids == {2}
+    assert model.tokenizer.eos_ids == {0, 2}  # <|endoftext|>, <|im_end|>
+    assert model.tokenizer.special_ids == set(range(17))
     assert model.template.stop_ids == {2}
     assert model.template.wrapper == "hermes"
 
@@ -239,3 +240,19 @@ def test_scores_decide_on_merges_whatever_the_order_of_ids() -> None:
     plain, reverse = Tokenizer(vocabulary(small())), Tokenizer(vocabulary(turned))
     for case in SENTENCEPIECE["prefix"]:
         assert [order[token] for token in reverse.encode(case["text"])] == plain.encode(case["text"])
+
+
+def test_merges_cannot_build_a_control_token() -> None:
+    """A vocabulary may list `<s>` both as a control token and as the result of merges."""
+    metadata: Metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": ["<s>", "<", "s", ">", "<s", "<s>x", "x"],
+        "tokenizer.ggml.token_type": [3, 1, 1, 1, 1, 1, 1],
+        "tokenizer.ggml.merges": ["< s", "<s >", "<s> x"],
+    }
+    tokenizer = Tokenizer(vocabulary(metadata))
+    assert tokenizer.encode_rendered("<s>") == [0]
+    for text in ("<s>", "<s>x", "s<s>"):
+        assert 0 not in tokenizer.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -101,3 +101,18 @@ def test_only_assistant_messages_are_spliced() -> None:
     for index in (0, 5, -1):
         with pytest.raises(TextError, match="only an assistant message can be spliced"):
             template("qwen25").render([{"role": "user", "content": "a"}], spliced={index: [1]})
+
+
+def test_a_splice_that_would_come_out_twice_or_not_at_all_gets_the_text() -> None:
+    twice = inline("{% for m in messages %}<|im_start|>{{ m.content }}|{{ m.content }}{% endfor %}")
+    history: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert twice.render(history, spliced={1: [1]}) == twice.render(history)
+    calls_only = inline(
+        "{% for m in messages %}{% if m.role != 'assistant' or m.tool_calls %}"
+        "{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endif %}{% endfor %}"
+        "{{ tools | tojson if tools }}"
+    )
+    history[1] = {"role": "assistant", "content": "b", "tool_calls": [call("f", "{}")]}
+    shown = calls_only.render(history)
+    assert calls_only.render(history, spliced={1: [1]}) == shown
+    assert "call_1" in tokenizer().decode(shown)

@@ -337,3 +337,16 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, content: str | None, words
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(TextError, match=words):
         hf_vocab.vocabulary(tmp_path)
+
+
+def test_merges_cannot_build_a_control_token(tmp_path: Path) -> None:
+    """`<s>` is a control token and also what merges of ordinary tokens make."""
+    vocab = {"<s>": 0, "<": 1, "s": 2, ">": 3, "<s": 4}
+    encoder = Encoder(models.BPE(vocab=vocab, merges=[("<", "s"), ("<s", ">")]))
+    encoder.decoder = decoders.ByteLevel()
+    encoder.add_special_tokens(["<s>"])
+    encoder.save(str(tmp_path / "tokenizer.json"))
+    assert Encoder(models.BPE(vocab=vocab, merges=[("<", "s"), ("<s", ">")])).encode("<s>").ids == [0]
+    ours = Tokenizer(hf_vocab.vocabulary(tmp_path))
+    assert ours.encode_rendered("<s>") == [0]
+    assert ours.encode("<s>") == [4, 3]

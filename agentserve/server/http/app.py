@@ -1,0 +1,147 @@
+"""Builds the HTTP application. No globals: everything an endpoint needs is in its context."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agentserve.clock import Clock, WallClock
+from agentserve.metrics import Metrics
+from agentserve.server.engine_port import Engine, EngineDown
+from agentserve.server.errors import ApiError
+from agentserve.server.http import housekeeping, sessions_api
+from agentserve.server.http.chat import chat_completions
+from agentserve.server.http.completions import completions
+from agentserve.server.http.context import ServerContext, ServerOptions
+from agentserve.server.http.gate import Gate
+from agentserve.server.http.sse import ClientGone
+from agentserve.server.http.structure import GrammarMaker, Grammars
+from agentserve.server.sessions.answer import ToolParser
+from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.identity import new_session_id
+from agentserve.server.sessions.seats import Chain
+from agentserve.server.sessions.turns import TurnRunner
+from agentserve.server.text_port import ChatTemplate, Tokenizer
+
+CLIENT_GONE_STATUS = 499  # nobody reads it; the access log does
+
+
+def create_app(
+    engine: Engine,
+    options: ServerOptions,
+    *,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    chain: Chain,
+    tool_parser: Callable[[], ToolParser],
+    grammar_maker: GrammarMaker,
+    directory: SessionDirectory | None = None,
+    metrics: Metrics | None = None,
+    clock: Clock | None = None,
+    wall: Callable[[], float] = time.time,
+) -> Starlette:
+    """The application on a running engine. Thread pools live as long as its lifespan.
+
+    `chain` is the canonical key of a history, `tool_parser` makes one parser per answer.
+    """
+    text_pool = ThreadPoolExecutor(2, thread_name_prefix="text")
+    # Its threads wait for compilations, which the maker bounds; a slow schema must not hold up others.
+    grammar_pool = ThreadPoolExecutor(8, thread_name_prefix="grammar")
+    clock = clock or WallClock()
+    metrics = metrics or Metrics()
+    started, epoch = wall(), clock.now()
+    context = ServerContext(
+        options=options,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        chain=chain,
+        tool_parser=tool_parser,
+        grammars=Grammars(grammar_maker, engine, grammar_pool),
+        directory=directory or SessionDirectory(new_session_id),
+        metrics=metrics,
+        runner=TurnRunner(engine, metrics, clock),
+        clock=clock,
+        wall=wall,
+        started=started,
+        clock_at_start=epoch,
+        new_seed=lambda: secrets.randbits(63),
+        text_pool=text_pool,
+    )
+
+    app = Starlette(
+        routes=_routes(),
+        lifespan=_lifespan(text_pool, grammar_pool),
+        exception_handlers={
+            ApiError: _api_error,
+            EngineDown: _engine_down,
+            ClientGone: _client_gone,
+            HTTPException: _http_error,
+        },
+    )
+    app.state.context = context
+    app.add_middleware(Gate, options=options, metrics=metrics)
+    return app
+
+
+def _lifespan(*pools: ThreadPoolExecutor) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            for pool in pools:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    return lifespan
+
+
+def _routes() -> list[Route]:
+    return [
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", housekeeping.models, methods=["GET"]),
+        Route("/v1/models/{name:path}", housekeeping.model, methods=["GET"]),
+        Route("/health", housekeeping.health, methods=["GET"]),
+        Route("/ready", housekeeping.health, methods=["GET"]),
+        Route("/ping", housekeeping.ping, methods=["GET", "POST"]),
+        Route("/version", housekeeping.version, methods=["GET"]),
+        Route("/metrics", housekeeping.metrics, methods=["GET"]),
+        Route("/tokenize", housekeeping.tokenize, methods=["POST"]),
+        Route("/detokenize", housekeeping.detokenize, methods=["POST"]),
+        Route("/reset_prefix_cache", housekeeping.reset_prefix_cache, methods=["POST"]),
+        Route("/flush_cache", housekeeping.reset_prefix_cache, methods=["POST", "GET"]),
+        Route("/agentserve/sessions", sessions_api.list_sessions, methods=["GET"]),
+        Route("/agentserve/sessions/{name}", sessions_api.get_session, methods=["GET"]),
+        Route("/agentserve/sessions/{name}", sessions_api.delete_session, methods=["DELETE"]),
+    ]
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _engine_down(request: Request, error: Exception) -> Response:
+    return ApiError(str(error), status=503, headers={"retry-after": "1"}).response()
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE_STATUS)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    allowed = (error.headers or {}).get("Allow")
+    reason = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    headers = {"allow": allowed} if allowed else None
+    return ApiError(reason, status=error.status_code, headers=headers).response()

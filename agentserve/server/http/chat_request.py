@@ -1,0 +1,217 @@
+"""From a chat body to turns that are ready to run: checks, session, prompt, sampling."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from starlette.requests import Request
+
+from agentserve.server.errors import ApiError
+from agentserve.server.http import history, sampling
+from agentserve.server.http.context import ServerContext
+from agentserve.server.http.schemas import ChatRequest, JsonObject
+from agentserve.server.http.structure import Form, chat_form
+from agentserve.server.sessions.answer import Answer
+from agentserve.server.sessions.directory import DirectoryFull
+from agentserve.server.sessions.identity import DEFAULT_TENANT, session_name
+from agentserve.server.sessions.seats import SessionSeat, chain_keys
+from agentserve.server.sessions.session_record import Claim, Lease
+from agentserve.server.sessions.turns import TurnSpec
+from agentserve.server.text_port import ChatTemplate
+from agentserve.types import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class ChatJob:
+    specs: tuple[TurnSpec, ...]
+    seats: tuple[SessionSeat, ...]
+    prompt: array[int]
+    form: Form
+    logprobs: int | None
+
+    @property
+    def session_id(self) -> str:
+        return self.seats[0].lease.session.public_id
+
+    def rollback(self) -> None:
+        for seat in self.seats:
+            seat.rollback("not started")
+
+
+def namespace(tenant: str, salt: str | None) -> str:
+    """What isolates prefix-cache hits besides the model; framed, so that two inputs never meet."""
+    if tenant == DEFAULT_TENANT and salt is None:
+        return ""
+    return f"{len(tenant)}:{tenant}:{salt or ''}"
+
+
+async def prepare(context: ServerContext, request: Request, fields: ChatRequest) -> ChatJob:
+    """Check everything, then take the leases. On any error nothing is left behind."""
+    limits = context.options.limits
+    context.check_model(fields.model)
+    sampling.check_fields(fields, context.facts, limits)
+    logprobs = _logprobs(fields, limits.top_logprobs)
+    messages = history.message_dicts(fields.messages, limits)
+    tools = history.tool_dicts(fields.tools, limits)
+    form = chat_form(fields, tools, limits)
+    named = session_name(request, fields.session_id, limits)
+    template = template_of(context)
+    grammar = await context.grammars.define(form)
+    keys = await context.off_loop(chain_keys, context.chain, messages)
+    claim = Claim(DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys)
+    lease = _begin(context, claim)
+    seats = [_seat(context, lease)]
+    try:
+        prompt = await context.off_loop(render, template, fields, messages, tools, lease)
+        _fork(context, lease, prompt)
+        settings = sampling.build(
+            fields,
+            context.facts,
+            limits,
+            prompt=len(prompt),
+            max_tokens=fields.max_tokens
+            if fields.max_completion_tokens is None
+            else fields.max_completion_tokens,
+            seed=context.new_seed(),
+            logprobs=logprobs,
+            chat=True,
+        )
+        for _ in range(sampling.choices(fields, limits) - 1):
+            seats.append(_seat(context, context.directory.sibling(lease.session, keys, context.clock.now())))
+        specs = tuple(
+            _spec(
+                context, fields, seat, prompt=prompt, settings=_settings(settings, index, grammar), form=form
+            )
+            for index, seat in enumerate(seats)
+        )
+    except DirectoryFull as error:
+        _undo(seats)
+        raise ApiError(f"The server is full: {error}.", status=503, headers={"retry-after": "1"}) from None
+    except BaseException:
+        _undo(seats)
+        raise
+    return ChatJob(specs, tuple(seats), prompt, form, logprobs)
+
+
+def render(
+    template: ChatTemplate,
+    fields: ChatRequest,
+    messages: list[JsonObject],
+    tools: list[JsonObject],
+    lease: Lease | None = None,
+) -> array[int]:
+    """The prompt's ids; the session's own replies as the ids that were generated."""
+    goes_on = bool(fields.continue_final_message)
+    if goes_on and (fields.add_generation_prompt or messages[-1]["role"] != "assistant"):
+        raise ApiError(
+            "continue_final_message: needs an assistant message at the end and no add_generation_prompt",
+            param="continue_final_message",
+        )
+    return template.render(
+        messages,
+        tools=tools or None,
+        add_generation_prompt=not goes_on and fields.add_generation_prompt is not False,
+        continue_final_message=goes_on,
+        kwargs=fields.chat_template_kwargs,
+        spliced=lease.spliced if lease else {},
+    )
+
+
+def template_of(context: ServerContext) -> ChatTemplate:
+    if context.template is None:
+        raise ApiError("This model has no chat template; use /v1/completions.", code="no_chat_template")
+    return context.template
+
+
+def _logprobs(fields: ChatRequest, most: int) -> int | None:
+    if fields.top_logprobs is None:
+        return 0 if fields.logprobs else None
+    top = sampling.integer("top_logprobs", fields.top_logprobs, 0, 0, most)
+    if not fields.logprobs:
+        if top:
+            raise ApiError("top_logprobs: needs logprobs true", param="top_logprobs")
+        return None
+    return top
+
+
+def _begin(context: ServerContext, claim: Claim) -> Lease:
+    try:
+        return context.directory.begin(claim, context.clock.now())
+    except DirectoryFull as error:
+        raise ApiError(f"The server is full: {error}.", status=503, headers={"retry-after": "1"}) from None
+
+
+def _seat(context: ServerContext, lease: Lease) -> SessionSeat:
+    return SessionSeat(lease, context.directory, context.engine, context.clock, context.chain)
+
+
+def _undo(seats: list[SessionSeat]) -> None:
+    for seat in seats:
+        seat.rollback("not started")
+
+
+def _fork(context: ServerContext, lease: Lease, prompt: array[int]) -> None:
+    """A sibling begins on its source's worker, where the KV they share is."""
+    source = lease.copied_from
+    if source is not None:
+        shared = common_tokens(source.tokens, prompt)
+        if shared:
+            context.engine.fork(source.key, lease.key, shared)
+
+
+def common_tokens(left: array[int], right: array[int]) -> int:
+    """How many leading ids agree; by halves, for a slice compares faster than a loop."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _settings(settings: Sampling, index: int, grammar: str | None) -> Sampling:
+    return replace(settings, seed=sampling.choice_seed(settings.seed, index), grammar=grammar)
+
+
+def _spec(
+    context: ServerContext,
+    fields: ChatRequest,
+    seat: SessionSeat,
+    *,
+    prompt: array[int],
+    settings: Sampling,
+    form: Form,
+) -> TurnSpec:
+    return TurnSpec(
+        seat=seat,
+        prompt=prompt,
+        sampling=settings,
+        answer=answer_factory(context, settings, parse=form.calls),
+        namespace=namespace(seat.lease.session.tenant, fields.cache_salt),
+        priority=fields.priority or 0,
+    )
+
+
+def answer_factory(
+    context: ServerContext, settings: Sampling, *, parse: bool, continues: bool = False
+) -> Callable[[], Answer]:
+    ends = set(settings.stop_token_ids)
+    if not settings.ignore_eos:
+        ends.update(context.facts.end_ids)
+
+    def build() -> Answer:
+        return Answer(
+            context.tokenizer.detokenizer(continues=continues),
+            stops=settings.stop,
+            end_ids=frozenset(ends),
+            min_tokens=settings.min_tokens,
+            parser=context.tool_parser() if parse else None,
+            decode=context.tokenizer.decode,
+        )
+
+    return build

@@ -1,0 +1,253 @@
+"""POST /v1/completions: text or token ids in, text out. No session: each choice is one shot."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentserve.server.errors import ApiError, json_response
+from agentserve.server.http import sampling, wire
+from agentserve.server.http.chat_request import answer_factory, namespace
+from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.reading import read_body, set_request_id
+from agentserve.server.http.schemas import CompletionRequest, JsonObject, decode
+from agentserve.server.http.sse import DONE, frame, unless_gone
+from agentserve.server.http.streaming import open_stream
+from agentserve.server.http.structure import Form, response_schema
+from agentserve.server.sessions.answer import Delta, Outcome
+from agentserve.server.sessions.identity import DEFAULT_TENANT, new_session_id
+from agentserve.server.sessions.seats import OneShotSeat
+from agentserve.server.sessions.turns import Started, TurnSpec
+from agentserve.types import Sampling, SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    groups: tuple[tuple[TurnSpec, ...], ...]  # one per prompt
+    echoes: tuple[str, ...]  # one per prompt; empty without echo
+    logprobs: int | None
+
+    def rollback(self) -> None:
+        for group in self.groups:
+            for spec in group:
+                spec.seat.rollback("not started")
+
+    def echo(self, index: int) -> str:
+        return self.echoes[index // len(self.groups[0])]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(group[0].prompt) for group in self.groups)
+
+
+async def completions(request: Request) -> Response:
+    context = context_of(request)
+    limits = context.options.limits
+    fields = decode(await read_body(request, limits.body_bytes), CompletionRequest, limits)
+    set_request_id(request, fields.request_id, limits)
+    job = await _prepare(context, fields)
+    reply = _Reply(context, fields, job)
+    if fields.stream:
+        return await open_stream(context, request, reply.stream(), {}, job.rollback)
+    return json_response(await unless_gone(request.receive, reply.whole()))
+
+
+async def _prepare(context: ServerContext, fields: CompletionRequest) -> _Job:
+    limits = context.options.limits
+    context.check_model(fields.model)
+    sampling.check_fields(fields, context.facts, limits)
+    logprobs = fields.logprobs
+    if logprobs is not None:
+        logprobs = sampling.integer("logprobs", logprobs, 0, 0, limits.top_logprobs)
+    if fields.echo and logprobs is not None:
+        raise ApiError("echo: not supported together with logprobs", param="echo")
+    if fields.suffix:
+        raise ApiError("suffix: not supported", param="suffix")
+    n = sampling.choices(fields, limits)
+    if fields.best_of is not None and fields.best_of != n:
+        raise ApiError("best_of: not supported unless equal to n", param="best_of")
+    prompts = _prompts(fields.prompt)
+    if len(prompts) > limits.prompts or len(prompts) * n > limits.total_choices:
+        raise ApiError(
+            f"prompt: at most {limits.prompts} prompts and {limits.total_choices} choices in all",
+            param="prompt",
+        )
+    wants_json, schema = response_schema(fields.response_format, limits)
+    grammar = await context.grammars.define(Form(json=wants_json, schema=schema))
+    encoded = [await _encoded(context, index, prompt) for index, prompt in enumerate(prompts)]
+    default_seed = context.new_seed()
+
+    def group(prompt: array[int]) -> tuple[TurnSpec, ...]:
+        settings = sampling.build(
+            fields,
+            context.facts,
+            limits,
+            prompt=len(prompt),
+            max_tokens=context.options.default_max_tokens if fields.max_tokens is None else fields.max_tokens,
+            seed=default_seed,
+            logprobs=logprobs,
+            chat=False,
+            param="prompt",
+        )
+        return tuple(
+            _spec(
+                context,
+                fields,
+                prompt,
+                replace(settings, seed=sampling.choice_seed(settings.seed, i), grammar=grammar),
+            )
+            for i in range(n)
+        )
+
+    echoes = tuple(
+        (prompt if isinstance(prompt, str) else context.tokenizer.decode(ids)) if fields.echo else ""
+        for prompt, ids in zip(prompts, encoded, strict=True)
+    )
+    return _Job(tuple(group(prompt) for prompt in encoded), echoes, logprobs)
+
+
+def _spec(
+    context: ServerContext, fields: CompletionRequest, prompt: array[int], settings: Sampling
+) -> TurnSpec:
+    return TurnSpec(
+        seat=OneShotSeat(SessionId(new_session_id()), context.engine),
+        prompt=prompt,
+        sampling=settings,
+        answer=answer_factory(context, settings, parse=False, continues=True),
+        namespace=namespace(DEFAULT_TENANT, fields.cache_salt),
+        priority=fields.priority or 0,
+    )
+
+
+def _prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
+    """The four forms a prompt may have, as a list of prompts."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise ApiError("prompt: must not be empty", param="prompt")
+    if all(isinstance(item, int) for item in prompt):
+        return [[item for item in prompt if isinstance(item, int)]]
+    texts_or_ids = [item for item in prompt if not isinstance(item, int)]
+    if len({type(item) for item in prompt}) != 1:
+        raise ApiError("prompt: texts and token ids cannot be mixed", param="prompt")
+    return texts_or_ids
+
+
+async def _encoded(context: ServerContext, index: int, prompt: str | list[int]) -> array[int]:
+    if isinstance(prompt, str):
+        ids = await context.off_loop(context.tokenizer.encode_completion, prompt)
+    else:
+        sampling.token_ids(f"prompt[{index}]", prompt, context.facts.vocab_size)
+        ids = prompt
+    if not ids:
+        raise ApiError(f"prompt[{index}]: has no tokens", param="prompt")
+    return array("i", ids)
+
+
+class _Reply:
+    """One request's reply, whole or as a stream."""
+
+    def __init__(self, context: ServerContext, fields: CompletionRequest, job: _Job) -> None:
+        self._context = context
+        self._fields = fields
+        self._job = job
+        options = fields.stream_options
+        self._live_usage = bool(options and options.continuous_usage_stats)
+        self._usage_asked = bool(options and options.include_usage) or context.options.force_usage
+        self._base: JsonObject = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(context.wall()),
+            "model": fields.model or context.options.model,
+            "system_fingerprint": f"agentserve-{context.engine.hello.weights_digest[:12]}",
+        }
+
+    async def whole(self) -> JsonObject:
+        outcomes: dict[int, Outcome] = {}
+        async with aclosing(self._context.runner.choices(self._job.groups)) as pieces:
+            async for index, piece in pieces:
+                if isinstance(piece, Outcome):
+                    outcomes[index] = piece
+        choices = [self._choice(index, outcomes[index]) for index in sorted(outcomes)]
+        return self._base | {"choices": choices, "usage": self._usage(outcomes)}
+
+    def _choice(self, index: int, outcome: Outcome) -> JsonObject:
+        choice: JsonObject = {
+            "index": index,
+            "text": self._job.echo(index) + outcome.text,
+            "logprobs": None,
+            "finish_reason": wire.finish_reason(outcome, named=False),
+        }
+        if self._job.logprobs is not None:
+            choice["logprobs"] = wire.legacy_logprobs(
+                outcome.tokens, self._context.tokenizer, self._job.logprobs, 0
+            )
+        if self._fields.return_token_ids:
+            n = len(self._job.groups[0])
+            choice["prompt_token_ids"] = self._job.groups[index // n][0].prompt.tolist()
+            choice["token_ids"] = list(outcome.ids)
+        return choice
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        finished: dict[int, Outcome] = {}
+        rest: dict[int, Delta] = {}
+        choices = sum(len(group) for group in self._job.groups)
+        counts, offsets = [0] * choices, [0] * choices
+        async with aclosing(self._context.runner.choices(self._job.groups)) as pieces:
+            async for index, piece in pieces:
+                if isinstance(piece, Started):
+                    if echo := self._job.echo(index):
+                        yield self._chunk(index, echo, counts=counts)
+                elif isinstance(piece, Delta):
+                    counts[index] += len(piece.ids)
+                    if piece:
+                        yield self._chunk(index, piece.text, piece, counts=counts, offset=offsets[index])
+                        offsets[index] += len(piece.text)
+                    else:
+                        rest[index] = piece
+                else:
+                    finished[index] = piece
+                    reason = wire.finish_reason(piece, named=False)
+                    yield self._chunk(
+                        index, "", rest.get(index), counts=counts, offset=offsets[index], reason=reason
+                    )
+        if self._usage_asked or self._live_usage:
+            yield frame(self._base | {"choices": [], "usage": self._usage(finished)})
+        yield DONE
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        piece: Delta | None = None,
+        *,
+        counts: list[int],
+        offset: int = 0,
+        reason: str | None = None,
+    ) -> bytes:
+        choice: JsonObject = {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+        if piece is not None and self._job.logprobs is not None and piece.tokens:
+            choice["logprobs"] = wire.legacy_logprobs(
+                piece.tokens, self._context.tokenizer, self._job.logprobs, offset
+            )
+        if piece is not None and self._fields.return_token_ids:
+            choice["token_ids"] = list(piece.ids)
+        chunk = self._base | {"choices": [choice]}
+        if self._live_usage:
+            chunk["usage"] = wire.usage(self._job.prompt_tokens, sum(counts), [], [])
+        elif self._usage_asked:
+            chunk["usage"] = None
+        return frame(chunk)
+
+    def _usage(self, outcomes: dict[int, Outcome]) -> JsonObject:
+        n = len(self._job.groups[0])
+        turns = [outcomes[index].usage for index in sorted(outcomes)]
+        completion = sum(turn.generated for turn in turns)
+        return wire.usage(self._job.prompt_tokens, completion, turns[::n], turns)

@@ -1,0 +1,97 @@
+"""Everything the endpoints share, in one typed place: `request.app.state.context`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+
+from starlette.requests import Request
+
+from agentserve.clock import Clock
+from agentserve.metrics import Metrics
+from agentserve.server.engine_port import Engine
+from agentserve.server.errors import ApiError
+from agentserve.server.http.sampling import ModelFacts
+from agentserve.server.http.structure import Grammars
+from agentserve.server.limits import Limits
+from agentserve.server.sessions.answer import ToolParser
+from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.seats import Chain
+from agentserve.server.sessions.turns import TurnRunner
+from agentserve.server.text_port import ChatTemplate, Tokenizer
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    model: str  # the name clients use
+    aliases: tuple[str, ...] = ()
+    version: str = "0"
+    api_keys: tuple[str, ...] = ()  # empty: open
+    force_usage: bool = False  # send the usage chunk although nobody asked
+    keep_alive_seconds: float = 9.0
+    default_max_tokens: int = 16  # of /v1/completions, as OpenAI's
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    options: ServerOptions
+    engine: Engine
+    tokenizer: Tokenizer
+    template: ChatTemplate | None  # None: the model has no chat format
+    chain: Chain
+    tool_parser: Callable[[], ToolParser]
+    grammars: Grammars
+    directory: SessionDirectory
+    metrics: Metrics
+    runner: TurnRunner
+    clock: Clock
+    wall: Callable[[], float]  # Unix time, for what clients are shown
+    started: float  # Unix time
+    clock_at_start: float
+    new_seed: Callable[[], int]
+    text_pool: Executor  # rendering and encoding long prompts stays off the event loop
+
+    @property
+    def facts(self) -> ModelFacts:
+        hello = self.engine.hello
+        return ModelFacts(
+            vocab_size=min(hello.vocab_size, self.tokenizer.vocab_size),
+            max_model_len=hello.max_model_len,
+            end_ids=tuple(sorted(self.tokenizer.eos_ids)),
+            turn_end_ids=tuple(sorted(self.template.stop_ids)) if self.template else (),
+        )
+
+    def unix(self, at: float) -> float:
+        """A moment of the monotonic clock as Unix time."""
+        return self.started + at - self.clock_at_start
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.options.model and name not in self.options.aliases:
+            raise ApiError(
+                f"The model {name!r} does not exist; this server has {self.options.model!r}.",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    async def off_loop(
+        self, work: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs
+    ) -> Result:
+        """Run blocking text work in the pool; a ValueError it raises is the client's."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self.text_pool, lambda: work(*args, **kwargs))
+        except ValueError as error:
+            raise ApiError(str(error), code="invalid_value") from None
+
+
+def context_of(request: Request) -> ServerContext:
+    found: ServerContext = request.app.state.context
+    return found

@@ -1,0 +1,130 @@
+"""Health, models, metrics, tokenisation, cache reset."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentserve.metrics import CONTENT_TYPE
+from agentserve.server.errors import ApiError, json_response
+from agentserve.server.http import history, sampling
+from agentserve.server.http.chat_request import render, template_of
+from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.reading import read_body
+from agentserve.server.http.schemas import ChatRequest, DetokenizeRequest, JsonObject, TokenizeRequest, decode
+from agentserve.server.http.wire import token_text
+
+
+async def health(request: Request) -> Response:
+    """200 while a worker lives, 503 otherwise; says what runs."""
+    context = context_of(request)
+    alive = context.engine.alive
+    if not alive:
+        return json_response({"status": "unavailable", "workers": 0}, status=503)
+    hello = context.engine.hello
+    return json_response(
+        {
+            "status": "ok",
+            "workers": alive,
+            "backend": hello.backend,
+            "device": hello.device,
+            "dtype": hello.dtype,
+            "model": context.options.model,
+            "max_model_len": hello.max_model_len,
+            "page_size": hello.page_size,
+            "pages": hello.pages,
+            "kv_bytes": hello.kv_bytes,
+        }
+    )
+
+
+async def ping(request: Request) -> Response:
+    return json_response({})
+
+
+async def version(request: Request) -> Response:
+    return json_response({"version": context_of(request).options.version})
+
+
+async def models(request: Request) -> Response:
+    context = context_of(request)
+    return json_response({"object": "list", "data": [_model(context, name) for name in _names(context)]})
+
+
+async def model(request: Request) -> Response:
+    context = context_of(request)
+    name = request.path_params["name"]
+    context.check_model(name)
+    return json_response(_model(context, name))
+
+
+def _names(context: ServerContext) -> list[str]:
+    return [context.options.model, *context.options.aliases]
+
+
+def _model(context: ServerContext, name: str) -> JsonObject:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(context.started),
+        "owned_by": "agentserve",
+        "root": context.options.model,
+        "parent": None,
+        "max_model_len": context.engine.hello.max_model_len,
+    }
+
+
+async def metrics(request: Request) -> Response:
+    context = context_of(request)
+    views = (await context.engine.describe()).workers if context.engine.alive else ()
+    context.metrics.set_workers(context.engine.alive, views)
+    context.metrics.set_sessions(context.directory.by_state(), context.directory.size_bytes)
+    return Response(context.metrics.render(), media_type=CONTENT_TYPE)
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    return json_response({"success": await context_of(request).engine.reset_prefix_cache()})
+
+
+async def tokenize(request: Request) -> Response:
+    context = context_of(request)
+    limits = context.options.limits
+    fields = decode(await read_body(request, limits.body_bytes), TokenizeRequest, limits)
+    context.check_model(fields.model)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise ApiError("Give either prompt or messages.", param="prompt")
+    if fields.prompt is not None:
+        plain = fields.add_special_tokens is False
+        encode = context.tokenizer.encode if plain else context.tokenizer.encode_completion
+        ids = await context.off_loop(encode, fields.prompt)
+    else:
+        chat = ChatRequest(
+            messages=fields.messages or [],
+            tools=fields.tools,
+            add_generation_prompt=fields.add_generation_prompt,
+            continue_final_message=fields.continue_final_message,
+            chat_template_kwargs=fields.chat_template_kwargs,
+        )
+        messages = history.message_dicts(chat.messages, limits)
+        tools = history.tool_dicts(chat.tools, limits)
+        prompt = await context.off_loop(render, template_of(context), chat, messages, tools)
+        ids = prompt.tolist()
+    reply: JsonObject = {
+        "count": len(ids),
+        "max_model_len": context.engine.hello.max_model_len,
+        "tokens": ids,
+        "token_strs": None,
+    }
+    if fields.return_token_strs:
+        reply["token_strs"] = [token_text(context.tokenizer, token) for token in ids]
+    return json_response(reply)
+
+
+async def detokenize(request: Request) -> Response:
+    context = context_of(request)
+    limits = context.options.limits
+    fields = decode(await read_body(request, limits.body_bytes), DetokenizeRequest, limits)
+    context.check_model(fields.model)
+    sampling.token_ids("tokens", fields.tokens, context.facts.vocab_size)
+    text = await context.off_loop(context.tokenizer.decode, fields.tokens, skip_control=False)
+    return json_response({"prompt": text})

@@ -1,0 +1,95 @@
+"""GET and DELETE /agentserve/sessions: what the directory and the workers know of a session."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentserve.server.errors import ApiError, json_response
+from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.sampling import number
+from agentserve.server.http.schemas import JsonObject
+from agentserve.server.sessions.identity import DEFAULT_TENANT
+from agentserve.server.sessions.session_record import Session
+
+MOST_LISTED = 1000
+
+
+async def list_sessions(request: Request) -> Response:
+    """The sessions used last, newest first; `?limit=` bounds them (100 by default)."""
+    context = context_of(request)
+    wanted = request.query_params.get("limit", "100")
+    if not wanted.isdecimal() or len(wanted) > 9:
+        raise ApiError("limit: must be a whole number", param="limit")
+    limit = int(number("limit", int(wanted), 100, 1, MOST_LISTED))
+    found: list[JsonObject] = []
+    for session in context.directory.sessions(DEFAULT_TENANT):
+        if len(found) == limit:
+            break
+        found.append(_summary(context, session))
+    return json_response({"object": "list", "data": found, "has_more": len(context.directory) > len(found)})
+
+
+async def get_session(request: Request) -> Response:
+    context = context_of(request)
+    session = _found(context, request)
+    view = (await context.engine.describe(session.key)).session if context.engine.alive else None
+    reply = _summary(context, session)
+    reply["tokens"] = len(session.tokens)
+    reply["pages"] = view.pages if view else 0
+    reply["computed_tokens"] = view.computed if view else 0
+    reply["preemptions"] = view.preemptions if view else 0
+    reply["usage"] = dict(session.usage)
+    reply["pending_tool_calls"] = [
+        {
+            "id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "turn": call.turn,
+            "epoch": call.epoch,
+        }
+        for call in session.pending.values()
+    ]
+    reply["history"] = [
+        {
+            "state": step.state.value,
+            "at": round(context.unix(step.at), 6),
+            "turn": step.turn,
+            "reason": step.reason,
+        }
+        for step in session.history
+    ]
+    return json_response(reply)
+
+
+async def delete_session(request: Request) -> Response:
+    """Close a session: its running turn is aborted, its tokens are forgotten."""
+    context = context_of(request)
+    session = _found(context, request)
+    context.directory.close(session)
+    context.engine.close(session.key)
+    return json_response({"id": session.public_id, "object": "agentserve.session", "deleted": True})
+
+
+def _found(context: ServerContext, request: Request) -> Session:
+    name = request.path_params["name"]
+    session = context.directory.get(DEFAULT_TENANT, name)
+    if session is None:
+        raise ApiError(f"No session {name[:128]!r}.", status=404, code="session_not_found")
+    return session
+
+
+def _summary(context: ServerContext, session: Session) -> JsonObject:
+    return {
+        "id": session.public_id,
+        "object": "agentserve.session",
+        "state": session.state.value,
+        "parent": session.parent,
+        "turns": session.committed,
+        "running_turn": session.running,
+        "epoch": session.epoch,
+        "messages": len(session.chain),
+        "tokens": len(session.tokens),
+        "created_at": round(context.unix(session.created), 6),
+        "last_active_at": round(context.unix(session.active), 6),
+    }

@@ -1,0 +1,75 @@
+"""From a generator of frames to a streamed response with defined errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentserve.server.errors import ApiError
+from agentserve.server.http.context import ServerContext
+from agentserve.server.http.sse import ClientGone, EventStream, anext_or_end, disconnected, frame
+
+log = logging.getLogger(__name__)
+
+FIRST_EVENT_SECONDS = 1.0  # how long an immediate refusal can still become a proper status
+
+
+async def open_stream(
+    context: ServerContext,
+    request: Request,
+    frames: AsyncGenerator[bytes, None],
+    headers: Mapping[str, str],
+    rollback: Callable[[], None],
+) -> Response:
+    """Start the reply. A refusal that comes at once is raised, and becomes a plain error reply.
+
+    Once the stream has begun an error is one last event, and no [DONE] follows it.
+    """
+    first = asyncio.create_task(anext_or_end(frames))
+    watcher = asyncio.create_task(disconnected(request.receive))
+    try:
+        await asyncio.wait({first, watcher}, timeout=FIRST_EVENT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if watcher.done() and not first.done():
+            raise ClientGone
+        if first.done():
+            first.result()
+    except BaseException:
+        await _stop(first)
+        await frames.aclose()
+        raise
+    finally:
+        await _stop(watcher)
+
+    async def close() -> None:
+        await _stop(first)
+        await frames.aclose()
+        rollback()  # of turns that were never begun
+
+    return EventStream(
+        _guarded(first, frames), close=close, keep_alive=context.options.keep_alive_seconds, headers=headers
+    )
+
+
+async def _guarded(
+    first: asyncio.Task[bytes], frames: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    try:
+        head = await first
+        if head:
+            yield head
+        async for body in frames:
+            yield body
+    except ApiError as error:
+        yield frame(error.body())
+    except Exception:
+        log.exception("a stream failed")
+        yield frame(ApiError("Internal error.", status=500, code="internal_error").body())
+
+
+async def _stop(task: asyncio.Task[bytes] | asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

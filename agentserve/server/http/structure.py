@@ -1,0 +1,146 @@
+"""What form an answer must have: tool choice and response format, checked and turned into a grammar."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentserve.server.engine_port import Engine
+from agentserve.server.errors import ApiError
+from agentserve.server.http.schemas import ChatRequest, JsonObject, NamedChoice, ResponseFormat
+from agentserve.server.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form a request asks for. `schema` None with `json` means any JSON object."""
+
+    tools: tuple[JsonObject, ...] = ()  # OpenAI's shape; those the answer may call
+    strict: frozenset[str] = frozenset()  # names of tools whose arguments must match their schema
+    choice: str = "none"  # none | auto | required | named
+    named: str | None = None
+    parallel: bool = True
+    json: bool = False
+    schema: JsonObject | None = None
+    strict_schema: bool = False
+
+    @property
+    def calls(self) -> bool:
+        """Tool calls in the answer are to be found and handed to the client."""
+        return self.choice != "none"
+
+    @property
+    def forced(self) -> bool:
+        return self.choice in ("required", "named")
+
+    @property
+    def constrained(self) -> bool:
+        """Sampling needs a grammar."""
+        auto = self.choice == "auto" and (bool(self.strict) or not self.parallel)
+        return self.json or self.forced or auto
+
+
+class GrammarMaker(Protocol):
+    """Compiles forms. Blocking, thread-safe, cached; a schema it cannot take is a ValueError."""
+
+    def compile(self, form: Form) -> tuple[str, str] | None:
+        """(id, compiled), equal forms with equal ids; None where any text will do."""
+        ...
+
+
+class Grammars:
+    """Compiles off the event loop and makes the result known to the workers."""
+
+    def __init__(self, maker: GrammarMaker, engine: Engine, executor: Executor) -> None:
+        self._maker = maker
+        self._engine = engine
+        self._executor = executor
+
+    async def define(self, form: Form) -> str | None:
+        """The id to put into `Sampling.grammar`, or None where the form is free."""
+        if not form.constrained:
+            return None
+        loop = asyncio.get_running_loop()
+        try:
+            made = await loop.run_in_executor(self._executor, self._maker.compile, form)
+        except (ValueError, RecursionError) as error:
+            param = "response_format" if form.json and not form.forced else "tools"
+            raise ApiError(f"{param}: {error}", param=param, code="invalid_schema") from None
+        if made is None:
+            return None
+        await self._engine.define_grammar(*made)  # each time: an old grammar may have been dropped
+        return made[0]
+
+
+def chat_form(fields: ChatRequest, tools: list[JsonObject], limits: Limits) -> Form:
+    """The form of a chat answer; contradictions are a 400."""
+    choice, named = _choice(fields.tool_choice, tools)
+    strict = frozenset(
+        tool.function.name for tool in fields.tools or () if tool.function and tool.function.strict
+    )
+    wants_json, schema = response_schema(fields.response_format, limits)
+    wanted = fields.response_format.json_schema if fields.response_format else None
+    for i, tool in enumerate(tools):
+        _bounded(tool["function"]["parameters"], f"tools[{i}].function.parameters", limits)
+    return Form(
+        tools=tuple(tools),
+        strict=strict,
+        choice=choice,
+        named=named,
+        parallel=fields.parallel_tool_calls is not False,
+        json=wants_json,
+        schema=schema,
+        strict_schema=bool(wanted and wanted.strict),
+    )
+
+
+def response_schema(wanted: ResponseFormat | None, limits: Limits) -> tuple[bool, JsonObject | None]:
+    """(JSON wanted, its schema or None)."""
+    if wanted is None or wanted.type == "text":
+        return False, None
+    if wanted.type == "json_object":
+        return True, None
+    if wanted.type != "json_schema":
+        raise ApiError(
+            f"response_format.type: {wanted.type!r} is not one of text, json_object, json_schema",
+            param="response_format.type",
+        )
+    if wanted.json_schema is None or wanted.json_schema.schema is None:
+        raise ApiError(
+            "response_format.json_schema.schema: missing", param="response_format.json_schema.schema"
+        )
+    _bounded(wanted.json_schema.schema, "response_format.json_schema.schema", limits)
+    return True, wanted.json_schema.schema
+
+
+def _choice(choice: str | NamedChoice | None, tools: list[JsonObject]) -> tuple[str, str | None]:
+    if choice is None:
+        return ("auto" if tools else "none"), None
+    if isinstance(choice, str):
+        if choice == "any":
+            choice = "required"
+        if choice not in ("none", "auto", "required"):
+            raise ApiError(
+                f"tool_choice: {choice!r} is not one of none, auto, required, or a named function",
+                param="tool_choice",
+            )
+        if choice == "required" and not tools:
+            raise ApiError("tool_choice: 'required' needs tools", param="tool_choice")
+        return (choice if tools else "none"), None
+    if choice.type != "function" or choice.function is None:
+        raise ApiError(
+            f"tool_choice: type {choice.type!r} is not supported, only 'function' with a name",
+            param="tool_choice",
+        )
+    name = choice.function.name
+    if name not in (tool["function"]["name"] for tool in tools):
+        raise ApiError(f"tool_choice: {name!r} is not among the tools", param="tool_choice")
+    return "named", name
+
+
+def _bounded(schema: JsonObject, param: str, limits: Limits) -> None:
+    if len(json.dumps(schema)) > limits.schema_bytes:
+        raise ApiError(f"{param}: a schema may have at most {limits.schema_bytes} bytes", param=param)

@@ -1,0 +1,202 @@
+"""From one turn's tokens to what the client sees: text, tool calls, log-probabilities.
+
+A fold: it knows no engine and no clock. Streaming and not streaming use it alike, so they agree.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentserve.messages import Token, TurnUsage
+from agentserve.server.sessions.stopcut import StopCutter
+from agentserve.server.text_port import Detokenizer
+from agentserve.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A piece of a tool call. `id` and `name` come with the first piece only."""
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    id: str
+    name: str
+    arguments: str  # JSON text
+    complete: bool
+
+
+class ToolParser(Protocol):
+    """Finds tool calls in growing text; joined deltas equal the parse of the whole text."""
+
+    def push(self, piece: str) -> tuple[str, list[CallDelta]]:
+        """Content and call pieces that are certain now."""
+        ...
+
+    def finish(self) -> tuple[str, list[CallDelta]]:
+        """What remains; call once, at the end of the text."""
+        ...
+
+    @property
+    def calls(self) -> list[Call]: ...
+
+    @property
+    def truncated(self) -> bool:
+        """The text ended within a call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What became certain with some tokens."""
+
+    text: str = ""
+    calls: tuple[CallDelta, ...] = ()
+    tokens: tuple[Token, ...] = ()  # those that are part of the text
+    ids: tuple[int, ...] = ()  # all tokens since the last delta, the end token included
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished turn. `generated` None: the ids do not spell the text that was shown."""
+
+    reason: FinishReason
+    text: str
+    calls: tuple[Call, ...]
+    truncated: bool  # the text ended within a call
+    tokens: tuple[Token, ...]  # without the token that ended the turn
+    ids: tuple[int, ...]  # with it
+    generated: array[int] | None
+    usage: TurnUsage
+
+    @property
+    def has_calls(self) -> bool:
+        """The turn hands its client tool calls to run, every one of them whole."""
+        return bool(self.calls) and not self.truncated and all(call.complete for call in self.calls)
+
+
+class Answer:
+    """Tokens in, deltas out, an outcome at the end."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        *,
+        stops: tuple[str, ...] = (),
+        end_ids: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
+        parser: ToolParser | None = None,
+        decode: Callable[[array[int]], str],
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._cutter = StopCutter(stops)
+        self._end_ids = end_ids
+        self._min_tokens = min_tokens
+        self._parser = parser
+        self._decode = decode
+        self._tokens: list[Token] = []
+        self._pending: list[Token] = []  # not yet part of a delta
+        self._sent = 0  # how many tokens' ids were handed out
+        self._end: Token | None = None  # an end token; shown only if the turn goes on after it
+        self._text: list[str] = []
+        self._raw: list[str] = []  # as cut at stop strings, tool calls not yet taken out
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string is complete; nothing more will be shown."""
+        return self._cutter.hit is not None
+
+    @property
+    def count(self) -> int:
+        return len(self._tokens)
+
+    def push(self, token: Token) -> Delta:
+        """Take the next token. An empty delta means that nothing is certain yet."""
+        self._tokens.append(token)
+        if self.stopped:
+            return Delta()
+        piece = ""
+        if self._end is not None:
+            piece, self._end = self._show(self._end), None
+        if token.token in self._end_ids:
+            self._end = token
+        else:
+            piece += self._show(token)
+        return self._delta(*self._split(piece))
+
+    def finish(self, reason: FinishReason, usage: TurnUsage) -> tuple[Delta, Outcome]:
+        """The last delta and the whole answer."""
+        piece = ""
+        ended_by_token = self._end is not None and reason is FinishReason.STOP
+        if self._end is not None and not ended_by_token:
+            piece = self._show(self._end)
+        rest = "" if self.stopped else self._cutter.push(self._detokenizer.flush(), active=False)
+        if not self.stopped:
+            rest += self._cutter.flush()
+        self._raw.append(rest)
+        text, calls = self._split(piece + rest)
+        if self._parser is not None:
+            more, last = self._parser.finish()
+            text, calls = text + more, [*calls, *last]
+        delta = self._delta(text, calls, last=True)
+        outcome = Outcome(
+            reason=reason,
+            text="".join(self._text),
+            calls=tuple(self._parser.calls) if self._parser else (),
+            truncated=bool(self._parser and self._parser.truncated),
+            tokens=tuple(self._tokens[:-1] if ended_by_token else self._tokens),
+            ids=tuple(token.token for token in self._tokens),
+            generated=self._generated(ended_by_token),
+            usage=usage,
+        )
+        return delta, outcome
+
+    def _show(self, token: Token) -> str:
+        self._pending.append(token)
+        piece = self._detokenizer.push(token.token)
+        shown = self._cutter.push(piece, active=token.index + 1 >= self._min_tokens)
+        self._raw.append(shown)
+        return shown
+
+    def _split(self, piece: str) -> tuple[str, list[CallDelta]]:
+        if self._parser is None or not piece:
+            return piece, []
+        return self._parser.push(piece)
+
+    def _delta(self, text: str, calls: list[CallDelta], last: bool = False) -> Delta:
+        self._text.append(text)
+        if not (text or calls or last):
+            return Delta()
+        tokens, self._pending = tuple(self._pending), []
+        until = len(self._tokens) - (1 if self._end is not None and not last else 0)
+        ids = tuple(token.token for token in self._tokens[self._sent : until])
+        self._sent = until
+        return Delta(text, tuple(calls), tokens, ids)
+
+    def _generated(self, ended_by_token: bool) -> array[int] | None:
+        """The ids that spell exactly the shown text, for splicing into the next turn's prompt."""
+        if self._parser is not None and self._parser.truncated:
+            return None
+        ids = array("i", (token.token for token in self._tokens))
+        if ended_by_token:
+            return ids[:-1]
+        if not self.stopped:
+            return ids
+        # A stop string was cut off: it may begin within a token, then no ids spell the rest.
+        shown = "".join(self._raw)
+        for length in range(len(ids), -1, -1):
+            text = self._decode(ids[:length])
+            if len(text) <= len(shown):
+                return ids[:length] if text == shown else None
+        return None

@@ -1,0 +1,305 @@
+"""The session directory: committed turns, pending tool calls and lineage of every session.
+
+The truth from which a worker's session is re-opened, and the answer to "whose session is it?".
+Plain values, no event loop: every method runs to its end, so a turn is committed or it is not.
+
+A session's *chain* has one canonical key per message of its committed history, each key naming all
+messages up to there. A request extends a session when its keys run through the session's last one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from agentserve.server.sessions.session_record import (
+    SESSION_BYTES,
+    Claim,
+    Lease,
+    PendingCall,
+    Session,
+    Transition,
+)
+from agentserve.types import SessionId, SessionState, TurnId
+
+
+class DirectoryFull(Exception):
+    """Every session has a running turn and no further one may be opened."""
+
+
+class SessionDirectory:
+    """All sessions of one server, bounded in number and bytes."""
+
+    def __init__(
+        self,
+        new_id: Callable[[], str],
+        *,
+        max_sessions: int = 10_000,
+        max_bytes: int = 1 << 30,
+        history: int = 256,
+    ) -> None:
+        self._new_id = new_id
+        self._max_sessions = max_sessions
+        self._max_bytes = max_bytes
+        self._history = history
+        self._sessions: OrderedDict[SessionId, Session] = OrderedDict()  # least recently used first
+        self._public: dict[tuple[str, str], Session] = {}
+        self._points: dict[tuple[str, bytes], dict[SessionId, None]] = {}
+        self._calls: dict[tuple[str, str], SessionId] = {}
+        self._evicted: list[SessionId] = []
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def get(self, tenant: str, public_id: str) -> Session | None:
+        return self._public.get((tenant, public_id))
+
+    def sessions(self, tenant: str) -> Iterator[Session]:
+        """Most recently used first."""
+        return (s for s in reversed(self._sessions.values()) if s.tenant == tenant)
+
+    def by_state(self) -> dict[SessionState, int]:
+        counts = dict.fromkeys(SessionState, 0)
+        for session in self._sessions.values():
+            counts[session.state] += 1
+        return counts
+
+    def take_evicted(self) -> list[SessionId]:
+        """Sessions forgotten since the last call; the engine may forget them too."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    # --- whose session is it ---------------------------------------------------------
+
+    def begin(self, claim: Claim, now: float) -> Lease:
+        """Find or open the session this request belongs to and lease its next turn.
+
+        Order: the named session's lineage; that of the session which issued the tool calls; the
+        longest committed lineage the messages extend; a new session. Where the last committed turn
+        is not extended, or a turn runs, the request gets a copy-on-write sibling.
+        """
+        anchor: Session | None = None
+        if claim.named is not None:
+            anchor = self._public.get((claim.tenant, claim.named))
+            if anchor is None:
+                return self._lease(self._open(claim.tenant, claim.named, now), claim.keys, now, opened=True)
+        else:
+            issuers = (self._calls.get((claim.tenant, call)) for call in claim.call_ids)
+            issuer = next((key for key in issuers if key is not None), None)
+            anchor = self._sessions[issuer] if issuer is not None else None
+
+        found = self._longest(claim, anchor.family if anchor else None)
+        if found is not None and found.running is None and self._extends(found, claim.keys):
+            return self._lease(found, claim.keys, now)
+        source = found or anchor
+        if source is None:
+            return self._lease(self._open(claim.tenant, None, now), claim.keys, now, opened=True)
+        return self.sibling(source, claim.keys, now)
+
+    def sibling(self, source: Session, keys: tuple[bytes, ...], now: float) -> Lease:
+        """Lease the first turn of a new session that shares `source`'s committed history."""
+        child = self._open(source.tenant, None, now, parent=source)
+        shared = _common(source.chain, keys)
+        child.replies = {i: ids for i, ids in source.replies.items() if i < shared}
+        child.chain = source.chain[:shared]
+        self._bytes += child.cost - SESSION_BYTES
+        return self._lease(child, keys, now, copied_from=source, opened=True)
+
+    def _longest(self, claim: Claim, family: SessionId | None) -> Session | None:
+        """The session with the longest committed history that is a proper prefix of the request.
+
+        At equal length one that can simply go on (at its tip, at rest), then the latest used.
+        """
+        for key in reversed(claim.keys[:-1]):
+            names = self._points.get((claim.tenant, key))
+            if not names:
+                continue
+            at_key = [self._sessions[name] for name in names]
+            if family is not None:
+                at_key = [session for session in at_key if session.family == family]
+            if at_key:
+                return max(at_key, key=lambda s: (s.tip == key, s.running is None, s.active))
+        return None
+
+    @staticmethod
+    def _extends(session: Session, keys: Sequence[bytes]) -> bool:
+        length = len(session.chain)
+        return 0 < length < len(keys) and keys[length - 1] == session.chain[-1]
+
+    def _open(self, tenant: str, named: str | None, now: float, parent: Session | None = None) -> Session:
+        self._make_room()
+        key = SessionId(self._new_id())
+        while key in self._sessions or (tenant, key) in self._public:
+            key = SessionId(self._new_id())  # a client may have named a session like this
+        session = Session(
+            key=key,
+            public_id=named if named is not None else str(key),
+            tenant=tenant,
+            family=parent.family if parent else key,
+            parent=parent.public_id if parent else None,
+            created=now,
+            active=now,
+            history=deque(maxlen=self._history),
+        )
+        self._sessions[key] = session
+        self._public[(tenant, session.public_id)] = session
+        self._bytes += session.cost
+        return session
+
+    def _lease(
+        self,
+        session: Session,
+        keys: tuple[bytes, ...],
+        now: float,
+        copied_from: Session | None = None,
+        opened: bool = False,
+    ) -> Lease:
+        session.last_turn += 1
+        session.running = TurnId(session.last_turn)
+        session.active = now
+        self._sessions.move_to_end(session.key)
+        # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
+        return Lease(session, session.running, keys, dict(session.replies), copied_from, opened)
+
+    # --- the end of a turn -----------------------------------------------------------
+
+    def commit(
+        self,
+        lease: Lease,
+        *,
+        reply: bytes,
+        tokens: array[int],
+        generated: array[int] | None,
+        calls: Sequence[tuple[str, str, str]],
+        now: float,
+        usage: Mapping[str, int] | None = None,
+    ) -> bool:
+        """Make the turn part of the session: `reply` is the chain key with the answer, `calls` its
+        (id, name, arguments) still to be answered. False when the session was closed meanwhile.
+
+        `generated` None means that the ids do not spell the text the client got; the answer will be
+        encoded afresh.
+        """
+        session = lease.session
+        if not self._holds(lease):
+            return False
+        before = session.cost
+        session.running = None
+        session.committed += 1
+        session.active = now
+        session.tokens = tokens
+        session.chain = (*lease.keys, reply)
+        session.replies = dict(lease.spliced)
+        if generated is not None:
+            session.replies[len(lease.keys)] = generated
+        session.points.append(reply)
+        self._points.setdefault((session.tenant, reply), {})[session.key] = None
+        for call in session.pending:
+            self._calls.pop((session.tenant, call), None)
+        session.pending = {
+            id_: PendingCall(id_, name, arguments, lease.turn, session.epoch)
+            for id_, name, arguments in calls
+        }
+        for id_ in session.pending:
+            self._calls[(session.tenant, id_)] = session.key
+        for name, amount in (usage or {}).items():
+            session.usage[name] = session.usage.get(name, 0) + amount
+        self._bytes += session.cost - before
+        self._rest(session, lease.turn, now)
+        self._make_room(0)
+        return True
+
+    def rollback(self, lease: Lease, now: float, reason: str) -> bool:
+        """Undo the turn. True when its session vanished with it, for it had no other turn."""
+        session = lease.session
+        if not self._holds(lease):
+            return session.key not in self._sessions
+        session.running = None
+        session.epoch += 1
+        if not session.committed:
+            self._forget(session)
+            return True
+        # Calls stay pending across a rollback: they belong to the new epoch, for nothing ran.
+        session.pending = {
+            id_: PendingCall(c.id, c.name, c.arguments, c.turn, session.epoch)
+            for id_, c in session.pending.items()
+        }
+        self._rest(session, lease.turn, now, reason)
+        return False
+
+    def close(self, session: Session) -> None:
+        """Forget a session; a turn that still runs will find its lease void."""
+        if session.key in self._sessions:
+            self._forget(session)
+
+    def note(self, session: Session, turn: TurnId, state: SessionState, at: float, reason: str = "") -> None:
+        """Record a public state. Those of a turn that no longer runs are stale and ignored."""
+        if session.running == turn and session.key in self._sessions:
+            self._move(session, turn, state, at, reason)
+
+    def _holds(self, lease: Lease) -> bool:
+        return lease.session.key in self._sessions and lease.session.running == lease.turn
+
+    def _rest(self, session: Session, turn: TurnId, now: float, reason: str = "") -> None:
+        state = SessionState.WAITING_TOOL if session.pending else SessionState.IDLE
+        self._move(session, turn, state, now, reason)
+
+    @staticmethod
+    def _move(session: Session, turn: TurnId, state: SessionState, at: float, reason: str) -> None:
+        if session.state is not state or reason or not session.history:
+            session.history.append(Transition(state, at, turn, reason))
+        session.state = state
+
+    # --- bounds ----------------------------------------------------------------------
+
+    def _make_room(self, coming: int = 1) -> None:
+        while len(self._sessions) + coming > self._max_sessions or self._bytes > self._max_bytes:
+            victim = self._victim()
+            if victim is None:
+                if not coming:
+                    return
+                raise DirectoryFull(f"all {len(self._sessions)} sessions have a running turn")
+            self._forget(victim)
+            self._evicted.append(victim.key)
+
+    def _victim(self) -> Session | None:
+        """The longest unused session at rest; one that waits for a tool only if none is idle."""
+        waiting: Session | None = None
+        for session in self._sessions.values():
+            if session.running is not None:
+                continue
+            if not session.pending:
+                return session
+            waiting = waiting or session
+        return waiting
+
+    def _forget(self, session: Session) -> None:
+        del self._sessions[session.key]
+        del self._public[(session.tenant, session.public_id)]
+        for point in session.points:
+            names = self._points[(session.tenant, point)]
+            names.pop(session.key, None)
+            if not names:
+                del self._points[(session.tenant, point)]
+        for call in session.pending:
+            self._calls.pop((session.tenant, call), None)
+        self._bytes -= session.cost
+        session.state = SessionState.FINISHED
+
+
+def _common(left: Sequence[bytes], right: Sequence[bytes]) -> int:
+    """How many leading keys agree. Keys are chained, so agreement at i means agreement before."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[middle - 1] == right[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,133 @@
+"""Whom turns run for: a session of the directory, or nobody (a text completion)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from agentserve.clock import Clock
+from agentserve.messages import StateChange
+from agentserve.server.engine_port import Engine
+from agentserve.server.sessions.answer import Outcome
+from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.session_record import Lease
+from agentserve.server.text_port import JsonObject
+from agentserve.types import SessionId, TurnId
+
+Chain = Callable[[bytes, JsonObject], bytes]
+"""The canonical key of a history: chain(key of what came before, message)."""
+
+
+def chain_keys(chain: Chain, messages: list[JsonObject]) -> tuple[bytes, ...]:
+    keys: list[bytes] = []
+    key = b""
+    for message in messages:
+        key = chain(key, message)
+        keys.append(key)
+    return tuple(keys)
+
+
+def reply_message(outcome: Outcome, *, broken_calls: bool = True) -> JsonObject:
+    """The assistant message as a client will send it back."""
+    message: JsonObject = {"role": "assistant", "content": outcome.text}
+    if outcome.calls and (broken_calls or all(call.complete for call in outcome.calls)):
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in outcome.calls
+        ]
+    return message
+
+
+class SessionSeat:
+    """A turn of a session in the directory."""
+
+    def __init__(
+        self, lease: Lease, directory: SessionDirectory, engine: Engine, clock: Clock, chain: Chain
+    ) -> None:
+        self.lease = lease
+        self._directory = directory
+        self._engine = engine
+        self._clock = clock
+        self._chain = chain
+        self._over = False
+
+    @property
+    def key(self) -> SessionId:
+        return self.lease.key
+
+    @property
+    def turn(self) -> TurnId:
+        return self.lease.turn
+
+    def note(self, change: StateChange) -> None:
+        self._directory.note(self.lease.session, change.turn, change.state, change.at, change.reason)
+
+    def commit(self, prompt: array[int], outcome: Outcome) -> bool:
+        reply = self._reply_key(outcome)  # before anything is changed: an error here rolls back
+        self._over = True
+        usage = outcome.usage
+        calls = [(call.id, call.name, call.arguments) for call in outcome.calls] if outcome.has_calls else []
+        generated = array("i", (token.token for token in outcome.tokens))
+        broken = any(not call.complete for call in outcome.calls)
+        done = self._directory.commit(
+            self.lease,
+            reply=reply,
+            tokens=prompt + (generated if outcome.generated is None else outcome.generated),
+            generated=None if broken else outcome.generated,
+            calls=calls,
+            now=self._clock.now(),
+            usage={
+                "prompt_tokens": usage.prompt,
+                "cached_tokens": usage.cached,
+                "completion_tokens": usage.generated,
+                "computed_tokens": usage.computed,
+                "preemptions": usage.preemptions,
+            },
+        )
+        if done:
+            self._engine.park(self.key, self.turn, bool(calls))
+        self._close_evicted()
+        return done
+
+    def rollback(self, reason: str) -> None:
+        if self._over:
+            return
+        self._over = True
+        if self._directory.rollback(self.lease, self._clock.now(), reason):
+            self._engine.close(self.key)
+        self._close_evicted()
+
+    def _reply_key(self, outcome: Outcome) -> bytes:
+        before = self.lease.keys[-1] if self.lease.keys else b""
+        # Calls that cannot be run cannot be sent back either: a client goes on without them.
+        return self._chain(before, reply_message(outcome, broken_calls=False))
+
+    def _close_evicted(self) -> None:
+        for key in self._directory.take_evicted():
+            self._engine.close(key)
+
+
+class OneShotSeat:
+    """A turn without a session: its KV may stay as cached prefix, nothing else does."""
+
+    def __init__(self, key: SessionId, engine: Engine) -> None:
+        self.key = key
+        self.turn = TurnId(1)
+        self._engine = engine
+        self._over = False
+
+    def note(self, change: StateChange) -> None:
+        """Nobody asks for the state of a one-shot turn."""
+
+    def commit(self, prompt: array[int], outcome: Outcome) -> bool:
+        self.rollback("done")
+        return True
+
+    def rollback(self, reason: str) -> None:
+        if not self._over:
+            self._over = True
+            self._engine.close(self.key)

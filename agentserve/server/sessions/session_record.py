@@ -1,0 +1,92 @@
+"""What the session directory keeps of a session, and the lease under which one turn runs."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agentserve.types import SessionId, SessionState, TurnId
+
+KEY_BYTES = 96  # a chain key and its share of list and index
+SESSION_BYTES = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    state: SessionState
+    at: float  # monotonic clock, seconds
+    turn: TurnId
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall:
+    """A tool call that was delivered and has no result yet. A result for another epoch is stale."""
+
+    id: str
+    name: str
+    arguments: str
+    turn: TurnId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request says about whose session it belongs to."""
+
+    tenant: str
+    named: str | None  # session id from the body or a header, already checked
+    call_ids: tuple[str, ...]  # tool calls whose results the request brings
+    keys: tuple[bytes, ...]  # canonical chain, one key per message
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One session. Only the directory changes it; others read."""
+
+    key: SessionId  # internal, never reused
+    public_id: str  # unique within the tenant
+    tenant: str
+    family: SessionId  # key of the lineage's first session
+    parent: str | None  # public id of the session this one was copied from
+    created: float
+    active: float
+    state: SessionState = SessionState.IDLE
+    last_turn: int = 0  # numbers are used once, also by turns that were rolled back
+    committed: int = 0
+    epoch: int = 0  # +1 on rollback
+    running: TurnId | None = None
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    chain: tuple[bytes, ...] = ()
+    replies: dict[int, array[int]] = field(default_factory=dict)  # message index -> generated ids
+    points: list[bytes] = field(default_factory=list)  # keys at which a turn was committed
+    pending: dict[str, PendingCall] = field(default_factory=dict)
+    history: deque[Transition] = field(default_factory=deque)
+    usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
+
+    @property
+    def tip(self) -> bytes | None:
+        return self.chain[-1] if self.chain else None
+
+    @property
+    def cost(self) -> int:
+        kept = len(self.tokens) + sum(len(ids) for ids in self.replies.values())
+        return SESSION_BYTES + 4 * kept + KEY_BYTES * (len(self.chain) + len(self.points))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lease:
+    """The right to run one turn; ends in exactly one `commit` or `rollback`."""
+
+    session: Session
+    turn: TurnId
+    keys: tuple[bytes, ...]
+    spliced: Mapping[int, array[int]]  # generated ids of the request's messages that match history
+    copied_from: Session | None  # set when this turn opened a sibling
+    opened: bool  # the session is new
+
+    @property
+    def key(self) -> SessionId:
+        return self.session.key

@@ -1,0 +1,204 @@
+"""Runs turns: submit, fold tokens into deltas, and commit or roll back. The only place that does.
+
+Every way out of a turn ends in exactly one of the two: a turn that completes is committed before
+its last delta is handed on; a cancelled task, a refusal or a failure rolls it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentserve.clock import Clock
+from agentserve.messages import StateChange, Submit, Token, TurnEnded, pack_tokens
+from agentserve.metrics import Metrics
+from agentserve.server.engine_port import Engine, EngineDown, TurnStream
+from agentserve.server.errors import ApiError
+from agentserve.server.sessions.answer import Answer, Delta, Outcome
+from agentserve.types import FinishReason, Sampling, SessionId, TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The engine has the turn: it was not refused at once."""
+
+
+Piece = Started | Delta | Outcome
+Emit = Callable[[Piece], None]
+
+
+class Seat(Protocol):
+    """Whom a turn runs for. `commit` and `rollback` are called once, one of them."""
+
+    @property
+    def key(self) -> SessionId: ...
+
+    @property
+    def turn(self) -> TurnId: ...
+
+    def note(self, change: StateChange) -> None: ...
+
+    def commit(self, prompt: array[int], outcome: Outcome) -> bool:
+        """False when the session was closed meanwhile."""
+        ...
+
+    def rollback(self, reason: str) -> None:
+        """Undo the turn and tell the engine to forget what it need not know."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSpec:
+    """One choice of one request, ready to run."""
+
+    seat: Seat
+    prompt: array[int]
+    sampling: Sampling
+    answer: Callable[[], Answer]
+    namespace: str = ""
+    priority: int = 0
+
+
+class TurnRunner:
+    def __init__(self, engine: Engine, metrics: Metrics, clock: Clock) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._clock = clock
+
+    async def choices(self, groups: Sequence[Sequence[TurnSpec]]) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Run the choices of each prompt, one group a prompt; pieces of different choices interleave.
+
+        A group's first choice leads: the others are submitted when its first token is there, so
+        that the prompt is computed once and they find its KV. The first failure ends all of them.
+        """
+        queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
+        specs = [spec for group in groups for spec in group]
+        places = [place for group in groups for place in [(group[0], asyncio.Event())] * len(group)]
+
+        async def guarded(index: int, spec: TurnSpec) -> None:
+            problem: BaseException | None = None
+            leader, prompt_ready = places[index]
+            try:
+                if spec is not leader:
+                    await prompt_ready.wait()
+                    self._engine.fork(leader.seat.key, spec.seat.key, len(spec.prompt))
+                await self._run(spec, lambda piece: queue.put_nowait((index, piece)), prompt_ready)
+            except asyncio.CancelledError:
+                spec.seat.rollback("cancelled")  # does nothing after an end of its own
+                raise
+            except Exception as error:
+                problem = error
+            queue.put_nowait((index, problem))
+
+        tasks = [asyncio.create_task(guarded(index, spec)) for index, spec in enumerate(specs)]
+        running = len(tasks)
+        try:
+            while running:
+                index, piece = await queue.get()
+                if isinstance(piece, BaseException):
+                    raise piece
+                if piece is None:
+                    running -= 1
+                else:
+                    yield index, piece
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for spec in specs:
+                spec.seat.rollback("cancelled")  # of tasks that never began
+
+    async def _run(self, spec: TurnSpec, emit: Emit, first_token: asyncio.Event) -> None:
+        """One turn from submission to its outcome, which is the last piece emitted."""
+        seat = spec.seat
+        submitted = False
+        reason = FinishReason.ABORTED
+        ended: TurnEnded | None = None
+        try:
+            try:
+                stream = self._engine.submit(self._command(spec))
+            except EngineDown as error:
+                raise ApiError(str(error), status=503, headers={"retry-after": "1"}) from None
+            submitted = True
+            self._metrics.turn_submitted()
+            answer, ended = await self._follow(spec, stream, emit, first_token)
+            reason = ended.reason
+            self._check(ended, answer.stopped)
+            if answer.stopped and reason is FinishReason.ABORTED:
+                reason = FinishReason.STOP  # we ended it, at a stop string
+            delta, outcome = answer.finish(reason, ended.usage)
+            if not seat.commit(spec.prompt, outcome):
+                raise ApiError(
+                    "The session was closed while its turn ran.", status=409, code="session_closed"
+                )
+            emit(delta)
+            emit(outcome)
+        except BaseException as error:
+            if submitted and ended is None:
+                self._engine.abort(seat.key, seat.turn)
+                reason = (
+                    FinishReason.ABORTED if isinstance(error, asyncio.CancelledError) else FinishReason.ERROR
+                )
+            seat.rollback(_why(error))
+            raise
+        finally:
+            first_token.set()
+            if submitted:
+                self._metrics.turn_left(reason, ended.usage if ended else None)
+
+    async def _follow(
+        self, spec: TurnSpec, stream: TurnStream, emit: Emit, first_token: asyncio.Event
+    ) -> tuple[Answer, TurnEnded]:
+        answer = spec.answer()
+        started = False
+        last: float | None = None
+        async for event in stream:
+            if not started and not isinstance(event, TurnEnded):
+                started = True
+                emit(Started())
+            if isinstance(event, StateChange):
+                spec.seat.note(event)
+            elif isinstance(event, Token):
+                if event.index < answer.count:
+                    continue  # a repeat
+                now = self._clock.now()
+                self._metrics.token(None if last is None else now - last)
+                last = now
+                first_token.set()
+                if answer.stopped:
+                    self._engine.abort(spec.seat.key, spec.seat.turn)
+                if delta := answer.push(event):
+                    emit(delta)
+            else:
+                return answer, event
+        raise ApiError("The engine ended the turn without a result.", status=500)
+
+    @staticmethod
+    def _check(ended: TurnEnded, stopped: bool) -> None:
+        """Endings that are not an answer become errors."""
+        if ended.reason is FinishReason.REFUSED:
+            raise ApiError(ended.error or "The request cannot run on this server.", code="request_refused")
+        if ended.reason is FinishReason.ERROR:
+            raise ApiError(ended.error or "The engine failed on this turn.", status=500, code="engine_error")
+        if ended.reason is FinishReason.ABORTED and not stopped:
+            raise ApiError(ended.error or "The turn was cancelled.", status=409, code="turn_cancelled")
+
+    @staticmethod
+    def _command(spec: TurnSpec) -> Submit:
+        return Submit(
+            session=spec.seat.key,
+            turn=spec.seat.turn,
+            tokens=pack_tokens(spec.prompt),
+            sampling=spec.sampling,
+            namespace=spec.namespace,
+            priority=spec.priority,
+        )
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, asyncio.CancelledError):
+        return "cancelled"
+    return str(error) or type(error).__name__

@@ -1,0 +1,348 @@
+"""The engine as a fleet of worker processes (implements `engine_port.Engine`).
+
+Turns go to the worker that knows their session, else to the least loaded. A worker's death is
+seen by the end of its socket: its turns go on elsewhere with what they have generated, a new
+worker is started after a pause that grows, and after too many quick deaths its place is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from agentserve.clock import Clock, WallClock
+from agentserve.messages import (
+    Abort,
+    Close,
+    Command,
+    DefineGrammar,
+    Describe,
+    Description,
+    DropGrammar,
+    Fork,
+    Hello,
+    Park,
+    ResetPrefixCache,
+    StepDone,
+    Submit,
+)
+from agentserve.server.engine_port import EngineDown, FleetView
+from agentserve.server.workers.running import RunningTurn
+from agentserve.server.workers.slot import RestartPolicy, Slot
+from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess
+from agentserve.types import FinishReason, SessionId, TurnId
+
+log = logging.getLogger(__name__)
+
+MAX_MOVES = 3  # a turn that was running at this many deaths is taken for their cause
+MAX_HOMES = 100_000  # sessions whose worker is remembered; beyond, only cache hits are lost
+MAX_GRAMMARS = 256
+MAX_GRAMMAR_BYTES = 128 * 2**20
+ANSWER_SECONDS = 5.0  # a worker answers between two steps
+
+StartWorker = Callable[[int], Awaitable[WorkerProcess]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A Describe or ResetPrefixCache that awaits its Description."""
+
+    slot: int
+    answer: asyncio.Future[Description | None]
+
+
+class Fleet:
+    """N workers behind one face. Everything runs on one event loop; only `start` and `stop` wait long."""
+
+    def __init__(
+        self,
+        start_worker: StartWorker,
+        count: int,
+        policy: RestartPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._start_worker = start_worker
+        self._clock = clock or WallClock()
+        self._policy = policy or RestartPolicy()
+        self._slots = [Slot(index, self._policy) for index in range(count)]
+        self._turns: dict[tuple[SessionId, TurnId], RunningTurn] = {}
+        self._homes: OrderedDict[SessionId, int] = OrderedDict()
+        self._grammars: OrderedDict[str, str] = OrderedDict()
+        self._questions: dict[int, _Question] = {}
+        self._asked = 0
+        self._keepers: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._hello: Hello | None = None
+
+    # --- life ---------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start all workers and wait until all are ready. Raises WorkerFailed; none is left then."""
+        starts = [asyncio.ensure_future(self._start_worker(slot.index)) for slot in self._slots]
+        try:
+            workers = await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            for result in await asyncio.gather(*starts, return_exceptions=True):
+                if isinstance(result, WorkerProcess):
+                    await result.end()
+            raise
+        self._hello = workers[0].hello
+        for slot, worker in zip(self._slots, workers, strict=True):
+            slot.up(worker, self._clock.now())
+            self._keepers.append(asyncio.create_task(self._keep(slot)))
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """End running turns with an error, stop the workers, leave no process behind."""
+        self._stopping = True
+        for turn in list(self._turns.values()):
+            self._end(turn, FinishReason.ERROR, "the server is shutting down")
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        workers = [slot.worker for slot in self._slots if slot.worker is not None]
+        await asyncio.gather(*(worker.end(grace) for worker in workers))
+        for slot in self._slots:
+            slot.worker = None
+
+    async def __aenter__(self) -> Fleet:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # --- the engine's face --------------------------------------------------------------
+
+    @property
+    def hello(self) -> Hello:
+        if self._hello is None:
+            raise EngineDown("no worker has started yet")
+        return self._hello
+
+    @property
+    def alive(self) -> int:
+        return sum(slot.worker is not None for slot in self._slots)
+
+    @property
+    def hopeless(self) -> bool:
+        """No worker lives and none will come back."""
+        return self._stopping or all(slot.given_up for slot in self._slots)
+
+    def submit(self, command: Submit) -> RunningTurn:
+        if self.hopeless:
+            raise EngineDown("the server is shutting down" if self._stopping else "no worker is left")
+        turn = RunningTurn(command, self._clock.now())
+        if turn.key in self._turns:
+            raise ValueError(f"turn {command.turn} of session {command.session} runs already")
+        self._turns[turn.key] = turn
+        self._place(turn)
+        return turn
+
+    def abort(self, session: SessionId, turn: TurnId) -> None:
+        running = self._turns.get((session, turn))
+        if running is None:
+            return
+        running.aborted = True
+        if running.slot is None:
+            self._end(running, FinishReason.ABORTED, "")
+        else:
+            self._slots[running.slot].send(Abort(session, turn))
+
+    def park(self, session: SessionId, turn: TurnId, waiting_tool: bool) -> None:
+        self._send_home(session, Park(session, turn, waiting_tool))
+
+    def fork(self, session: SessionId, child: SessionId, length: int) -> None:
+        # Without a home nothing is shared, and the child's first turn brings its own context.
+        home = self._homes.get(session)
+        if home is not None:
+            self._remember(child, home)
+            self._slots[home].send(Fork(session, child, length))
+
+    def close(self, session: SessionId) -> None:
+        self._send_home(session, Close(session))
+        self._homes.pop(session, None)
+        for turn in [turn for turn in self._turns.values() if turn.key[0] == session]:
+            if turn.slot is None:
+                self._end(turn, FinishReason.ABORTED, "")
+
+    async def define_grammar(self, grammar_id: str, compiled: str) -> None:
+        """Idempotent and cheap: call it before every Submit, for an old grammar may have been dropped."""
+        known = grammar_id in self._grammars
+        self._grammars[grammar_id] = compiled
+        self._grammars.move_to_end(grammar_id)
+        if not known:
+            self._send_all(DefineGrammar(grammar_id, compiled))
+            self._drop_old_grammars()
+
+    async def describe(self, session: SessionId | None = None) -> FleetView:
+        """Workers that are busy for longer than ANSWER_SECONDS show what they last reported."""
+        home = self._homes.get(session) if session is not None else None
+        answers = await self._ask(
+            lambda request, slot: Describe(request, session if slot.index == home else None), ANSWER_SECONDS
+        )
+        found = next((answer.session for answer in answers if answer and answer.session), None)
+        views = tuple(view for slot in self._slots if (view := slot.view()) is not None)
+        return FleetView(views, found)
+
+    async def reset_prefix_cache(self) -> bool:
+        answers = await self._ask(lambda request, _: ResetPrefixCache(request), 6 * ANSWER_SECONDS)
+        return bool(answers) and all(answer is not None for answer in answers)
+
+    # --- placing turns ------------------------------------------------------------------
+
+    def _place(self, turn: RunningTurn) -> None:
+        """Send a turn to its session's worker, else the least loaded; with none up it waits."""
+        session = turn.command.session
+        home = self._homes.get(session)
+        slot = self._slots[home] if home is not None else None
+        if slot is None or slot.worker is None:
+            slot = self._least_loaded()
+        if slot is None:
+            return
+        turn.slot = slot.index
+        self._remember(session, slot.index)
+        slot.send(turn.continuation())
+
+    def _least_loaded(self) -> Slot | None:
+        load = dict.fromkeys(range(len(self._slots)), 0)
+        for turn in self._turns.values():
+            if turn.slot is not None:
+                load[turn.slot] += 1
+        up = [slot for slot in self._slots if slot.worker is not None]
+        return min(up, key=lambda slot: (load[slot.index], slot.pages_live, slot.index), default=None)
+
+    def _remember(self, session: SessionId, home: int) -> None:
+        self._homes[session] = home
+        self._homes.move_to_end(session)
+        if len(self._homes) > MAX_HOMES:
+            self._homes.popitem(last=False)
+
+    def _end(self, turn: RunningTurn, reason: FinishReason, error: str) -> None:
+        turn.end(reason, error, self._clock.now())
+        self._turns.pop(turn.key, None)
+
+    # --- talking to workers -------------------------------------------------------------
+
+    def _send_home(self, session: SessionId, command: Command) -> None:
+        home = self._homes.get(session)
+        if home is not None:
+            self._slots[home].send(command)
+
+    def _send_all(self, command: Command) -> None:
+        for slot in self._slots:
+            slot.send(command)
+
+    def _drop_old_grammars(self) -> None:
+        used = {turn.command.sampling.grammar for turn in self._turns.values()}
+        newest = next(reversed(self._grammars))
+        for grammar in list(self._grammars):
+            size = sum(len(compiled) for compiled in self._grammars.values())
+            if len(self._grammars) <= MAX_GRAMMARS and size <= MAX_GRAMMAR_BYTES:
+                return
+            if grammar not in used and grammar != newest:
+                del self._grammars[grammar]
+                self._send_all(DropGrammar(grammar))
+
+    async def _ask(
+        self, question: Callable[[int, Slot], Command], seconds: float
+    ) -> list[Description | None]:
+        """One answer per living worker; None from one that died or did not answer in time."""
+        requests: list[int] = []
+        answers: list[asyncio.Future[Description | None]] = []
+        for slot in self._slots:
+            if slot.worker is not None:
+                self._asked += 1
+                answer: asyncio.Future[Description | None] = asyncio.get_running_loop().create_future()
+                self._questions[self._asked] = _Question(slot.index, answer)
+                slot.send(question(self._asked, slot))
+                requests.append(self._asked)
+                answers.append(answer)
+        if answers:
+            await asyncio.wait(answers, timeout=seconds)
+        for request in requests:
+            self._questions.pop(request, None)
+        return [answer.result() if answer.done() else None for answer in answers]
+
+    def _dispatch(self, slot: Slot, step: StepDone) -> None:
+        if step.worker is not None:
+            slot.last_view = step.worker
+        now = self._clock.now()
+        for event in step.events:
+            if isinstance(event, Description):
+                slot.last_view = event.worker
+                question = self._questions.pop(event.request, None)
+                if question is not None and not question.answer.done():
+                    question.answer.set_result(event)
+                continue
+            turn = self._turns.get((event.session, event.turn))
+            if turn is None or turn.slot != slot.index:
+                continue
+            try:
+                turn.accept(event, now)
+            except ValueError as error:
+                log.error("worker %d: %s", slot.index, error)
+                slot.send(Abort(event.session, event.turn))
+                self._end(turn, FinishReason.ERROR, "the engine repeated or lost a token")
+            if turn.over:
+                self._turns.pop(turn.key, None)
+
+    # --- keeping workers alive ----------------------------------------------------------
+
+    async def _keep(self, slot: Slot) -> None:
+        """Read one place's worker and replace it when it dies, until told to stop or it is hopeless."""
+        while slot.worker is not None:
+            worker = slot.worker
+            async for step in worker.steps():
+                self._dispatch(slot, step)
+            slot.down(self._clock.now())
+            self._abandon(slot)
+            log.error("worker %d (process %d) died: %s", slot.index, worker.pid, await worker.end())
+            await self._revive(slot)
+
+    def _abandon(self, slot: Slot) -> None:
+        """The worker in `slot` is gone: nothing waits for it, its turns move."""
+        for question in [q for q in self._questions.values() if q.slot == slot.index]:
+            if not question.answer.done():
+                question.answer.set_result(None)
+        for session in [session for session, home in self._homes.items() if home == slot.index]:
+            del self._homes[session]
+        now = self._clock.now()
+        for turn in [turn for turn in self._turns.values() if turn.slot == slot.index]:
+            turn.lost(now)
+            if turn.aborted:
+                self._end(turn, FinishReason.ABORTED, "")
+            elif turn.exhausted:
+                self._end(turn, FinishReason.LENGTH, "")
+            elif turn.moves >= MAX_MOVES:
+                self._end(turn, FinishReason.ERROR, f"{turn.moves} workers died while they ran this turn")
+            else:
+                self._place(turn)
+
+    async def _revive(self, slot: Slot) -> None:
+        while (pause := slot.next_pause()) is not None:
+            await asyncio.sleep(pause)
+            try:
+                worker = await self._start_worker(slot.index)
+            except WorkerFailed as error:
+                log.error("worker %d could not be started again: %s", slot.index, error)
+                slot.failed_start()
+                continue
+            slot.up(worker, self._clock.now())
+            log.info("worker %d runs again (process %d)", slot.index, worker.pid)
+            for grammar, compiled in self._grammars.items():
+                slot.send(DefineGrammar(grammar, compiled))
+            for turn in [turn for turn in self._turns.values() if turn.slot is None]:
+                self._place(turn)
+            return
+        log.error("worker %d is given up after %d quick deaths", slot.index, slot.quick_deaths)
+        if self.hopeless:
+            for turn in list(self._turns.values()):
+                self._end(turn, FinishReason.ERROR, "no worker is left")

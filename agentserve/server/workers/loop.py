@@ -1,0 +1,191 @@
+"""The worker's loop: commands in, plans out to the executor, one StepDone frame per step back.
+
+The order is always the same: apply what has arrived, plan, run, hand the result back, report.
+While there is work nothing here waits; with no work it sleeps until a command comes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import BinaryIO, Protocol
+
+from agentserve.clock import Clock
+from agentserve.core.plan import Plan, StepResult
+from agentserve.core.ports import Executor
+from agentserve.core.record import Commanded, Entry, Failed, Finished, Planned, encode_entry, plan_digest
+from agentserve.messages import (
+    Command,
+    DefineGrammar,
+    Description,
+    DropGrammar,
+    Shutdown,
+    StateChange,
+    StepDone,
+    Submit,
+    Token,
+    TurnEnded,
+    TurnUsage,
+    WorkerView,
+)
+from agentserve.server.workers.link import LinkError, WorkerLink
+from agentserve.types import FinishReason
+
+log = logging.getLogger(__name__)
+
+STALL_TICK = 0.05  # seconds to wait when there is work but none of it can run now
+
+CoreEvent = StateChange | Token | TurnEnded | Description
+
+
+class Core(Protocol):
+    """The engine core as the loop sees it (`agentserve.core.engine.EngineCore`)."""
+
+    def handle(self, command: Command, now: float) -> None: ...
+    def begin_step(self, now: float) -> Plan | None: ...
+    def finish_step(self, result: StepResult, now: float) -> None: ...
+    def fail_step(self, plan: Plan, error: str, now: float) -> None: ...
+    def take_events(self) -> list[CoreEvent]: ...
+    def view(self) -> WorkerView: ...
+    @property
+    def has_work(self) -> bool: ...
+
+
+class Recorder:
+    """Writes the ordered log; without a file it does nothing."""
+
+    def __init__(self, file: BinaryIO | None) -> None:
+        self._file = file
+
+    @property
+    def active(self) -> bool:
+        return self._file is not None
+
+    def add(self, entry: Entry) -> None:
+        if self._file is not None:
+            self._file.write(encode_entry(entry))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class WorkerLoop:
+    """Runs one core and one executor until told to leave or until the API process is gone."""
+
+    def __init__(
+        self,
+        core: Core,
+        executor: Executor,
+        link: WorkerLink,
+        *,
+        clock: Clock,
+        recorder: Recorder,
+        wake: int | None = None,
+    ) -> None:
+        self._core = core
+        self._executor = executor
+        self._link = link
+        self._clock = clock
+        self._recorder = recorder
+        self._wake = wake  # file descriptor that a signal makes readable
+        self._grammars: set[str] = set()
+        self._refused: list[CoreEvent] = []
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Leave after the current step. Safe to call from a signal handler."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Returns when stopped or when the API process is gone. A bad frame is logged and ends it too."""
+        try:
+            while not self._stopping and not self._link.closed:
+                self._turn()
+        except LinkError as error:
+            log.error("the API process sent a bad frame, leaving: %s", error)
+        self._link.flush()
+
+    def _turn(self) -> None:
+        self._apply(self._link.receive())
+        if self._stopping:
+            return
+        if self._link.congested:
+            self._link.wait(None, self._wake)  # the API process lags: produce nothing until it has read
+            return
+        stepped, seconds = self._step()
+        self._report(stepped, seconds)
+        if not stepped:
+            self._link.wait(STALL_TICK if self._core.has_work else None, self._wake)
+
+    def _apply(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            match command:
+                case Shutdown():
+                    self._stopping = True
+                    return
+                case DefineGrammar(id=grammar, compiled=compiled):
+                    self._define(grammar, compiled)
+                case DropGrammar(id=grammar):
+                    if grammar in self._grammars:
+                        self._grammars.discard(grammar)
+                        self._executor.drop_grammar(grammar)
+                case Submit() if command.sampling.grammar not in (None, *self._grammars):
+                    self._refuse(command, f'grammar "{command.sampling.grammar}" is not defined')
+                case _:
+                    now = self._clock.now()
+                    self._recorder.add(Commanded(now, command))
+                    self._core.handle(command, now)
+
+    def _define(self, grammar: str, compiled: str) -> None:
+        try:
+            self._executor.define_grammar(grammar, compiled)
+        except ValueError as error:
+            # The turn that names it is refused; nobody else is concerned.
+            log.warning('grammar "%s" cannot be used: %s', grammar, error)
+        else:
+            self._grammars.add(grammar)
+
+    def _refuse(self, command: Submit, error: str) -> None:
+        now = self._clock.now()
+        usage = TurnUsage(
+            prompt=len(command.tokens) // 4,
+            cached=0,
+            generated=0,
+            computed=0,
+            preemptions=0,
+            arrived=now,
+            admitted=now,
+            first_token=now,
+            ended=now,
+        )
+        self._refused.append(TurnEnded(command.session, command.turn, FinishReason.REFUSED, usage, error))
+
+    def _step(self) -> tuple[bool, float]:
+        """One plan, if there is one: whether a step ran, and its seconds."""
+        began = self._clock.now()
+        plan = self._core.begin_step(began)
+        if self._recorder.active:
+            self._recorder.add(Planned(began, plan_digest(plan)))
+        if plan is None:
+            return False, 0.0
+        try:
+            result = self._executor.run(plan)
+        except Exception as error:  # whatever a kernel or torch raises: only this plan's turns fail
+            log.exception("step %d failed", plan.step)
+            now = self._clock.now()
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._recorder.add(Failed(now, reason))
+            self._core.fail_step(plan, reason, now)
+            return True, now - began
+        now = self._clock.now()
+        self._recorder.add(Finished(now, result))
+        self._core.finish_step(result, now)
+        return True, now - began
+
+    def _report(self, stepped: bool, seconds: float) -> None:
+        events = self._refused + self._core.take_events()
+        self._refused = []
+        if events or stepped:
+            self._link.send(StepDone(events, self._core.view(), seconds))

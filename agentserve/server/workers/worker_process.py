@@ -1,0 +1,125 @@
+"""The worker process: build the engine, say Hello, run the loop, leave without a trace.
+
+Started with a WorkerSpec as JSON on stdin; `agentserve.server.workers.worker` is the entry point. It never
+outlives the API process: the kernel kills it when its parent dies (Linux), and the end of the
+socket ends it elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from agentserve.clock import WallClock
+from agentserve.core.ports import Executor
+from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
+from agentserve.messages import Hello, StartFailed
+from agentserve.server.workers.link import WorkerLink
+from agentserve.server.workers.loop import Core, Recorder, WorkerLoop
+from agentserve.server.workers.spec import WorkerSpec
+from agentserve.types import KVGroup
+
+log = logging.getLogger("agentserve.worker")
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """What a builder hands to the worker. `config` is the core's, for the recorded log."""
+
+    core: Core
+    executor: Executor
+    hello: Hello
+    config: msgspec.Struct
+    groups: tuple[KVGroup, ...]
+    pages: tuple[int, ...]
+
+
+EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
+
+
+def main(build: EngineBuilder) -> int:
+    """Run one worker to its end; the exit status.
+
+    A `ValueError`, `OSError` or `MemoryError` out of `build` is told to the API process in one line.
+    """
+    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
+    _die_with(spec.parent)
+    logging.basicConfig(
+        level=spec.log_level.upper(),
+        format=f"%(asctime)s worker {spec.index} %(levelname)s %(message)s",
+    )
+    wake = _wake_pipe()
+    link = WorkerLink.connect(Path(spec.socket))
+    try:
+        built = build(spec)
+        recorder = _recorder(spec, built)
+    except Exception as error:
+        if not isinstance(error, ValueError | OSError | MemoryError):
+            log.exception("the engine could not be built")
+        link.send(StartFailed(_one_line(error)))
+        _drain_outbox(link)
+        return 1
+    loop = WorkerLoop(built.core, built.executor, link, clock=WallClock(), recorder=recorder, wake=wake)
+    signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+    link.send(built.hello)
+    try:
+        loop.run()
+    finally:
+        recorder.close()
+    _drain_outbox(link)
+    link.close()
+    return 0
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {text}"
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies; leave now if it already has."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            log.warning("no parent-death signal: %s", os.strerror(ctypes.get_errno()))
+    if os.getppid() != parent:
+        raise SystemExit(1)
+    # Ctrl-C in a terminal reaches every process of the group; draining is the API process's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _wake_pipe() -> int:
+    """A descriptor that becomes readable when a signal arrives, so that a sleeping loop sees it."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    return reader
+
+
+def _recorder(spec: WorkerSpec, built: BuiltEngine) -> Recorder:
+    if spec.record is None:
+        return Recorder(None)
+    file = open(spec.record, "wb")  # noqa: SIM115  (closed by the recorder)
+    opened = Opened(RECORD_VERSION, msgspec.msgpack.encode(built.config), built.groups, built.pages)
+    file.write(encode_entry(opened))
+    return Recorder(file)
+
+
+def _drain_outbox(link: WorkerLink, seconds: float = 2.0) -> None:
+    """Give the last events a moment to leave; the API process may be gone."""
+    with suppress(OSError):
+        deadline = WallClock().now() + seconds
+        while link.unsent and not link.closed and (left := deadline - WallClock().now()) > 0:
+            link.wait_writable(left)
