@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from agentserve.models.config import DecoderConfig
-from agentserve.models.inputs import Batch, PagedGroup
+from agentserve.models.inputs import Batch
 from agentserve.models.rope import rope_table
-from agentserve.models.weights import DecoderWeights, LayerWeights
-from kernels.ops import Linear, Ops
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    """One layer's weights, its products prepared, and where its KV lies."""
-
-    weights: LayerWeights
-    qkv: Linear
-    o: Linear
-    gate_up: Linear
-    down: Linear
-    group: int  # KV group
-    index: int  # of this layer inside the group
-    rotary: bool
+from agentserve.models.weights import DecoderWeights
+from kernels.ops import DecoderParts, LayerParts, Linear, Ops, StepDecoder, StepGroup
 
 
 class Decoder:
     """A decoder-only transformer on one device.
 
     `positions` bounds the context: rotary tables are made for that many (default: all that the
-    config allows).
+    config allows). A backend that has the whole step as one operation keeps the weights in its own
+    layout; then `weights` is not referred to any more.
     """
 
     def __init__(
@@ -41,74 +29,117 @@ class Decoder:
         self.config = config
         self.ops = ops
         self.positions = min(positions or config.max_position, config.max_position)
-        self._weights = weights
+        self.dtype = weights.dtype
+        self.device = weights.embedding.device
+        self.parameters = weights.parameters
         cos, sin = rope_table(config.rope, config.head_dim, self.positions, weights.rope_factors)
-        self._cos, self._sin = cos.to(weights.embedding.device), sin.to(weights.embedding.device)
-        self._layers = self._prepare()
-        self._head = ops.linear(weights.lm_head)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._weights.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._weights.embedding.device
-
-    @property
-    def parameters(self) -> int:
-        return self._weights.parameters
+        parts = _parts(config, weights, cos.to(self.device), sin.to(self.device))
+        self._step: StepDecoder = ops.decoder(parts) or ComposedDecoder(ops, parts)
 
     def forward(self, batch: Batch) -> Tensor:
         """Write the batch's KV and return the last layer's normed output, `[rows, hidden]`."""
-        config, ops = self.config, self.ops
-        residual = self._weights.embedding[batch.tokens]
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
-        normed = ops.rms_norm(residual, self._layers[0].weights.attention_norm, config.rms_eps)
-        for number, layer in enumerate(self._layers):
-            attended = self._attend(layer, normed, batch.groups[layer.group], cos, sin)
-            normed, residual = ops.add_rms_norm(attended, residual, layer.weights.mlp_norm, config.rms_eps)
-            inner = layer.down(ops.silu_mul(layer.gate_up(normed)))
-            last = number + 1 == len(self._layers)
-            norm = self._weights.norm if last else self._layers[number + 1].weights.attention_norm
-            normed, residual = ops.add_rms_norm(inner, residual, norm, config.rms_eps)
-        return normed
+        return self._step.forward(batch.tokens, batch.positions, batch.groups)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, hidden]` from `forward` -> `[rows, vocab]` float32. Ask only for rows to sample."""
+        return self._step.logits(hidden)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    """One layer's parts with its products prepared."""
+
+    parts: LayerParts
+    qkv: Linear
+    o: Linear
+    gate_up: Linear
+    down: Linear
+
+
+class ComposedDecoder:
+    """`kernels.ops.StepDecoder` out of a backend's single operations."""
+
+    def __init__(self, ops: Ops, parts: DecoderParts) -> None:
+        self._ops = ops
+        self._parts = parts
+        self._layers = tuple(
+            _Layer(
+                parts=layer,
+                qkv=ops.linear(layer.qkv, layer.qkv_bias),
+                o=ops.linear(layer.o, layer.o_bias),
+                gate_up=ops.linear(layer.gate_up, layer.gate_up_bias),
+                down=ops.linear(layer.down, layer.down_bias),
+            )
+            for layer in parts.layers
+        )
+        self._head = ops.linear(parts.lm_head)
+
+    def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Tensor:
+        parts, ops, eps = self._parts, self._ops, self._parts.eps
+        residual = parts.embedding[tokens]
+        cos, sin = parts.cos[positions], parts.sin[positions]
+        normed = ops.rms_norm(residual, parts.layers[0].attention_norm, eps)
+        for number, layer in enumerate(self._layers):
+            attended = self._attend(layer, normed, groups[layer.parts.group], cos, sin)
+            normed, residual = ops.add_rms_norm(attended, residual, layer.parts.mlp_norm, eps)
+            inner = layer.down(ops.silu_mul(layer.gate_up(normed)))
+            last = number + 1 == len(self._layers)
+            norm = parts.norm if last else parts.layers[number + 1].attention_norm
+            normed, residual = ops.add_rms_norm(inner, residual, norm, eps)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden).to(torch.float32)
 
-    def _attend(self, layer: _Layer, x: Tensor, group: PagedGroup, cos: Tensor, sin: Tensor) -> Tensor:
-        config, ops, weights = self.config, self.ops, layer.weights
-        heads, kv_heads = config.heads, config.kv_heads
-        qkv = layer.qkv(x).view(x.shape[0], heads + 2 * kv_heads, config.head_dim)
+    def _attend(self, layer: _Layer, x: Tensor, group: StepGroup, cos: Tensor, sin: Tensor) -> Tensor:
+        parts, ops = self._parts, self._ops
+        heads, kv_heads = parts.heads, parts.kv_heads
+        qkv = layer.qkv(x).view(x.shape[0], heads + 2 * kv_heads, parts.dim)
         q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
-        if weights.q_norm is not None and weights.k_norm is not None:
-            q = ops.rms_norm(q, weights.q_norm, config.rms_eps)
-            k = ops.rms_norm(k, weights.k_norm, config.rms_eps)
-        if layer.rotary:
+        if layer.parts.q_norm is not None and layer.parts.k_norm is not None:
+            q = ops.rms_norm(q, layer.parts.q_norm, parts.eps)
+            k = ops.rms_norm(k, layer.parts.k_norm, parts.eps)
+        if layer.parts.rotary:
             q, k = ops.rope(q, cos, sin), ops.rope(k, cos, sin)
-        kv = group.storage[:, layer.index]
+        kv = group.storage[:, layer.parts.index]
         ops.write_kv(kv, group.slots, k, v)
         return layer.o(group.attention(q.contiguous(), kv))
 
-    def _prepare(self) -> tuple[_Layer, ...]:
-        place = {
-            layer: (number, index)
-            for number, group in enumerate(self.config.layer_groups())
-            for index, layer in enumerate(group.layers)
-        }
-        linear = self.ops.linear
-        return tuple(
-            _Layer(
-                weights=weights,
-                qkv=linear(weights.qkv, weights.qkv_bias),
-                o=linear(weights.o, weights.o_bias),
-                gate_up=linear(weights.gate_up, weights.gate_up_bias),
-                down=linear(weights.down, weights.down_bias),
+
+def _parts(config: DecoderConfig, weights: DecoderWeights, cos: Tensor, sin: Tensor) -> DecoderParts:
+    place = {
+        layer: (number, index)
+        for number, group in enumerate(config.layer_groups())
+        for index, layer in enumerate(group.layers)
+    }
+    return DecoderParts(
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        dim=config.head_dim,
+        eps=config.rms_eps,
+        embedding=weights.embedding,
+        layers=[
+            LayerParts(
+                attention_norm=layer.attention_norm,
+                qkv=layer.qkv,
+                qkv_bias=layer.qkv_bias,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+                o=layer.o,
+                o_bias=layer.o_bias,
+                mlp_norm=layer.mlp_norm,
+                gate_up=layer.gate_up,
+                gate_up_bias=layer.gate_up_bias,
+                down=layer.down,
+                down_bias=layer.down_bias,
                 group=place[number][0],
                 index=place[number][1],
-                rotary=self.config.rotary[number],
+                rotary=config.rotary[number],
             )
-            for number, weights in enumerate(self._weights.layers)
-        )
+            for number, layer in enumerate(weights.layers)
+        ],
+        norm=weights.norm,
+        lm_head=weights.lm_head,
+        cos=cos,
+        sin=sin,
+    )

@@ -112,8 +112,8 @@ def test_positions_off_by_one_show(case: Case) -> None:
     engine = case.engine()
     tables = engine.tables(len(case.tokens))
     engine.logits(case.tokens[:30], [30], tables)
-    engine.decoder._cos = engine.decoder._cos.roll(-1, dims=0)
-    engine.decoder._sin = engine.decoder._sin.roll(-1, dims=0)
+    forward = engine.decoder.forward
+    engine.decoder.forward = lambda batch: forward(replace(batch, positions=batch.positions + 1))  # type: ignore[method-assign]
     assert case.error(engine.logits(case.tokens, [40], tables, start=30)) > CLEAR
 
 
