@@ -30,7 +30,7 @@ COMPILERS = ("g++", "c++")
 # No -ffast-math: sums must keep their order. No contraction: see vec.h. Lanes are read as uint32
 # from buffers of uint16, which strict aliasing forbids.
 FLAGS = (
-    "-std=c++17",
+    "-std=c++20",
     "-O3",
     "-fPIC",
     "-fopenmp",

@@ -70,14 +70,19 @@ public:
 
     void run(Team& team, AttentionScratch<T>& scratch) const {
         const int kv_heads = pages_.kv_heads;
-        team.each(static_cast<int64_t>(plan_.tasks.size()) * kv_heads, 1, [&](int64_t i) {
-            task(plan_.tasks[static_cast<size_t>(i / kv_heads)], static_cast<int>(i % kv_heads), scratch);
-        });
+        const int64_t count = static_cast<int64_t>(plan_.tasks.size()) * kv_heads;
+        const auto piece = [&](int64_t i) { return i < count ? Piece{&plan_.tasks[static_cast<size_t>(i / kv_heads)], static_cast<int>(i % kv_heads)} : Piece{}; };
+        team.each_ahead(count, [&](int64_t i, int64_t next) { task(*piece(i).task, piece(i).kv_head, piece(next), scratch); });
         if (plan_.merges.empty()) return;
         team.each(static_cast<int64_t>(plan_.merges.size()), 1, [&](int64_t i) { merge(plan_.merges[static_cast<size_t>(i)], scratch); });
     }
 
 private:
+    struct Piece {
+        const Task* task = nullptr;
+        int kv_head = 0;
+    };
+
     const Plan& plan_;
     const Pages<T>& pages_;
     const int heads_;
@@ -90,7 +95,7 @@ private:
 
     float* partial(int64_t number, int head) const { return partials_ + number * partial_floats(heads_, pages_.dim) + head * (wide_ + W); }
 
-    void task(const Task& task, int kv_head, AttentionScratch<T>& s) const {
+    void task(const Task& task, int kv_head, const Piece& next, AttentionScratch<T>& s) const {
         const int group = plan_.group, dim = pages_.dim, rows = task.tokens * group;
         const QueryRow* queries = plan_.queries.data() + task.first;
         s.fit(rows, dim, wide_);
@@ -104,7 +109,7 @@ private:
             std::fill_n(s.total_out.begin(), static_cast<size_t>(rows) * wide_, 0.0f);
         }
         for (int64_t segment = task.segment; segment < task.segment + task.segments; ++segment) {
-            walk(task, segment, kv_head, s);
+            walk(task, segment, kv_head, next, s);
             for (int r = 0; r < rows; ++r) {
                 const float sum = sum_lanes(load(&s.sum[static_cast<size_t>(r) * W]));
                 const float* out = &s.out[static_cast<size_t>(r) * wide_];
@@ -124,18 +129,20 @@ private:
     }
 
     // One segment of a task's keys, from nothing.
-    void walk(const Task& task, int64_t segment, int kv_head, AttentionScratch<T>& s) const {
+    void walk(const Task& task, int64_t segment, int kv_head, const Piece& next, AttentionScratch<T>& s) const {
         const int rows = task.tokens * plan_.group;
         std::fill_n(s.top.begin(), rows, FLOOR);
         std::fill_n(s.sum.begin(), static_cast<size_t>(rows) * W, 0.0f);
         std::fill_n(s.out.begin(), static_cast<size_t>(rows) * wide_, 0.0f);
         for (int64_t tile = segment * SEGMENT; tile < (segment + 1) * SEGMENT; tile += TILE) {
             const int64_t low = std::max(tile, task.begin), high = std::min(tile + TILE, task.end);
-            if (low < high) walk_tile(task, tile, low, high, kv_head, s);
+            if (low >= high) continue;
+            const bool more = tile + TILE < std::min(task.end, (task.segment + task.segments) * SEGMENT);
+            walk_tile(task, tile, low, high, kv_head, more ? keys_ahead(task, tile + TILE, kv_head) : first_keys(next), s);
         }
     }
 
-    void walk_tile(const Task& task, int64_t tile, int64_t low, int64_t high, int kv_head, AttentionScratch<T>& s) const {
+    void walk_tile(const Task& task, int64_t tile, int64_t low, int64_t high, int kv_head, Ahead next_keys, AttentionScratch<T>& s) const {
         const int group = plan_.group, rows = task.tokens * group;
         const int first = static_cast<int>(low - tile) / KEY_BLOCK, end = (static_cast<int>(high - tile) + KEY_BLOCK - 1) / KEY_BLOCK;
         const uint32_t* keys[TILE / W];
@@ -146,7 +153,7 @@ private:
             find(task, b, at, kv_head, keys, values);
             if (gathered_ || !whole) gather(task, b, std::max(low, at), std::min(high, at + KEY_BLOCK), kv_head, s, keys, values);
         }
-        score_tile(keys, first * KEY_BLOCK / W, end * KEY_BLOCK / W, rows, s);
+        score_tile(keys, values, first * KEY_BLOCK / W, end * KEY_BLOCK / W, rows, s);
         const QueryRow* queries = plan_.queries.data() + task.first;
         for (int r = 0; r < rows; ++r) {
             const int64_t position = queries[r / group].position;
@@ -165,7 +172,8 @@ private:
                 for (int r = 0; r < rows;)
                     with_count<ATTENTION_ROWS>(rows - r, [&](auto n) {
                         constexpr int R = decltype(n)::value;
-                        value_block<T, R, V>(weights + r * (TILE / T::PAIR), part, end - first, wide_, &s.fade[r],
+                        next_keys.step = r == 0 ? static_cast<int64_t>(pages_.slots) * 4 * W / KEY_BLOCK : 0;
+                        value_block<T, R, V>(weights + r * (TILE / T::PAIR), part, end - first, wide_, &s.fade[r], next_keys, d / W,
                                              &s.out[static_cast<size_t>(r) * wide_ + d]);
                         r += R;
                     });
@@ -208,9 +216,29 @@ private:
         for (int n = 0; gathered_ && n < KEY_BLOCK / W; ++n) keys[b * (KEY_BLOCK / W) + n] = reinterpret_cast<const uint32_t*>(k) + n * W;
     }
 
-    void score_tile(const uint32_t* const* keys, int first, int end, int rows, AttentionScratch<T>& s) const {
+    // Where the keys of a tile begin, block by block; null where there are none.
+    Ahead keys_ahead(const Task& task, int64_t tile, int kv_head) const {
+        Ahead ahead{{}, 0};
+        const int64_t low = std::max(tile, task.begin), high = std::min(tile + TILE, task.end);
+        for (int b = 0; b < TILE / KEY_BLOCK; ++b) {
+            const int64_t at = std::max(tile + b * KEY_BLOCK, low);
+            if (at >= high || at >= tile + (b + 1) * KEY_BLOCK) continue;
+            const auto* keys = pages_.keys(task.table[at / pages_.slots], kv_head);
+            ahead.at[b] = reinterpret_cast<const char*>(keys) + at % pages_.slots * sizeof(uint32_t);
+        }
+        return ahead;
+    }
+    Ahead first_keys(const Piece& next) const {
+        if (!next.task) return Ahead{{}, 0};
+        const int64_t low = std::max(next.task->segment * SEGMENT, next.task->begin);
+        return keys_ahead(*next.task, low / TILE * TILE, next.kv_head);
+    }
+
+    void score_tile(const uint32_t* const* keys, const uint32_t* const* values, int first, int end, int rows, AttentionScratch<T>& s) const {
         const int lanes = pages_.dim / T::PAIR;
         const auto* q = reinterpret_cast<const uint32_t*>(s.queries.data());
+        Ahead ahead{{}, 0};
+        for (int b = first * W / KEY_BLOCK; b < end * W / KEY_BLOCK; ++b) ahead.at[b] = reinterpret_cast<const char*>(values[b]);
         for (int v = first; v < end;) {
             int taken = 0;
             with_count<ATTENTION_VECTORS>(end - v, [&](auto count) {
@@ -218,7 +246,8 @@ private:
                 for (int r = 0; r < rows;)
                     with_count<ATTENTION_ROWS>(rows - r, [&](auto n) {
                         constexpr int R = decltype(n)::value;
-                        score_block<T, R, V>(q + static_cast<int64_t>(r) * lanes, lanes, keys + v, gathered_ ? KEY_BLOCK : pages_.slots, lanes, scale_,
+                        ahead.step = r == 0 ? KEY_BLOCK * 4 : 0;
+                        score_block<T, R, V>(q + static_cast<int64_t>(r) * lanes, lanes, keys + v, gathered_ ? KEY_BLOCK : pages_.slots, lanes, scale_, ahead, v,
                                              &s.scores[static_cast<size_t>(r) * TILE + v * W]);
                         r += R;
                     });

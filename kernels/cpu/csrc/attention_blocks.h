@@ -10,19 +10,33 @@ constexpr int KEY_BLOCK = 16;  // keys that are computed together
 
 template <class T> constexpr int BLOCK_LANES = KEY_BLOCK / T::PAIR;
 
+// Memory is kept busy during computation: each block asks, line by line, for what the thread will
+// read next. `step` is 0 where another block of rows has asked already.
+struct Ahead {
+    const char* at[TILE / KEY_BLOCK];  // one address per key block
+    int64_t step;                      // bytes per line
+};
+
 // scores[r][v] = scale * (query r . keys of vector v); keys[v] points at the first lane of W keys.
 template <class T, int ROWS, int V>
 void score_block(const uint32_t* q, int64_t q_stride, const uint32_t* const* keys, int64_t key_stride, int lanes,
-                 float scale, float* scores) {
+                 float scale, const Ahead& ahead, int first, float* scores) {
     vf acc[ROWS][V];
     UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v) acc[r][v] = set1(0.0f);
     const uint32_t* k[V];
-    UNROLL for (int v = 0; v < V; ++v) k[v] = keys[v];
+    const char* next[V];
+    UNROLL for (int v = 0; v < V; ++v) {
+        k[v] = keys[v];
+        next[v] = ahead.at[(first + v) * W / KEY_BLOCK] + (first + v) * W % KEY_BLOCK * 4;
+    }
+    const int64_t step = ahead.step;
     for (int s = 0; s < lanes; ++s) {
         vi key[V];
         UNROLL for (int v = 0; v < V; ++v) {
             key[v] = load_lanes(k[v]);
             k[v] += key_stride;
+            __builtin_prefetch(next[v]);
+            next[v] += step;
         }
         UNROLL for (int r = 0; r < ROWS; ++r) {
             const vi x = set1_lanes(q[r * q_stride + s]);
@@ -33,10 +47,10 @@ void score_block(const uint32_t* q, int64_t q_stride, const uint32_t* const* key
         UNROLL for (int v = 0; v < V; ++v) store(scores + r * TILE + v * W, mul(acc[r][v], set1(scale)));
 }
 
-// out[r] = out[r] * fade[r] + weights[r] . values, over `blocks` key blocks.
+// out[r] = out[r] * fade[r] + weights[r] . values, over `blocks` key blocks. `part`: which W of dim.
 template <class T, int ROWS, int V>
 void value_block(const uint32_t* weights, const uint32_t* const* values, int blocks, int64_t dim, const float* fade,
-                 float* out) {
+                 const Ahead& ahead, int part, float* out) {
     constexpr int STRIDE = TILE / T::PAIR;
     vf acc[ROWS][V];
     UNROLL for (int r = 0; r < ROWS; ++r)
@@ -44,9 +58,14 @@ void value_block(const uint32_t* weights, const uint32_t* const* values, int blo
     for (int block = 0; block < blocks; ++block) {
         const uint32_t* at = values[block];
         const uint32_t* p = weights + block * BLOCK_LANES<T>;
+        const char* next = ahead.at[block] + part * BLOCK_LANES<T> * ahead.step;
         for (int s = 0; s < BLOCK_LANES<T>; ++s, at += dim) {
             vi value[V];
-            UNROLL for (int v = 0; v < V; ++v) value[v] = load_lanes(at + v * W);
+            UNROLL for (int v = 0; v < V; ++v) {
+                value[v] = load_lanes(at + v * W);
+                __builtin_prefetch(next);
+                next += ahead.step;
+            }
             UNROLL for (int r = 0; r < ROWS; ++r) {
                 const vi x = set1_lanes(p[r * STRIDE + s]);
                 UNROLL for (int v = 0; v < V; ++v) acc[r][v] = T::dot(acc[r][v], x, value[v]);
