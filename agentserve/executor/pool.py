@@ -9,9 +9,11 @@ from torch import Tensor
 
 from agentserve.models.config import DecoderConfig
 from agentserve.types import KVGroup
+from kernels.memory import empty_pages
 
 PAGE_LAYOUT = "page-first-1"
-"""Names the layout of a page's bytes: `[layers of the group, 2, slots, kv_heads, head_dim]`."""
+"""Names the outer layout of a page's bytes: `[layers of the group, 2, slots, kv_heads, head_dim]`.
+How K and V lie inside a layer's part is the kernels' own business, named by `Ops.numerics`."""
 
 
 def kv_groups(config: DecoderConfig, page_size: int, dtype: torch.dtype) -> tuple[KVGroup, ...]:
@@ -48,10 +50,10 @@ class KVPool:
         if len(pages) != len(self.groups) or min(pages) < 1:
             raise ValueError(f"need a page count of at least 1 for each of {len(self.groups)} KV groups")
         self.storages = tuple(
-            torch.empty(
+            empty_pages(
                 (count, len(group.layers), 2, page_size, config.kv_heads, config.head_dim),
-                dtype=dtype,
-                device=device or torch.device("cpu"),
+                dtype,
+                device or torch.device("cpu"),
             )
             for group, count in zip(self.groups, pages, strict=True)
         )

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.library import PAIRS, PANEL, TYPES, Library, Matrix
+from kernels.memory import huge_bytes
 
-_HUGE = 2 << 20  # bytes of a huge page
 _LINE = 64  # bytes of a cache line
 
 
 class Arena:
-    """One zeroed run of memory, in huge pages where the system gives them, handed out piece by piece."""
+    """One run of memory, handed out piece by piece."""
 
     def __init__(self, nbytes: int) -> None:
-        self._map = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._next = -self._bytes.data_ptr() % _HUGE
-        self._end = self._next + nbytes
+        self._bytes = huge_bytes(nbytes)
+        self._next = 0
 
     def take(self, nbytes: int) -> Tensor:
         """The next `nbytes` bytes, at the start of a cache line."""
         start = self._next
-        if start + nbytes > self._end:
-            raise ValueError(f"arena is full: {nbytes} bytes wanted, {self._end - start} left")
+        if start + nbytes > self._bytes.shape[0]:
+            raise ValueError(f"arena is full: {nbytes} bytes wanted, {self._bytes.shape[0] - start} left")
         self._next += padded(nbytes)
         return self._bytes[start : start + nbytes]
 
