@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from kernels.cpu.build import BuildError, build, default_cache, find_toolchain
+from kernels.cpu.build import BuildError, compiled, default_cache, find_toolchain
 from kernels.cpu.isa import Isa, available
 from kernels.cpu.library import Library
 from kernels.cpu.ops import CpuOps
@@ -29,7 +29,7 @@ def cpu_ops(isas: Iterable[Isa] | None = None, cache: Path | None = None) -> Cpu
     failure = BuildError("no instruction set to compile for")
     for isa in available() if isas is None else isas:
         try:
-            return CpuOps(Library(build(isa, toolchain, cache or default_cache())))
+            return CpuOps(Library(compiled(isa, toolchain, cache or default_cache())))
         except BuildError as error:
             failure = error
             log.warning("%s cannot be compiled here: %s", isa.name, error)

@@ -82,7 +82,7 @@ def find_toolchain(compilers: tuple[str, ...] = COMPILERS) -> Toolchain:
     raise BuildError(f"no C++ compiler found ({' or '.join(compilers)} from GCC)")
 
 
-def build(isa: Isa, toolchain: Toolchain, cache: Path) -> Built:
+def compiled(isa: Isa, toolchain: Toolchain, cache: Path) -> Built:
     """The library for `isa`, from `cache` or compiled into it. Raises `BuildError`."""
     digest = _digest(isa, toolchain)
     target = cache / f"{isa.name}-{digest[:32]}.so"

@@ -136,7 +136,13 @@ class CpuOps:
         )
 
     def _norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, total: Tensor | None
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        total: Tensor | None,
     ) -> None:
         wide = weight.to(torch.float32).contiguous()
         width = x.shape[-1]

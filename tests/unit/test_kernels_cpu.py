@@ -48,7 +48,9 @@ def test_the_backend_names_itself_and_its_rounding(ops: CpuOps) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width", "out"), [(1, 24, 40), (9, 33, 7), (15, 64, 32), (200, 80, 97), (3, 1, 1)])
+@pytest.mark.parametrize(
+    ("rows", "width", "out"), [(1, 24, 40), (9, 33, 7), (15, 64, 32), (200, 80, 97), (3, 1, 1)]
+)
 @pytest.mark.parametrize("biased", [False, True])
 def test_linear(ops: CpuOps, dtype: torch.dtype, rows: int, width: int, out: int, biased: bool) -> None:
     weight, x = normal(out, width).to(dtype), normal(rows, width, seed=1).to(dtype)

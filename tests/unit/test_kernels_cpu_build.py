@@ -1,0 +1,155 @@
+"""Compiling: once for everyone, into a cache that knows its inputs; without a compiler the reference serves."""
+
+from __future__ import annotations
+
+import logging
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernels.cpu
+import kernels.cpu.build
+from kernels import ops_for
+from kernels.cpu import BuildError, cpu_ops
+from kernels.cpu.build import Toolchain, compiled, find_toolchain
+from kernels.cpu.isa import AVX2, AVX512, AVX512BF16, PLAIN, Isa, available, cpu_flags
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> Toolchain:
+    try:
+        return find_toolchain()
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A single small source in place of the real ones."""
+    folder = tmp_path / "csrc"
+    folder.mkdir()
+    source = folder / "api.cpp"
+    source.write_text('extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n')
+    monkeypatch.setattr(kernels.cpu.build, "SOURCES", folder)
+    return source
+
+
+def counted(folder: Path, toolchain: Toolchain, after: str = "") -> tuple[Toolchain, Callable[[], int]]:
+    """A compiler that notes each of its runs, and how many there were."""
+    notes, script = folder / "runs", folder / "compiler"
+    script.write_text(f'#!/bin/sh\necho run >> "{notes}"\n{after}\nexec "{toolchain.compiler}" "$@"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return (
+        Toolchain(str(script), toolchain.version, toolchain.openmp),
+        lambda: len(notes.read_text().split()) if notes.exists() else 0,
+    )
+
+
+def test_compiles_once_and_again_when_an_input_changes(
+    tmp_path: Path, toolchain: Toolchain, one_source: Path
+) -> None:
+    compiler, runs = counted(tmp_path, toolchain)
+    first = compiled(PLAIN, compiler, tmp_path / "cache")
+    assert compiled(PLAIN, compiler, tmp_path / "cache") == first
+    assert runs() == 2  # compile and link
+    other = compiled(Isa("cpu-plain", ("-O1",)), compiler, tmp_path / "cache")
+    one_source.write_text(one_source.read_text().replace("42", "43"))
+    changed = compiled(PLAIN, compiler, tmp_path / "cache")
+    newer = compiled(PLAIN, Toolchain(compiler.compiler, "g++ 99", toolchain.openmp), tmp_path / "cache")
+    paths = {built.path for built in (first, other, changed, newer)}
+    assert len(paths) == 4
+    assert all(path.exists() for path in paths)
+
+
+def test_two_processes_at_once_compile_once(tmp_path: Path, toolchain: Toolchain) -> None:
+    """Both start on an empty cache; the second waits for the first and finds its library."""
+    compiler, runs = counted(tmp_path, toolchain, after="sleep 0.3")
+    program = (
+        "import sys, torch\nfrom pathlib import Path\n"
+        "from kernels.cpu.build import Toolchain, compiled\nfrom kernels.cpu.isa import Isa\n"
+        f"tools = Toolchain({compiler.compiler!r}, 'g++', Path({str(toolchain.openmp)!r}))\n"
+        f"print(compiled(Isa('cpu-quick', ('-O0',)), tools, Path({str(tmp_path / 'cache')!r})).path)\n"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    answers = {process.communicate(timeout=240)[0] for process in started}
+    assert [process.returncode for process in started] == [0, 0]
+    assert len(answers) == 1
+    assert Path(answers.pop().strip()).exists()
+    assert runs() == 2
+
+
+def test_a_failing_compiler_is_named_and_leaves_nothing(
+    tmp_path: Path, toolchain: Toolchain, one_source: Path
+) -> None:
+    one_source.write_text("this is not C++\n")
+    with pytest.raises(BuildError, match="failed: .*error"):
+        compiled(PLAIN, toolchain, tmp_path / "cache")
+    assert list((tmp_path / "cache").glob("*.so")) == []
+
+
+def test_an_unusable_cache_is_an_error(tmp_path: Path, toolchain: Toolchain, one_source: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BuildError, match="file"):
+        compiled(PLAIN, toolchain, tmp_path / "file" / "cache")
+
+
+def test_the_next_instruction_set_is_tried(
+    tmp_path: Path, toolchain: Toolchain, caplog: pytest.LogCaptureFixture
+) -> None:
+    unknown = Isa("cpu-unknown", ("-mno-such-thing",))
+    assert cpu_ops([unknown, PLAIN]).name == "cpu-plain"
+    assert "cpu-unknown cannot be compiled here" in caplog.text
+
+
+def test_without_a_compiler_the_reference_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def nothing() -> Toolchain:
+        return find_toolchain(("no-such-compiler",))
+
+    monkeypatch.setattr(kernels.cpu, "find_toolchain", nothing)
+    with caplog.at_level(logging.WARNING):
+        assert ops_for(torch.device("cpu")).name == "reference"
+    (line,) = caplog.messages
+    assert "no C++ compiler found (no-such-compiler from GCC)" in line
+
+
+def test_there_is_one_openmp_library_and_no_thread_of_our_own(toolchain: Toolchain) -> None:
+    program = (
+        "import torch, os\nfrom kernels.cpu import cpu_ops\ntorch.set_num_threads(2)\n"
+        "x, w = torch.randn(64, 64), torch.randn(4096, 64)\n"
+        "torch.nn.functional.linear(torch.randn(512, 512), torch.randn(512, 512)).exp_()\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "cpu_ops().linear(w)(x)\n"
+        "maps = open('/proc/self/maps').read().splitlines()\n"
+        "print(before, len(os.listdir('/proc/self/task')), len({m.split()[-1] for m in maps if 'libgomp' in m}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, after, libraries = map(int, done.stdout.split())
+    assert after == before
+    assert libraries == 1
+
+
+def test_instruction_sets_by_cpu_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "cpuinfo"
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+
+    def names(flags: str) -> list[str]:
+        info.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t: none\n")
+        return [isa.name for isa in available(info)]
+
+    wide = "avx2 fma f16c avx512f avx512bw avx512vl avx512dq"
+    assert names(wide + " avx512_bf16") == [isa.name for isa in (AVX512BF16, AVX512, AVX2, PLAIN)]
+    assert names(wide) == ["cpu-avx512", "cpu-avx2", "cpu-plain"]
+    assert names("avx2 fma f16c avx512f") == ["cpu-avx2", "cpu-plain"]
+    assert names("sse2") == ["cpu-plain"]
+    assert cpu_flags(tmp_path / "nothing") == frozenset()
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert names(wide) == ["cpu-plain"]
