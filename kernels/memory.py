@@ -6,6 +6,7 @@ would first have to look up where they go.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 from collections.abc import Sequence
@@ -30,10 +31,8 @@ def huge_bytes(nbytes: int) -> Tensor:
         return torch.zeros(nbytes, dtype=torch.uint8)
     # Private: shared anonymous memory gets no huge pages.
     area = mmap.mmap(-1, nbytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
+    with contextlib.suppress(OSError):  # a kernel without them
         area.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel without them
-        pass
     whole = torch.frombuffer(area, dtype=torch.uint8)
     start = -whole.data_ptr() % HUGE
     return whole[start : start + nbytes]

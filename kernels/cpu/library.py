@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +18,6 @@ PANEL = 32
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
 PAIRS = {torch.bfloat16: 2, torch.float32: 1}
 """Elements per 32-bit lane."""
-
-_POINTER, _TYPE, _THREADS = c_void_p, c_int, c_int
 
 
 class Matrix(ctypes.Structure):
@@ -85,6 +85,26 @@ class Kv(ctypes.Structure):
     )
 
 
+_P, _N, _I = c_void_p, c_int64, c_int  # pointer, count or index, small integer
+_SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[Any]] | None, tuple[type[Any], ...]]] = {
+    "pack": (None, (_I, _P, _N, _N, _I, _P, _I)),
+    "linear": (None, (_I, POINTER(Matrix), _P, _I, _P, _I)),
+    "rms_norm": (None, (_I, _P, _P, _P, _N, _N, c_float, _P, _P, _I)),
+    "rope": (None, (_I, _P, _N, _P, _P, _N, _N, _N, _P, _I)),
+    "silu_mul": (None, (_I, _P, _N, _N, _P, _I)),
+    "write_kv": (None, (_I, POINTER(Kv), _P, _P, _N, _P, _N, _N)),
+    "copy_page": (None, (_I, POINTER(Kv), _N, _I, _N, _N, _I)),
+    "plan": (c_void_p, (_P, _N, _P, _N, _I, _I, _I)),
+    "free_plan": (None, (_P,)),
+    "shared_keys": (c_int64, (_P,)),
+    "attention": (None, (_I, _P, POINTER(Kv), _I, _P, _P, _I)),
+    "open": (c_void_p, (_I, POINTER(Model))),
+    "close": (None, (_P,)),
+    "forward": (None, (_P, _I, _P, _P, POINTER(Group), _I, _P, _I)),
+    "logits": (None, (_P, _I, _P, _P, _I)),
+}
+
+
 class Library:
     """One compiled library. Attributes are its functions without their common prefix."""
 
@@ -92,28 +112,26 @@ class Library:
         self.built = built
         library = ctypes.CDLL(str(built.path))
 
-        def function(name: str, *arguments: object, returns: object = None) -> ctypes._CFuncPtr:  # noqa: SLF001
+        def function(name: str) -> Callable[..., Any]:
             found = library["agentserve_" + name]
-            found.argtypes = arguments
-            found.restype = returns
+            found.restype, found.argtypes = _SIGNATURES[name]
             return found
 
-        i, p, n = c_int64, _POINTER, c_int
-        self.pack = function("pack", _TYPE, p, i, i, c_int, p, _THREADS)
-        self.linear = function("linear", _TYPE, POINTER(Matrix), p, n, p, _THREADS)
-        self.rms_norm = function("rms_norm", _TYPE, p, p, p, i, i, c_float, p, p, _THREADS)
-        self.rope = function("rope", _TYPE, p, i, p, p, i, i, i, p, _THREADS)
-        self.silu_mul = function("silu_mul", _TYPE, p, i, i, p, _THREADS)
-        self.write_kv = function("write_kv", _TYPE, POINTER(Kv), p, p, i, p, i, i)
-        self.copy_page = function("copy_page", _TYPE, POINTER(Kv), i, c_int, i, i, c_int)
-        self.plan = function("plan", p, i, p, i, c_int, c_int, c_int, returns=c_void_p)
-        self.free_plan = function("free_plan", p)
-        self.shared_keys = function("shared_keys", p, returns=c_int64)
-        self.attention = function("attention", _TYPE, p, POINTER(Kv), n, p, p, _THREADS)
-        self.open = function("open", _TYPE, POINTER(Model), returns=c_void_p)
-        self.close = function("close", p)
-        self.forward = function("forward", p, n, p, p, POINTER(Group), n, p, _THREADS)
-        self.logits = function("logits", p, n, p, p, _THREADS)
+        self.pack = function("pack")
+        self.linear = function("linear")
+        self.rms_norm = function("rms_norm")
+        self.rope = function("rope")
+        self.silu_mul = function("silu_mul")
+        self.write_kv = function("write_kv")
+        self.copy_page = function("copy_page")
+        self.plan = function("plan")
+        self.free_plan = function("free_plan")
+        self.shared_keys = function("shared_keys")
+        self.attention = function("attention")
+        self.open = function("open")
+        self.close = function("close")
+        self.forward = function("forward")
+        self.logits = function("logits")
 
 
 def address(tensor: Tensor | None) -> int | None:

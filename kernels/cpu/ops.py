@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.cpu.attention import CpuAttention, pages_of
 from kernels.cpu.decoder import CpuDecoder
-from kernels.cpu.library import PAIRS, TYPES, Library
+from kernels.cpu.library import PAIRS, TYPES, Library, address
 from kernels.cpu.packed import PackedMatrix
 from kernels.ops import Attention, AttentionShape, DecoderParts, Linear, Span, StepDecoder
 
@@ -63,16 +63,10 @@ class CpuOps:
         return CpuDecoder(self._library, parts) if CpuDecoder.fits(parts) else None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        self._norm(x, None, weight, eps, out, None)
-        return out
+        return self._norm(x, None, weight, eps)[0]
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        x, residual = x.contiguous(), residual.contiguous()
-        out, total = torch.empty_like(x), torch.empty_like(x)
-        self._norm(x, residual, weight, eps, out, total)
-        return out, total
+        return self._norm(x, residual, weight, eps)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         rows, heads, dim = x.shape
@@ -135,26 +129,22 @@ class CpuOps:
             slots,
         )
 
-    def _norm(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        weight: Tensor,
-        eps: float,
-        out: Tensor,
-        total: Tensor | None,
-    ) -> None:
+    def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        x = x.contiguous()
+        residual = None if residual is None else residual.contiguous()
         wide = weight.to(torch.float32).contiguous()
         width = x.shape[-1]
+        out, total = torch.empty_like(x), torch.empty_like(x)
         self._library.rms_norm(
             TYPES[x.dtype],
             x.data_ptr(),
-            None if residual is None else residual.data_ptr(),
+            address(residual),
             wide.data_ptr(),
             x.numel() // width,
             width,
             eps,
             out.data_ptr(),
-            None if total is None else total.data_ptr(),
+            total.data_ptr(),
             torch.get_num_threads(),
         )
+        return out, total

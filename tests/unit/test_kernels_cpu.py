@@ -1,10 +1,9 @@
-"""Each compiled operation against the reference or its definition in float64, for every instruction set here."""
+"""Each compiled operation against the reference or its definition, for every instruction set here."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch

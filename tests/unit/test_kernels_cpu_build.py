@@ -1,4 +1,4 @@
-"""Compiling: once for everyone, into a cache that knows its inputs; without a compiler the reference serves."""
+"""Compiling: once, into a cache that knows its inputs; without a compiler the reference serves."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_failing_compiler_is_named_and_leaves_nothing(
     tmp_path: Path, toolchain: Toolchain, one_source: Path
 ) -> None:
     one_source.write_text("this is not C++\n")
-    with pytest.raises(BuildError, match="failed: .*error"):
+    with pytest.raises(BuildError, match=r"failed: .*error"):
         compiled(PLAIN, toolchain, tmp_path / "cache")
     assert list((tmp_path / "cache").glob("*.so")) == []
 
@@ -129,7 +129,8 @@ def test_there_is_one_openmp_library_and_no_thread_of_our_own(toolchain: Toolcha
         "before = len(os.listdir('/proc/self/task'))\n"
         "cpu_ops().linear(w)(x)\n"
         "maps = open('/proc/self/maps').read().splitlines()\n"
-        "print(before, len(os.listdir('/proc/self/task')), len({m.split()[-1] for m in maps if 'libgomp' in m}))\n"
+        "after = len(os.listdir('/proc/self/task'))\n"
+        "print(before, after, len({m.split()[-1] for m in maps if 'libgomp' in m}))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     before, after, libraries = map(int, done.stdout.split())

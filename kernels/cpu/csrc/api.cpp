@@ -53,7 +53,7 @@ void agentserve_linear(int type, const Matrix* w, const void* x, int rows, void*
     });
 }
 
-// total and residual may be null: then x alone is normed.
+// residual may be null: then x alone is normed, and total is not written.
 void agentserve_rms_norm(int type, const void* x, const void* residual, const float* weight, int64_t rows, int64_t n,
                          float eps, void* out, void* total, int threads) {
     with_type(type, [&](auto t) {

@@ -21,7 +21,7 @@ constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 // One thread's room for one task.
 template <class T> struct AttentionScratch {
     std::vector<typename T::Stored> queries, weights, keys, values;
-    std::vector<float> scores, out, total_out, top, sum, fade, total_top, total_sum;
+    std::vector<float> scores, out, total_out, top, new_top, sum, fade, total_top, total_sum;
 
     // `wide`: head dimension filled up to whole key blocks.
     void fit(int rows, int dim, int wide) {
@@ -35,7 +35,7 @@ template <class T> struct AttentionScratch {
         grow(out, r * d);
         grow(total_out, r * d);
         grow(sum, r * W);
-        for (auto* v : {&top, &fade, &total_top, &total_sum}) grow(*v, r);
+        for (auto* v : {&top, &new_top, &fade, &total_top, &total_sum}) grow(*v, r + W);
     }
 };
 
@@ -143,7 +143,7 @@ private:
     }
 
     void walk_tile(const Task& task, int64_t tile, int64_t low, int64_t high, int kv_head, Ahead next_keys, AttentionScratch<T>& s) const {
-        const int group = plan_.group, rows = task.tokens * group;
+        const int rows = task.tokens * plan_.group;
         const int first = static_cast<int>(low - tile) / KEY_BLOCK, end = (static_cast<int>(high - tile) + KEY_BLOCK - 1) / KEY_BLOCK;
         const uint32_t* keys[TILE / W];
         const uint32_t* values[TILE / KEY_BLOCK];
@@ -154,14 +154,7 @@ private:
             if (gathered_ || !whole) gather(task, b, std::max(low, at), std::min(high, at + KEY_BLOCK), kv_head, s, keys, values);
         }
         score_tile(keys, values, first * KEY_BLOCK / W, end * KEY_BLOCK / W, rows, s);
-        const QueryRow* queries = plan_.queries.data() + task.first;
-        for (int r = 0; r < rows; ++r) {
-            const int64_t position = queries[r / group].position;
-            const int64_t oldest = plan_.window > 0 ? position - plan_.window + 1 : 0;
-            const bool masked = position + 1 < tile + end * KEY_BLOCK || oldest > tile + first * KEY_BLOCK;
-            soften(s, r, first * KEY_BLOCK, end * KEY_BLOCK, masked, static_cast<int>(std::clamp<int64_t>(oldest - tile, 0, TILE)),
-                   static_cast<int>(std::clamp<int64_t>(position + 1 - tile, 0, TILE)));
-        }
+        soften(task, tile, first * KEY_BLOCK, end * KEY_BLOCK, s);
         const auto* weights = reinterpret_cast<const uint32_t*>(s.weights.data()) + first * BLOCK_LANES<T>;
         for (int d = 0; d < wide_;) {
             int taken = 0;
@@ -257,30 +250,50 @@ private:
         }
     }
 
-    // Scores of keys `first .. end` of a tile become weights against the new maximum.
-    void soften(AttentionScratch<T>& s, int r, int first, int end, bool masked, int low, int high) const {
-        float* scores = &s.scores[static_cast<size_t>(r) * TILE];
-        Stored* weights = &s.weights[static_cast<size_t>(r) * TILE];
-        vf top = set1(s.top[r]);
+    // The maximum with scores `first .. end` of a tile added; scores outside `low .. high` are hidden.
+    static float raise(float* scores, float top, int first, int end, bool masked, int low, int high) {
+        vf largest = set1(top);
         for (int k = first; k < end; k += W) {
             vf x = load(scores + k);
             if (masked) {
-                x = in_range(add_lanes(iota(), set1_lanes(static_cast<uint32_t>(k))), set1_lanes(static_cast<uint32_t>(low)),
-                             set1_lanes(static_cast<uint32_t>(high)), x, set1(NOTHING));
+                const vi index = add_lanes(iota(), set1_lanes(static_cast<uint32_t>(k)));
+                x = in_range(index, set1_lanes(static_cast<uint32_t>(low)), set1_lanes(static_cast<uint32_t>(high)), x, set1(NOTHING));
                 store(scores + k, x);
             }
-            top = max(top, x);
+            largest = max(largest, x);
         }
-        const float new_top = max_lanes(top), fade = exp2_one(s.top[r] - new_top);
-        vf sum = mul(load(&s.sum[static_cast<size_t>(r) * W]), set1(fade));
-        for (int k = first; k < end; k += W) {
-            const vf p = exp2(sub(load(scores + k), set1(new_top)));
-            sum = add(sum, p);
-            T::store_round(weights + k, p);
+        return max_lanes(largest);
+    }
+
+    // Scores of a tile's keys `first .. end` become weights against each row's new maximum.
+    void soften(const Task& task, int64_t tile, int first, int end, AttentionScratch<T>& s) const {
+        const QueryRow* queries = plan_.queries.data() + task.first;
+        const int group = plan_.group, rows = task.tokens * group;
+        for (int r = 0; r < rows; ++r) {
+            const int64_t position = queries[r / group].position;
+            const int64_t oldest = plan_.window > 0 ? position - plan_.window + 1 : 0;
+            const bool masked = position + 1 < tile + end || oldest > tile + first;
+            s.new_top[r] = raise(&s.scores[static_cast<size_t>(r) * TILE], s.top[r], first, end, masked,
+                                 static_cast<int>(std::clamp<int64_t>(oldest - tile, 0, TILE)),
+                                 static_cast<int>(std::clamp<int64_t>(position + 1 - tile, 0, TILE)));
         }
-        store(&s.sum[static_cast<size_t>(r) * W], sum);
-        s.top[r] = new_top;
-        s.fade[r] = fade;
+        for (int r = 0; r < rows; r += W) {  // buffers are padded to whole vectors
+            const vf new_top = load(&s.new_top[r]);
+            store(&s.fade[r], exp2(sub(load(&s.top[r]), new_top)));
+            store(&s.top[r], new_top);
+        }
+        for (int r = 0; r < rows; ++r) {
+            const float* scores = &s.scores[static_cast<size_t>(r) * TILE];
+            Stored* weights = &s.weights[static_cast<size_t>(r) * TILE];
+            const vf top = set1(s.top[r]);
+            vf sum = mul(load(&s.sum[static_cast<size_t>(r) * W]), set1(s.fade[r]));
+            for (int k = first; k < end; k += W) {
+                const vf p = exp2(sub(load(scores + k), top));
+                sum = add(sum, p);
+                T::store_round(weights + k, p);
+            }
+            store(&s.sum[static_cast<size_t>(r) * W], sum);
+        }
     }
 
     void merge(const Merge& merge, AttentionScratch<T>& s) const {

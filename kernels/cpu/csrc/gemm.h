@@ -14,8 +14,8 @@
 namespace agentserve {
 
 constexpr int PANEL = 32;
-constexpr int CHUNK_ROWS = 6 * GEMM_ROWS;  // rows that a thread takes at a time
-constexpr int AHEAD = 64;                  // steps that a few rows' panel is fetched ahead
+constexpr int CHUNK_BLOCKS = 6;             // blocks of rows that a thread takes at a time
+constexpr int AHEAD = 64;                  // steps that a panel is fetched ahead
 
 struct Matrix {
     const uint32_t* panels;
@@ -40,10 +40,8 @@ void tile_product(const uint32_t* a, int64_t stride, const uint32_t* panel, int 
         const uint32_t* row[THIRDS];
         UNROLL for (int t = 0; t < THIRDS; ++t) row[t] = a + 3 * t * stride;
         for (int s = 0; s < steps; ++s) {
-            if (ROWS <= 8) {
-                __builtin_prefetch(b + AHEAD * PANEL);
-                if (V * W > 16) __builtin_prefetch(b + AHEAD * PANEL + 16);
-            }
+            __builtin_prefetch(b + AHEAD * PANEL);
+            if (V * W > 16) __builtin_prefetch(b + AHEAD * PANEL + 16);
             vi column[V];
             UNROLL for (int v = 0; v < V; ++v) column[v] = load_lanes(b + v * W);
             UNROLL for (int r = 0; r < ROWS; ++r) {
@@ -68,17 +66,15 @@ template <class T, size_t... R> constexpr std::array<TileProduct, sizeof...(R)> 
 template <class T, class Finish>
 void product(Team& team, const Matrix& w, const uint32_t* a, int64_t stride, int rows, const Finish& finish) {
     static constexpr auto products = tile_products<T>(std::make_index_sequence<GEMM_ROWS>());
-    const int chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
+    const int64_t blocks = (rows + GEMM_ROWS - 1) / GEMM_ROWS, chunks = (blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS;
     team.each(static_cast<int64_t>(w.panel_count) * chunks, 1, [&](int64_t i) {
-        const int panel = static_cast<int>(i / chunks), chunk = static_cast<int>(i % chunks);
-        const int begin = static_cast<int>(static_cast<int64_t>(rows) * chunk / chunks);
-        const int count = static_cast<int>(static_cast<int64_t>(rows) * (chunk + 1) / chunks) - begin;
-        const int blocks = (count + GEMM_ROWS - 1) / GEMM_ROWS;
+        const int panel = static_cast<int>(i / chunks);
+        const int64_t chunk = i % chunks, end = blocks * (chunk + 1) / chunks;
         const uint32_t* weights = w.panels + static_cast<int64_t>(panel) * w.steps * PANEL;
         alignas(64) Tile tile;
-        for (int block = 0; block < blocks; ++block) {
-            const int first = begin + count * block / blocks;
-            const int height = begin + count * (block + 1) / blocks - first;
+        for (int64_t block = blocks * chunk / chunks; block < end; ++block) {
+            const int first = static_cast<int>(rows * block / blocks);
+            const int height = static_cast<int>(rows * (block + 1) / blocks) - first;
             products[height - 1](a + first * stride, stride, weights, w.steps, tile);
             if (w.bias) {
                 const float* bias = w.bias + static_cast<int64_t>(panel) * PANEL;

@@ -193,18 +193,27 @@ INLINE float max_lanes(vf a) {
 #endif
 }
 
-// 2^x for x <= 127, within 2 units in the last place; exactly 1 at 0, exactly 0 below -126.
-INLINE vf exp2(vf x) {
-    const vf n = nearest(max(x, set1(-126.0f)));
-    const vf f = sub(x, n);
+// 2^f for -0.5 <= f <= 0.5, within 2 units in the last place; exactly 1 at 0.
+INLINE vf exp2_part(vf f) {
     vf y = fma(f, set1(1.5403530393e-4f), set1(1.3333558146e-3f));
     y = fma(y, f, set1(9.6181291076e-3f));
     y = fma(y, f, set1(5.5504108664e-2f));
     y = fma(y, f, set1(2.4022650695e-1f));
     y = fma(y, f, set1(6.9314718056e-1f));
-    y = fma(y, f, set1(1.0f));
+    return fma(y, f, set1(1.0f));
+}
+
+// 2^x for x <= 127; exactly 0 far below -126 (where numbers get too small, not later than -150).
+INLINE vf exp2(vf x) {
+#if defined(__AVX512F__)
+    const vf bounded = max(set1(-200.0f), x);  // in this order a NaN stays one
+    const vf n = nearest(bounded);
+    return _mm512_scalef_ps(exp2_part(sub(bounded, n)), n);
+#else
+    const vf n = nearest(max(x, set1(-126.0f)));
     const vf scale = as_float(left<23>(add_lanes(to_int(n), set1_lanes(127))));
-    return zero_below(x, set1(-126.0f), mul(y, scale));
+    return zero_below(x, set1(-126.0f), mul(exp2_part(sub(x, n)), scale));
+#endif
 }
 
 INLINE float exp2_one(float x) {
