@@ -16,9 +16,6 @@ SessionId = NewType("SessionId", str)
 TurnId = NewType("TurnId", int)
 """Counts the turns of one session, from 1. (session, turn) names one generation."""
 
-PageId = NewType("PageId", int)
-"""Index of a page in one KV group's pool."""
-
 
 class SessionState(Enum):
     """Public states of a session, in the field's own terms.

@@ -9,6 +9,7 @@ from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.engine import CoreEvent, EngineCore
 from agentserve.core.plan import Plan
+from agentserve.core.ports import Executor
 from agentserve.messages import Submit, Token, TurnEnded, pack_tokens
 from agentserve.sim.executor import SimExecutor, fingerprint, mix, next_token
 from agentserve.types import KVGroup, Sampling, SessionId, TurnId
@@ -21,12 +22,18 @@ def groups_of(count: int) -> tuple[KVGroup, ...]:
 
 
 class Rig:
-    """One core and one executor; every step is checked."""
+    """One core and one executor (the proving one if none is given); every step is checked."""
 
-    def __init__(self, pages: Sequence[int] = (32,), vocab: int = VOCAB, **config: object) -> None:
+    def __init__(
+        self,
+        pages: Sequence[int] = (32,),
+        vocab: int = VOCAB,
+        executor: Executor | None = None,
+        **config: object,
+    ) -> None:
         self.config = CoreConfig(**{"page_size": 4, "max_batched_tokens": 64, **config})  # type: ignore[arg-type]
         self.core = EngineCore(self.config, groups_of(len(pages)), tuple(pages))
-        self.executor = SimExecutor(tuple(pages), self.config.page_size, StepCost(), vocab)
+        self.executor = executor or SimExecutor(tuple(pages), self.config.page_size, StepCost(), vocab)
         self.vocab = vocab
         self.now = 0.0
         self.events: list[CoreEvent] = []

@@ -190,7 +190,7 @@ class EngineCore:
             self._advance(session, chunk, now)
 
     def _advance(self, session: Session, chunk: ChunkResult, now: float) -> None:
-        self.sessions.advance(session, session.computed, chunk.computed)
+        self.sessions.advance(session, chunk.computed)
         self.kv.seal(session.id, session.tokens, session.computed)
         sampled = chunk.sampled
         if sampled is None:

@@ -64,8 +64,8 @@ class KVManager:
         return table.blocks if table else 0
 
     def cached_tokens(self, namespace: bytes, tokens: array[int]) -> int:
-        """How many leading tokens have KV in the tree now."""
-        match = self.tree.match(namespace, tokens, len(tokens))
+        """How many leading tokens have KV in the tree now. Looking is not using: it keeps nothing longer."""
+        match = self.tree.match(namespace, tokens, len(tokens), touch=False)
         return len(match.pages[0]) * self.page_size + match.extra
 
     # --- a session becomes active ------------------------------------------------------------
@@ -99,7 +99,7 @@ class KVManager:
     # --- a session computes ------------------------------------------------------------------
 
     def reserve(self, session: SessionId, computed: int, length: int) -> list[PageCopy] | None:
-        """Make positions computed .. length-1 writable. None, and nothing changed, if pages lack.
+        """Make positions computed .. length-1 writable. None if pages lack: then none was taken.
 
         Returns the copies that must run before this step's chunks.
         """
@@ -177,6 +177,10 @@ class KVManager:
         for index in range(table.sealed, computed // size):
             before = table.pages[0][index - 1] if index else None
             mine = tuple(pages[index] for pages in table.pages)
+            if self.pools[0].is_cached(mine[0]):  # lent as a tail while the step that filled it ran
+                self.tree.remove_tail(self.tree.node_of(mine[0]))
+                for pool, page in zip(self.pools, mine, strict=True):
+                    pool.uncache(page)
             theirs = self.tree.seal(table.namespace, before, tokens[index * size : (index + 1) * size], mine)
             if theirs == mine:
                 for pool, page in zip(self.pools, mine, strict=True):

@@ -64,7 +64,9 @@ class Plan:
     copies: tuple[PageCopy, ...]
     chunks: tuple[Chunk, ...]
     predicted_seconds: float
-    reasons: tuple[tuple[SessionId, str], ...]  # every session left out or cut short, and by which limit
+    # Sessions left out or cut short, and by which limit. Waiting sessions are looked at in order; those
+    # behind the last one named wait behind it.
+    reasons: tuple[tuple[SessionId, str], ...]
 
     @property
     def tokens(self) -> int:

@@ -76,25 +76,29 @@ class RadixTree:
             node.keys.append(namespace)
         return node
 
-    def match(self, namespace: bytes, tokens: array[int], limit: int) -> Match:
-        """The longest run of tokens[:limit] that has KV. Marks what it finds as used; splits nothing."""
+    def match(self, namespace: bytes, tokens: array[int], limit: int, *, touch: bool = True) -> Match:
+        """The longest run of tokens[:limit] that has KV. Splits nothing; `touch` marks it as just used."""
         found = Match(tuple(array("i") for _ in range(self.groups)))
         root = self.roots.get(namespace)
         if root is None:
             return found
-        self._ticks += 1
+        self._ticks += touch
         node, size, position = root, self.page_size, 0
         while True:
-            node.used = self._ticks
+            if touch:
+                node.used = self._ticks
             child = self._child(node, tokens[position : min(position + size, limit)], found)
             if child is None:
+                if touch and found.donor_node is not None:
+                    found.donor_node.used = self._ticks
                 return found
             full = self._full_blocks(child, tokens, position, limit)
             for mine, theirs in zip(found.pages, child.pages, strict=True):
                 mine.extend(theirs[:full])
             position += full * size
             if full < child.blocks:
-                child.used = self._ticks
+                if touch:
+                    child.used = self._ticks
                 rest = child.tokens[full * size : (full + 1) * size]
                 self._donate(found, child, full, common_prefix(rest, tokens[position:limit]))
                 return found
@@ -130,9 +134,9 @@ class RadixTree:
                 high = middle
         return low
 
-    def _donate(self, found: Match, node: Node, index: int, extra: int) -> None:
+    @staticmethod
+    def _donate(found: Match, node: Node, index: int, extra: int) -> None:
         if extra > found.extra:
-            node.used = self._ticks
             found.extra = extra
             found.donor = tuple(pages[index] for pages in node.pages)
             found.donor_node = node

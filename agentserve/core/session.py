@@ -30,10 +30,15 @@ class Turn:
     before: array[int]  # the tokens to go back to if the turn is rolled back
     admitted: float = 0.0
     first_token: float = 0.0
-    covered: int = 0  # leading prompt tokens that were computed or found cached at least once
-    cached: int = 0  # prompt tokens that the executor never computed
+    ran: bytearray = field(default_factory=bytearray)  # prompt positions the executor has run: 1
+    reached: int = 0  # leading prompt tokens that had KV at some time
     computed: int = 0  # token rows run, recomputation included
     preemptions: int = 0
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that the executor never ran for this turn, however often it was admitted."""
+        return self.ran.count(0, 0, self.reached)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,19 +112,17 @@ class SessionTable:
         session.computed = hit
         if not turn.preemptions:
             turn.admitted = now
-        # Of what is cached now, only tokens that this turn never computed count as cached.
-        fresh_hit = max(0, min(hit, turn.prompt) - turn.covered)
-        turn.cached += fresh_hit
-        turn.covered += fresh_hit
+            turn.ran = bytearray(turn.prompt)
 
-    def advance(self, session: Session, start: int, rows: int) -> None:
-        """`rows` tokens from `start` have been computed."""
-        turn = session.running_turn
-        if start != session.computed:
-            raise RuntimeError(f"{session.id}: computed {start}.. but {session.computed} are done")
+    def advance(self, session: Session, rows: int) -> None:
+        """`rows` more tokens have been computed."""
+        turn, start = session.running_turn, session.computed
         session.computed += rows
         turn.computed += rows
-        turn.covered = max(turn.covered, min(session.computed, turn.prompt))
+        if start < turn.prompt:
+            end = min(session.computed, turn.prompt)
+            turn.ran[start:end] = b"\x01" * (end - start)
+            turn.reached = max(turn.reached, end)
 
     def append(self, session: Session, token: int, now: float) -> int:
         """Add a generated token; returns its index within the turn."""

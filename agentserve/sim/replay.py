@@ -14,7 +14,16 @@ from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Plan
-from agentserve.core.record import Commanded, Entry, Failed, Finished, Opened, Planned, plan_digest
+from agentserve.core.record import (
+    RECORD_VERSION,
+    Commanded,
+    Entry,
+    Failed,
+    Finished,
+    Opened,
+    Planned,
+    plan_digest,
+)
 
 
 class ReplayError(ValueError):
@@ -33,6 +42,8 @@ def replay(entries: Iterable[Entry], cost: StepCost | None = None) -> Replay:
     opened = next(stream, None)
     if not isinstance(opened, Opened):
         raise ReplayError("the log does not begin with an opened entry")
+    if opened.version != RECORD_VERSION:
+        raise ReplayError(f"the log has version {opened.version}, this is {RECORD_VERSION}")
     config = msgspec.msgpack.decode(opened.config, type=CoreConfig)
     core = EngineCore(config, opened.groups, opened.pages, cost)
     plan: Plan | None = None

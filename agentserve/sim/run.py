@@ -17,13 +17,19 @@ from agentserve.clock import VirtualClock
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.engine import EngineCore
-from agentserve.core.record import Commanded, Entry, Finished, Opened, Planned, plan_digest
+from agentserve.core.record import (
+    RECORD_VERSION,
+    Commanded,
+    Entry,
+    Finished,
+    Opened,
+    Planned,
+    plan_digest,
+)
 from agentserve.messages import Command, Park, Submit, Token, TurnEnded, pack_tokens
 from agentserve.sim.executor import SimExecutor
 from agentserve.sim.workload import Agent, as_tokens
 from agentserve.types import FinishReason, KVGroup, Sampling, SessionId, TurnId
-
-RECORD_VERSION = 1
 
 
 class TurnRecord(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("abort"), st.integers(0, 5)),
     st.tuples(st.just("abort in flight"), st.integers(0, 5)),
     st.tuples(st.just("fork"), st.integers(0, 5), st.integers(1, 30)),
+    st.tuples(st.just("fork in flight"), st.integers(0, 5)),
     st.tuples(st.just("close"), st.integers(0, 5)),
     st.tuples(st.just("park"), st.integers(0, 5), st.booleans()),
     st.tuples(st.just("steps"), st.integers(1, 6)),
@@ -78,6 +79,13 @@ class History:
                 session = self.session(number)
                 if session is not None and session.turn is not None:
                     rig.core.handle(Abort(session.id, session.turn.id), rig.now)
+                if plan is not None:
+                    rig.core.finish_step(rig.executor.run(plan), rig.now)
+            case ("fork in flight", number):
+                plan = rig.core.begin_step(rig.now)
+                self.forks += 1
+                rig.core.handle(Fork(SessionId(f"s{number}"), SessionId(f"f{self.forks}"), 99), rig.now)
+                rig.core.check()
                 if plan is not None:
                     rig.core.finish_step(rig.executor.run(plan), rig.now)
             case ("fork", number, length):

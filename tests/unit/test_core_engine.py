@@ -137,6 +137,45 @@ def test_cached_tokens_are_counted_once_and_recomputation_apart() -> None:
     assert view.computed_tokens > 35 + 5 * 13
 
 
+def test_what_was_cached_and_then_lost_and_computed_does_not_count_as_cached() -> None:
+    rig = Rig(pages=(12,), max_num_seqs=4, max_batched_tokens=16)
+    shared = list(range(16))
+    rig.submit("first", shared, max_tokens=1)
+    rig.drain()
+    rig.submit("old", [9] * 10, max_tokens=30)
+    rig.step()
+    rig.submit("young", [*shared, *range(50, 66)], max_tokens=2)
+    rig.drain()
+    usage = rig.ended("young").usage
+    assert usage.preemptions > 0
+    ran = {
+        position
+        for plan in rig.plans
+        for chunk in plan.chunks
+        if chunk.session == "young"
+        for position in range(chunk.start, chunk.start + len(chunk.tokens))
+        if position < 32
+    }
+    assert usage.cached == 32 - len(ran)
+
+
+def test_looking_at_a_session_keeps_nothing_longer() -> None:
+    def survivor(look: bool) -> int:
+        rig = Rig(pages=(12,))
+        for number in (1, 2):
+            rig.submit(f"s{number}", [number] * 15, max_tokens=1)
+            rig.drain()
+        if look:
+            rig.core.handle(Describe(1, SessionId("s1")), rig.now)
+        rig.submit("other", [7] * 24, max_tokens=1)
+        rig.drain()
+        session = rig.core.sessions.get(SessionId("s1"))
+        assert session is not None
+        return rig.core.kv.cached_tokens(session.namespace, array("i", [1] * 15))
+
+    assert survivor(look=True) == survivor(look=False) < 15
+
+
 def test_what_can_never_fit_is_refused_and_the_others_run() -> None:
     rig = Rig(pages=(8,))
     rig.submit("big", range(28), max_tokens=1)

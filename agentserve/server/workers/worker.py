@@ -66,7 +66,7 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
             "layout": PAGE_LAYOUT,
             "page_size": spec.page_size,
             "rope": repr(config.rope),
-            "kernels": ops.name,
+            "kernels": ops.numerics,
         }
     )
     core_config = CoreConfig(

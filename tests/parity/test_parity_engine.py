@@ -1,0 +1,191 @@
+"""The whole engine on a real model: cold = cached = preempted = forked = resumed = batched, in bits.
+
+Every row of logits that is sampled from is filed under the tokens before it. Whatever path led to
+a prefix, its row must have the same bits, and those of an engine that has no cache, no company and
+room for everything.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from agentserve.core.plan import Sampled, SampleSpec
+from agentserve.executor.pool import KVPool
+from agentserve.executor.runner import TorchExecutor
+from agentserve.messages import Abort, Fork
+from agentserve.models.config import DecoderConfig
+from agentserve.models.decoder import Decoder
+from agentserve.models.hf_config import hf_config
+from agentserve.models.load import load_model
+from agentserve.models.source import resolve
+from agentserve.models.weights import DecoderWeights, random_weights
+from agentserve.types import SessionId, TurnId
+from kernels import ops_for
+from tests.engines import Rig
+from tests.parity.harness import CPU, VOCAB, config_json
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Ledger:
+    """A greedy sampler that files each row of logits under its prefix, and refuses a second opinion."""
+
+    rows: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    repeats: int = 0
+
+    def problem(self, session: SessionId, turn: TurnId, spec: SampleSpec) -> str:
+        return ""
+
+    def sample(self, logits: Tensor, specs: Sequence[tuple[SessionId, TurnId, SampleSpec]]) -> list[Sampled]:
+        for row, (session, _, spec) in zip(logits, specs, strict=True):
+            prefix = tuple(spec.history[: spec.length])
+            known = self.rows.setdefault(prefix, row.clone())
+            self.repeats += known is not row
+            assert torch.equal(known, row), f"{session}: other bits at position {spec.length}"
+        return [Sampled(int(row.argmax())) for row in logits]
+
+    def define_grammar(self, grammar_id: str, compiled: str) -> None:
+        raise NotImplementedError
+
+    def drop_grammar(self, grammar_id: str) -> None:
+        raise NotImplementedError
+
+
+def real_rig(decoder: Decoder, ledger: Ledger, pages: int, page_size: int = 16, **config: object) -> Rig:
+    """A rig on the real executor. What nobody wrote is NaN."""
+    groups = len(decoder.config.layer_groups())
+    pool = KVPool(decoder.config, [pages] * groups, page_size, decoder.dtype)
+    for storage in pool.storages:
+        storage.fill_(float("nan"))
+    executor = TorchExecutor(decoder, pool, ledger)
+    return Rig((pages,) * groups, executor=executor, page_size=page_size, **config)
+
+
+def cold_rows(decoder: Decoder, prompts: Sequence[tuple[list[int], int]]) -> Ledger:
+    """Rows of the same turns on engines without cache, company or pressure."""
+    ledger = Ledger()
+    for prompt, count in prompts:
+        rig = real_rig(decoder, ledger, 64, prefix_cache=False, max_batched_tokens=1024)
+        rig.submit("cold", prompt, max_tokens=count)
+        rig.drain()
+    return ledger
+
+
+@lru_cache
+def tiny(name: str, dtype: torch.dtype) -> tuple[DecoderConfig, DecoderWeights]:
+    config = hf_config(config_json(name), name)
+    return config, random_weights(config, 3, std=0.25, dtype=dtype)
+
+
+SHARED = random.Random(1).choices(range(VOCAB), k=60)
+
+STEPS = st.one_of(
+    st.tuples(
+        st.just("turn"), st.integers(0, 3), st.integers(0, 60), st.lists(st.integers(0, 1), max_size=6)
+    ),
+    st.tuples(st.just("extend"), st.integers(0, 3), st.lists(st.integers(0, 1), min_size=1, max_size=20)),
+    st.tuples(st.just("fork"), st.integers(0, 3), st.integers(1, 40)),
+    st.tuples(st.just("abort"), st.integers(0, 3)),
+    st.tuples(st.just("steps"), st.integers(1, 5)),
+)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("llama", "bf16"), ("qwen3", "fp32"), ("qwen2-windows", "bf16")])
+@settings(max_examples=12, deadline=None)
+@given(
+    history=st.lists(STEPS, min_size=6, max_size=24),
+    pages=st.integers(9, 16),
+    budget=st.sampled_from((16, 40, 512)),
+    seed=st.integers(0, 99),
+)
+def test_random_histories(name: str, dtype: str, history: list, pages: int, budget: int, seed: int) -> None:  # type: ignore[type-arg]
+    config, weights = tiny(name, DTYPES[dtype])
+    decoder = Decoder(config, weights, ops_for(CPU), positions=512)
+    ledger = Ledger()
+    rig = real_rig(decoder, ledger, pages, max_batched_tokens=budget, max_num_seqs=4)
+    asked: list[tuple[list[int], int]] = []
+    forks = 0
+
+    def submit(session: str, tokens: list[int], count: int) -> None:
+        known = rig.core.sessions.get(SessionId(session))
+        if (known is None or known.turn is None) and len(tokens) + count < rig.core.limit:
+            rig.submit(session, tokens, max_tokens=count)
+            asked.append((tokens, count))
+
+    for step in history:
+        session = rig.core.sessions.get(SessionId(f"s{step[1]}"))
+        match step:
+            case ("turn", number, shared, own):
+                submit(f"s{number}", [*SHARED[:shared], *own, number], 3 + seed % 30)
+            case ("extend", number, more) if session is not None and session.tokens:
+                submit(f"s{number}", [*session.tokens, *more], 4)
+            case ("fork", number, length) if session is not None and session.tokens:
+                forks += 1
+                rig.core.handle(Fork(session.id, SessionId(f"f{forks}"), length), rig.now)
+                child = rig.core.sessions.get(SessionId(f"f{forks}"))
+                assert child is not None
+                submit(child.id, list(child.tokens), 6)
+            case ("abort", _) if session is not None and session.turn is not None:
+                rig.core.handle(Abort(session.id, session.turn.id), rig.now)
+            case ("steps", count):
+                for _ in range(count):
+                    rig.step()
+    rig.drain()
+    assert all(pool.live == 0 for pool in rig.core.kv.pools)
+    for prefix, row in cold_rows(decoder, asked).rows.items():
+        if prefix in ledger.rows:
+            assert torch.equal(row, ledger.rows[prefix]), f"other bits than cold at position {len(prefix)}"
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", ["bf16"])
+def test_smollm2_preempted_forked_resumed(dtype: str, two_threads: None) -> None:
+    """The real model under pressure: preemption, a fork in mid-turn, a resume after a tool, a rerun."""
+    loaded = load_model(resolve("smollm2-135m"), DTYPES[dtype], CPU)
+    decoder = Decoder(loaded.config, loaded.weights, ops_for(CPU), positions=1024)
+    ledger = Ledger()
+    rig = real_rig(decoder, ledger, 11, max_batched_tokens=64, max_num_seqs=4)
+    prompts = random.Random(4)
+    shared = prompts.choices(range(1000, 40_000), k=37)
+    asked = []
+    for number in range(3):
+        prompt = [*shared, *prompts.choices(range(1000, 40_000), k=20 + number)]
+        rig.submit(f"s{number}", prompt, max_tokens=30)
+        asked.append((prompt, 30))
+    for _ in range(6):
+        rig.step()
+    rig.core.handle(Fork(SessionId("s0"), SessionId("fork"), 50), rig.now)
+    forked = list(rig.core.sessions.get(SessionId("fork")).tokens)  # type: ignore[union-attr]
+    rig.submit("fork", forked, max_tokens=12)
+    asked.append((forked, 12))
+    rig.drain()
+    assert sum(rig.ended(f"s{number}").usage.preemptions for number in range(3)) > 0
+    resumed = [*rig.core.sessions.get(SessionId("s0")).tokens, *shared[:9]]  # type: ignore[union-attr]
+    rig.submit("s0", resumed, max_tokens=8)
+    asked.append((resumed, 8))
+    rig.submit("again", asked[1][0], max_tokens=30)
+    rig.drain()
+    assert rig.ended("s0", 2).usage.cached > 0
+    assert rig.output("again") == rig.output("s1")
+    cold = cold_rows(decoder, asked).rows
+    assert len(cold) >= 30 * 3
+    for prefix, row in cold.items():
+        assert torch.equal(row, ledger.rows[prefix]), f"other bits than cold at position {len(prefix)}"
