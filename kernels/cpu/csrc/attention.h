@@ -72,9 +72,15 @@ public:
         const int kv_heads = pages_.kv_heads;
         const int64_t count = static_cast<int64_t>(plan_.tasks.size()) * kv_heads;
         const auto piece = [&](int64_t i) { return i < count ? Piece{&plan_.tasks[static_cast<size_t>(i / kv_heads)], static_cast<int>(i % kv_heads)} : Piece{}; };
-        team.each_ahead(count, [&](int64_t i, int64_t next) { task(*piece(i).task, piece(i).kv_head, piece(next), scratch); });
-        if (plan_.merges.empty()) return;
-        team.each(static_cast<int64_t>(plan_.merges.size()), 1, [&](int64_t i) { merge(plan_.merges[static_cast<size_t>(i)], scratch); });
+        const auto merges = static_cast<int64_t>(plan_.merges.size());
+        const auto one = [&](int64_t i) { merge(plan_.merges[static_cast<size_t>(i)], scratch); };
+        const bool few = merges <= FEW;
+        team.each_ahead(
+            count, [&](int64_t i, int64_t next) { task(*piece(i).task, piece(i).kv_head, piece(next), scratch); },
+            [&] {
+                for (int64_t i = 0; few && i < merges; ++i) one(i);
+            });
+        if (!few) team.each(merges, 1, one);
     }
 
 private:

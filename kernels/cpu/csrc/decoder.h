@@ -48,23 +48,26 @@ public:
                  Stored* out, int threads) {
         fit(rows, groups, group_count, threads);
         with_team(threads, [&](Team& team) {
-            const int64_t grain = std::max(1, rows / (8 * threads));
-            team.each(rows, grain, [&](int64_t r) {
+            const Rows each_row{team, rows, std::max(1, rows / (8 * threads))};
+            team.each(rows, each_row.grain, [&](int64_t r) {
                 embed(tokens[r], residual(r));
                 norm(r, m_.layer[0].attention_norm, normed(r));
             });
             for (int number = 0; number < m_.layers; ++number) {
                 const Layer& layer = m_.layer[number];
-                attend(team, layer, groups[layer.group], rows, positions, grain);
-                product<T>(team, layer.o, lanes(attended_), q_size() / T::PAIR, rows, AddFloat{layer.o, residual(0), m_.hidden});
-                team.each(rows, grain, [&](int64_t r) { norm(r, layer.mlp_norm, normed(r)); });
+                const bool end = number + 1 == m_.layers;
+                const float* next = end ? m_.norm : m_.layer[number + 1].attention_norm;
+                const auto mlp_norm = [&](int64_t r) { norm(r, layer.mlp_norm, normed(r)); };
+                const auto next_norm = [&](int64_t r) { norm(r, next, end ? out + r * m_.hidden : normed(r)); };
+                attend(team, each_row, layer, groups[layer.group], positions);
+                product<T>(team, layer.o, lanes(attended_), q_size() / T::PAIR, rows, AddFloat{layer.o, residual(0), m_.hidden},
+                           each_row.few(mlp_norm));
+                each_row.many(mlp_norm);
                 product<T>(team, layer.gate_up, lanes(normed_), m_.hidden / T::PAIR, rows,
                            GateUp<T>{m_.inner, inner_.data(), m_.inner});
                 product<T>(team, layer.down, lanes(inner_), m_.inner / T::PAIR, rows,
-                           AddFloat{layer.down, residual(0), m_.hidden});
-                const bool last = number + 1 == m_.layers;
-                const float* weight = last ? m_.norm : m_.layer[number + 1].attention_norm;
-                team.each(rows, grain, [&](int64_t r) { norm(r, weight, last ? out + r * m_.hidden : normed(r)); });
+                           AddFloat{layer.down, residual(0), m_.hidden}, each_row.few(next_norm));
+                each_row.many(next_norm);
             }
         });
     }
@@ -77,6 +80,22 @@ public:
     }
 
 private:
+    // What is done row by row after a product: few rows by the last thread at the product's barrier,
+    // many rows by all threads in a stage of their own.
+    struct Rows {
+        Team& team;
+        int rows;
+        int64_t grain;
+        template <class Body> auto few(const Body& body) const {
+            return [this, &body] {
+                for (int64_t r = 0; rows <= FEW && r < rows; ++r) body(r);
+            };
+        }
+        template <class Body> void many(const Body& body) const {
+            if (rows > FEW) team.each(rows, grain, body);
+        }
+    };
+
     const Model m_;
     std::vector<float> residual_, qkv_, partials_;
     std::vector<Stored> normed_, q_, attended_, inner_;
@@ -110,11 +129,13 @@ private:
     void norm(int64_t row, const float* weight, Stored* to) { rms_norm<T>(residual(row), weight, m_.hidden, m_.eps, to); }
 
     // Q, K and V of all rows, their KV written, and the attention's output in attended_.
-    void attend(Team& team, const Layer& layer, const Group& group, int rows, const int64_t* positions, int64_t grain) {
-        product<T>(team, layer.qkv, lanes(normed_), m_.hidden / T::PAIR, rows, StoreFloat{layer.qkv, qkv_.data(), qkv_size()});
+    void attend(Team& team, const Rows& each_row, const Layer& layer, const Group& group, const int64_t* positions) {
         const Pages<T> pages{static_cast<Stored*>(group.storage) + layer.index * group.layer_stride, group.page_stride,
                              group.slots_per_page, m_.kv_heads, m_.dim};
-        team.each(rows, grain, [&](int64_t r) { place(layer, pages, r, positions[r], group.slots[r]); });
+        const auto placed = [&](int64_t r) { place(layer, pages, r, positions[r], group.slots[r]); };
+        product<T>(team, layer.qkv, lanes(normed_), m_.hidden / T::PAIR, each_row.rows,
+                   StoreFloat{layer.qkv, qkv_.data(), qkv_size()}, each_row.few(placed));
+        each_row.many(placed);
         const Attention<T> attention(*group.plan, pages, m_.heads, q_.data(), attended_.data(), partials_.data());
         attention.run(team, scratch_[static_cast<size_t>(team.thread())]);
     }

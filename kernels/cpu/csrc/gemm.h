@@ -62,9 +62,9 @@ template <class T, size_t... R> constexpr std::array<TileProduct, sizeof...(R)> 
     return {&tile_product<T, static_cast<int>(R) + 1>...};
 }
 
-// Calls `finish(first row, rows, panel, tile)` for every tile of the product.
-template <class T, class Finish>
-void product(Team& team, const Matrix& w, const uint32_t* a, int64_t stride, int rows, const Finish& finish) {
+// Calls `finish(first row, rows, panel, tile)` for every tile of the product, `last()` once after all.
+template <class T, class Finish, class Last = Nothing>
+void product(Team& team, const Matrix& w, const uint32_t* a, int64_t stride, int rows, const Finish& finish, const Last& last = {}) {
     static constexpr auto products = tile_products<T>(std::make_index_sequence<GEMM_ROWS>());
     const int64_t blocks = (rows + GEMM_ROWS - 1) / GEMM_ROWS, chunks = (blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS;
     team.each(static_cast<int64_t>(w.panel_count) * chunks, 1, [&](int64_t i) {
@@ -83,7 +83,7 @@ void product(Team& team, const Matrix& w, const uint32_t* a, int64_t stride, int
             }
             finish(first, height, panel, tile);
         }
-    });
+    }, last);
 }
 
 INLINE int panel_width(const Matrix& w, int panel) {

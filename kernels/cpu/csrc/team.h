@@ -18,9 +18,11 @@ class Barrier {
 public:
     explicit Barrier(int threads) : threads_(threads) {}
 
-    void wait() {
+    // The last to arrive runs `last` before anyone goes on.
+    template <class Last> void wait(const Last& last) {
         const uint32_t round = round_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+            last();
             arrived_.store(0, std::memory_order_relaxed);
             round_.store(round + 1, std::memory_order_release);
             round_.notify_all();
@@ -47,6 +49,10 @@ private:
     alignas(64) std::atomic<uint32_t> round_{0};
 };
 
+struct Nothing {
+    void operator()() const {}
+};
+
 class Team {
 public:
     // Shared by all threads of a call. Stages use the counters in turn.
@@ -63,10 +69,13 @@ public:
 
     int thread() const { return thread_; }
 
-    // Run `body(i)` once for each i < count, `grain` neighbours at a time, then wait for the others.
-    template <class Body> void each(int64_t count, int64_t grain, const Body& body) {
+    // Run `body(i)` once for each i < count, `grain` neighbours at a time, then wait for the others;
+    // one thread runs `last` after all of them.
+    template <class Body, class Last = Nothing>
+    void each(int64_t count, int64_t grain, const Body& body, const Last& last = {}) {
         if (threads_ == 1) {
             for (int64_t i = 0; i < count; ++i) body(i);
+            last();
             return;
         }
         auto& counter = begin_stage();
@@ -76,14 +85,16 @@ public:
             const int64_t end = begin + grain < count ? begin + grain : count;
             for (int64_t i = begin; i < end; ++i) body(i);
         }
-        shared_.barrier.wait();
+        shared_.barrier.wait(last);
     }
 
     // As `each` with single pieces; `body(i, next)` also hears which piece the thread will get next
     // (`count` or more: none), so that it can fetch it ahead.
-    template <class Body> void each_ahead(int64_t count, const Body& body) {
+    template <class Body, class Last = Nothing>
+    void each_ahead(int64_t count, const Body& body, const Last& last = {}) {
         if (threads_ == 1) {
             for (int64_t i = 0; i < count; ++i) body(i, i + 1);
+            last();
             return;
         }
         auto& counter = begin_stage();
@@ -93,7 +104,7 @@ public:
             body(i, next);
             i = next;
         }
-        shared_.barrier.wait();
+        shared_.barrier.wait(last);
     }
 
 private:
