@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
-from kernels.cpu.build import BuildError, compiled, default_cache, find_toolchain
+from kernels.cpu.build import BuildError, compiled, find_toolchain, usable_cache
 from kernels.cpu.isa import Isa, available
 from kernels.cpu.library import Library
 from kernels.cpu.ops import CpuOps
@@ -27,10 +28,11 @@ def cpu_ops(isas: Iterable[Isa] | None = None, cache: Path | None = None) -> Cpu
     """
     toolchain = find_toolchain()
     failure = BuildError("no instruction set to compile for")
-    for isa in available() if isas is None else isas:
-        try:
-            return CpuOps(Library(compiled(isa, toolchain, cache or default_cache())))
-        except BuildError as error:
-            failure = error
-            log.warning("%s cannot be compiled here: %s", isa.name, error)
+    with nullcontext(cache) if cache else usable_cache() as folder:
+        for isa in available() if isas is None else isas:
+            try:
+                return CpuOps(Library(compiled(isa, toolchain, folder)))
+            except BuildError as error:
+                failure = error
+                log.warning("%s cannot be compiled here: %s", isa.name, error)
     raise failure

@@ -65,8 +65,21 @@ class Built:
     isa: Isa
 
 
-def default_cache() -> Path:
-    return Path.home() / ".cache" / "agentserve" / "kernels"
+@contextmanager
+def usable_cache() -> Iterator[Path]:
+    """The user's cache; where none can be written, a private folder that goes away after loading."""
+    try:
+        folder = Path.home() / ".cache" / "agentserve" / "kernels"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        writable = os.access(folder, os.W_OK)
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home
+        writable = False
+    if writable:
+        yield folder
+        return
+    log.warning("no cache folder can be written: kernels are compiled at every start")
+    with tempfile.TemporaryDirectory(prefix="agentserve-") as private:
+        yield Path(private)
 
 
 def find_toolchain(compilers: tuple[str, ...] = COMPILERS) -> Toolchain:

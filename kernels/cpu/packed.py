@@ -57,6 +57,8 @@ class PackedMatrix:
         pair_halves: bool = False,
         arena: Arena | None = None,
     ) -> None:
+        if weight.dtype not in TYPES:
+            raise ValueError(f"weights must be bfloat16 or float32, not {weight.dtype}")
         self.out, self.width = weight.shape
         self.dtype = weight.dtype
         self.steps = -(-self.width // PAIRS[weight.dtype])

@@ -16,7 +16,7 @@ import kernels.cpu
 import kernels.cpu.build
 from kernels import ops_for
 from kernels.cpu import BuildError, cpu_ops
-from kernels.cpu.build import Toolchain, compiled, find_toolchain
+from kernels.cpu.build import Toolchain, compiled, find_toolchain, usable_cache
 from kernels.cpu.isa import AVX2, AVX512, AVX512BF16, PLAIN, Isa, available, cpu_flags
 
 
@@ -98,6 +98,22 @@ def test_an_unusable_cache_is_an_error(tmp_path: Path, toolchain: Toolchain, one
     (tmp_path / "file").write_text("")
     with pytest.raises(BuildError, match="file"):
         compiled(PLAIN, toolchain, tmp_path / "file" / "cache")
+
+
+def test_without_a_home_a_private_folder_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".cache").write_text("a file where a folder should be")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    with usable_cache() as folder:
+        assert folder.is_dir()
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not folder.exists()
+    assert "compiled at every start" in caplog.text
+    (tmp_path / ".cache").unlink()
+    with usable_cache() as folder:
+        assert folder == tmp_path / ".cache" / "agentserve" / "kernels"
+    assert folder.is_dir()
 
 
 def test_the_next_instruction_set_is_tried(
