@@ -16,12 +16,13 @@ from datetime import datetime
 from types import MappingProxyType
 
 from agentserve.text.chat import CHATML, Chat, TurnFrame
-from agentserve.text.conversation import Json, Message, RawMessage, check_json, parse_messages
+from agentserve.text.conversation import Message, RawMessage, check_json, parse_messages
 from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts
 from agentserve.text.hiding import Hider, Placeholders, strings_of
 from agentserve.text.template_sources import TemplateSources
 from agentserve.text.tokenizer import Tokenizer
+from tools_bridge.json_value import Json
 
 _NO_SPLICES: Mapping[int, Sequence[int]] = MappingProxyType({})
 
