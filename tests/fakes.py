@@ -231,7 +231,7 @@ class ScriptedEngine:
             return
         yield change(SessionState.WAITING)
         yield change(SessionState.PREFILLING)
-        ends = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else {EOS})
+        ends = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else {END, EOS})
         plan = [*script.ids, END] if script.eos and script.reason is FinishReason.STOP else list(script.ids)
         for index, token in enumerate(plan):
             if script.hold_at == index:

@@ -255,12 +255,10 @@ def _frame(
 
 
 def _eos_ids(folder: Path, eos: int | None) -> frozenset[int]:
-    """EOS of the tokenizer and whatever `generation_config.json` (or `config.json`) ends on."""
+    """Whatever the tokenizer, `generation_config.json` or `config.json` calls an end."""
     found = {eos} if eos is not None else set()
     for name in ("generation_config.json", "config.json"):
         value = read_object(folder / name).get("eos_token_id")
         values = value if isinstance(value, list) else [value]
-        listed = {item for item in values if isinstance(item, int) and not isinstance(item, bool)}
-        if listed:
-            return frozenset(found | listed)
+        found |= {item for item in values if isinstance(item, int) and not isinstance(item, bool)}
     return frozenset(found)

@@ -22,7 +22,7 @@ from tools_bridge.vocabulary import GrammarVocabulary
 EOS, VOCAB = 256, 300
 BYTES = [bytes([i]) for i in range(256)]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = ToolSpec("weather", "", CITY)
+WEATHER = ToolSpec("weather", CITY)
 NOW = ToolSpec("now")
 REQUIRED = ToolChoice("required")
 
@@ -78,7 +78,7 @@ def test_auto_is_free_unless_something_is_asked(accepts):
     assert hermes_grammar([WEATHER]) is None
     assert hermes_grammar([WEATHER], ToolChoice("none"), parallel=False) is None
     assert hermes_grammar() is None
-    strict = hermes_grammar([ToolSpec("weather", "", CITY, strict=True), NOW])
+    strict = hermes_grammar([ToolSpec("weather", CITY, strict=True), NOW])
     for text in ("", "hello", "hi " + call() + " and " + call(), call("now", '{"any": 1}')):
         assert accepts(strict, text) is True
     assert accepts(strict, call(arguments="{}")) is False
@@ -125,7 +125,7 @@ def test_ids_are_digests_of_the_meaning():
     others = [
         hermes_grammar([NOW], REQUIRED),
         hermes_grammar([WEATHER], REQUIRED, parallel=False),
-        hermes_grammar([ToolSpec("weather", "", {**CITY, "required": []})], REQUIRED),
+        hermes_grammar([ToolSpec("weather", {**CITY, "required": []})], REQUIRED),
     ]
     assert len({one.id, *(source.id for source in others)}) == 4
     flipped = {"type": "object", "properties": {"b": {}, "a": {}}}
@@ -192,7 +192,7 @@ def test_names_of_properties_are_not_keywords(compiler):
         ([WEATHER], ToolChoice.named("nope"), "no tool called 'nope'"),
         ([WEATHER, WEATHER], REQUIRED, "two tools"),
         ([ToolSpec("")], REQUIRED, "no name"),
-        ([ToolSpec("f", "", {"type": "array"})], REQUIRED, "must be of type 'object'"),
+        ([ToolSpec("f", {"type": "array"})], REQUIRED, "must be of type 'object'"),
     ],
 )
 def test_impossible_choices_are_refused(tools, choice, message):

@@ -54,6 +54,28 @@ class Model:
         return [list(unpack_tokens(submit.tokens)) for submit in self.engine.submits]
 
 
+@pytest.mark.parametrize("arguments", ['{"city": 1e999}', '{"city": ' + "[" * 64 + "]" * 64 + "}"])
+async def test_a_call_that_no_history_can_hold_is_malformed_and_the_turn_is_kept(
+    text: TextModel, arguments: str
+) -> None:
+    model = Model(text, "Well." + hermes("weather", arguments), "Again?")
+    first = await model.chat([user("Weather?")], tools=TOOLS)
+    [choice] = first["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Well.", "stop")
+    second = await model.chat([user("Weather?"), {"role": "assistant", "content": "Well."}, user("Hm?")])
+    assert second["session_id"] == first["session_id"]
+
+
+async def test_a_broken_message_is_named_by_its_index(text: TextModel) -> None:
+    model = Model(text)
+    for broken in ({"role": "robot", "content": "x"}, {"role": "user", "content": 5}, "x"):
+        messages = [user("a"), {"role": "assistant", "content": "b"}, broken]
+        reply = await model.client.post(CHAT, json={"messages": messages})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"].startswith("messages[2]")
+        assert reply.json()["error"]["message"].startswith("messages[2]")
+
+
 async def test_a_tool_round_trip_only_adds_the_result(text: TextModel) -> None:
     """The second prompt is the first, the generated ids, the end token, then the rendered result."""
     called = 'Sure.\n\n\n<tool_call>\n{"name": "weather", "arguments": {"city":   "Oslo 2024"}}\n</tool_call>'

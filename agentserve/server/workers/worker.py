@@ -25,7 +25,7 @@ from agentserve.models.decoder import Decoder
 from agentserve.models.load import DTYPES, load_config, load_model
 from agentserve.models.source import resolve
 from agentserve.server.workers.spec import WorkerSpec
-from agentserve.server.workers.vocabulary import end_ids, shown_bytes
+from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.server.workers.worker_process import BuiltEngine, main
 from agentserve.text import load
 from agentserve.types import KVGroup
@@ -57,7 +57,7 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
     decoder = Decoder(config, loaded.weights, ops, positions=longest)
     pool = KVPool(config, pages, spec.page_size, dtype, device)
     sampler = Sampler(
-        config.vocab_size, shown_bytes(text.tokenizer), end_ids(text), max_sessions=4 * spec.max_num_seqs
+        config.vocab_size, shown_bytes(text.tokenizer), text.end_ids, max_sessions=4 * spec.max_num_seqs
     )
     namespace = namespace_digest(
         {
@@ -74,7 +74,7 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         max_model_len=longest,
         max_num_seqs=spec.max_num_seqs,
         max_batched_tokens=spec.max_batched_tokens,
-        eos_token_ids=tuple(sorted({*config.eos_token_ids, *text.tokenizer.eos_ids})),
+        eos_token_ids=text.end_ids,
         namespace=namespace,
     )
     core = EngineCore(core_config, groups, pages)
