@@ -46,14 +46,12 @@ def vocabulary(folder: Path) -> Vocabulary:
         text: index for text, index in whole.get_vocab(with_added_tokens=True).items() if index is not None
     }
     prefix, suffix = _frame(whole, config, named, ids)
-    bos = ids.get(named.get("bos_token", ""))
     return Vocabulary(
         encoders=encoders,
         token_bytes=_token_bytes(ids, {token.id for token in added}, kind),
         control=tuple(control),
         prefix_ids=prefix,
         suffix_ids=suffix,
-        bos_id=bos,
         eos_ids=_eos_ids(folder, ids.get(named.get("eos_token", ""))),
         strips_leading_space=_strips(definition.get("decoder")),
         special_texts=named,

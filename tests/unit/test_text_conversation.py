@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentserve.text import TextError
 from agentserve.text.conversation import openai_shape, parse_messages
-from tests.text_models import Message, call, deep_json, inline, template
+from tests.text_models import Message, call, deep_json, inline, prompt_text, template
 
 GOOD: Message = {"role": "user", "content": "a"}
 DEEP = deep_json(100)
@@ -116,7 +116,7 @@ def test_a_template_that_cannot_be_used(text: str, words: str) -> None:
 
 def test_running_out_of_placeholders_is_an_error() -> None:
     private = "".join(map(chr, [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]))
-    assert private in template("qwen25").render_text([{"role": "user", "content": private}])
+    assert private in prompt_text(template("qwen25"), [{"role": "user", "content": private}])
     with pytest.raises(TextError, match="private-use"):
         template("qwen25").render([{"role": "user", "content": private + "<|im_end|>"}])
 

@@ -312,7 +312,7 @@ def test_the_config_decides_on_bos_and_eos(
 ) -> None:
     ours = Tokenizer(hf_vocab.vocabulary(save(byte_level(), tmp_path, **config)))
     ids = ours.encode_completion("x")
-    assert (ids[0] == ours.bos_id, ids[-1] in ours.eos_ids) == framed
+    assert (ids[0] == ours.control["<s>"], ids[-1] in ours.eos_ids) == framed
 
 
 def test_a_config_and_a_generation_config_that_differ_both_count(tmp_path: Path) -> None:
