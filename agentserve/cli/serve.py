@@ -59,6 +59,9 @@ def serve(
     drain_seconds: Annotated[
         str | None, typer.Option(help="How long turns may go on after SIGTERM.", show_default="30")
     ] = None,
+    tool_wait_seconds: Annotated[
+        str | None, typer.Option(help="How long a session waits for its tools.", show_default="3600")
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")

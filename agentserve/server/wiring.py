@@ -38,6 +38,7 @@ def prepare_app(config: ServeConfig) -> Prepared:
         version=__version__,
         api_keys=config.api_keys,
         force_usage=config.http.force_usage,
+        tool_wait_seconds=config.http.tool_wait_seconds,
     )
     return Prepared(names[0], http_app(text, options))
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
+from agentserve.config import load as load_config
 from agentserve.messages import Hello, Submit, unpack_tokens
 from agentserve.server.http.context import ServerOptions
-from agentserve.server.wiring import chain, http_app, shown_bytes
+from agentserve.server.wiring import chain, http_app, prepare_app, shown_bytes
 from agentserve.text import TextModel, load
 from tests.api_rig import CHAT, TOOLS, hermes, user
 from tests.fakes import Script, ScriptedEngine
@@ -149,3 +151,13 @@ def test_the_chain_begins_anywhere_and_tells_histories_apart() -> None:
     assert chain(b"", user("a")) == one
     assert chain(one, user("a")) != one
     assert chain(b"", user("b")) != one
+
+
+def test_the_settings_reach_the_application() -> None:
+    config = load_config({"tool_wait_seconds": "90", "force_usage": True})
+    engine = ScriptedEngine()
+    engine.hello = replace(engine.hello, vocab_size=49152)
+    app = prepare_app(config).build(engine)
+    context = app.state.context  # type: ignore[attr-defined]
+    assert context.options.force_usage
+    assert context.directory._max_wait == 90.0
