@@ -40,6 +40,7 @@ port = 9
 api_keys = ["k"]
 force_usage = true
 drain_seconds = 1.5
+tool_wait_seconds = 90
 [engine]
 page_size = 32
 max_num_seqs = 3

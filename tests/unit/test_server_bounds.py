@@ -243,10 +243,12 @@ def test_the_work_of_measuring_depth_does_not_grow_with_depth() -> None:
     assert calls(b"[" + deep[1:-1] * 40 + b"]") == calls(b"[" + b"[]" * 4000 + b"]")
 
 
-@pytest.mark.parametrize("at", [0, 1, (1 << 18) - 1, 1 << 18, (1 << 18) + 1])
-def test_depth_and_strings_go_on_from_one_block_to_the_next(at: int) -> None:
-    for inside in (b'"]}["', b'"\\\\"', b'"\\""'):
-        body = b"[" * 40 + b"{}," * (at // 2) + b"1," * (at % 2) + inside + b"]" * 40
+@pytest.mark.parametrize("before", [41, *range((1 << 18) - 6, (1 << 18) + 2)])
+def test_depth_and_strings_go_on_from_one_block_to_the_next(before: int) -> None:
+    """`before`: brackets in front of a string full of them; a block has 1 << 18 of brackets and quotes."""
+    depth = 40 + before % 2
+    for inside in (b'"]}[[[["', b'"[[\\\\"', b'"[[\\"[["'):
+        body = b"[" * depth + b"{}," * ((before - depth) // 2) + inside + b"]" * depth
         check_depth(body, 41)
         with pytest.raises(ApiError):
             check_depth(body.replace(inside, inside + b"[["), 41)
