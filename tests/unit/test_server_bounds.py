@@ -249,9 +249,9 @@ def test_depth_and_strings_go_on_from_one_block_to_the_next(before: int) -> None
     depth = 40 + before % 2
     for inside in (b'"]}[[[["', b'"[[\\\\"', b'"[[\\"[["'):
         body = b"[" * depth + b"{}," * ((before - depth) // 2) + inside + b"]" * depth
-        check_depth(body, 41)
+        check_depth(body, depth + 1)
         with pytest.raises(ApiError):
-            check_depth(body.replace(inside, inside + b"[["), 41)
+            check_depth(body.replace(inside, inside + b"[["), depth + 1)
 
 
 async def test_parts_of_other_kinds_have_a_code_of_their_own() -> None:
