@@ -30,7 +30,7 @@ class Finding:
 
 
 def doctor() -> None:
-    """Check this installation and machine; exits with 1 if the server could not run."""
+    """Check this installation and machine; exits with 1 if a server could run no model at all."""
     bad = False
     for finding in findings():
         bad = bad or not finding.good
