@@ -31,6 +31,7 @@ from agentserve.text import load
 from agentserve.types import KVGroup
 from agentserve.values import show_size
 from kernels import ops_for
+from kernels.ops import AttentionShape, Ops, Span
 from tiering.keys import namespace_digest
 
 log = logging.getLogger(__name__)
@@ -46,14 +47,14 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {spec.device}: torch finds no CUDA device")
     source = resolve(spec.model)
-    _check_early(spec, load_config(source), dtype)  # before minutes of reading weights
+    ops = ops_for(device)
+    _check_early(spec, load_config(source), dtype, ops)  # before minutes of reading weights
     text = load(source.path, Path(spec.chat_template) if spec.chat_template else None)
     loaded = load_model(source, dtype, device)
     config = loaded.config
     longest = _context(spec, config)
     groups = kv_groups(config, spec.page_size, dtype)
     pages = _pages(spec, groups, device)
-    ops = ops_for(device)
     decoder = Decoder(config, loaded.weights, ops, positions=longest)
     pool = KVPool(config, pages, spec.page_size, dtype, device)
     sampler = Sampler(
@@ -97,8 +98,14 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
     return BuiltEngine(core, TorchExecutor(decoder, pool, sampler), hello, core_config, groups, pages)
 
 
-def _check_early(spec: WorkerSpec, config: DecoderConfig, dtype: torch.dtype) -> None:
+def _check_early(spec: WorkerSpec, config: DecoderConfig, dtype: torch.dtype, ops: Ops) -> None:
     _context(spec, config)
+    shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, spec.page_size)
+    table = torch.zeros((1, 1), dtype=torch.int64, device=torch.device(spec.device))
+    try:
+        ops.attention(shape, [Span(0, 1, 0)], table)
+    except ValueError as error:
+        raise ValueError(f"--page-size {spec.page_size}: {error}") from None
     if spec.device_kv is not None:
         _page_count(spec.device_kv, kv_groups(config, spec.page_size, dtype))
 
