@@ -82,24 +82,18 @@ class WorkerLoop:
         *,
         clock: Clock,
         recorder: Recorder,
-        wake: int | None = None,
     ) -> None:
         self._core = core
         self._executor = executor
         self._link = link
         self._clock = clock
         self._recorder = recorder
-        self._wake = wake  # file descriptor that a signal makes readable
         self._grammars: set[str] = set()
         self._refused: list[CoreEvent] = []
         self._stopping = False
 
-    def stop(self) -> None:
-        """Leave after the current step. Safe to call from a signal handler."""
-        self._stopping = True
-
     def run(self) -> None:
-        """Returns when stopped or when the API process is gone. A bad frame is logged and ends it too."""
+        """Returns after a Shutdown or when the API process is gone. A bad frame is logged and ends it too."""
         try:
             while not self._stopping and not self._link.closed:
                 self._turn()
@@ -112,12 +106,12 @@ class WorkerLoop:
         if self._stopping:
             return
         if self._link.congested:
-            self._link.wait(None, self._wake)  # the API process lags: produce nothing until it has read
+            self._link.wait()  # the API process lags: produce nothing until it has read
             return
         stepped, seconds = self._step()
         self._report(stepped, seconds)
         if not stepped:
-            self._link.wait(STALL_TICK if self._core.has_work else None, self._wake)
+            self._link.wait(STALL_TICK if self._core.has_work else None)
 
     def _apply(self, commands: Iterable[Command]) -> None:
         for command in commands:

@@ -59,7 +59,6 @@ def main(build: EngineBuilder) -> int:
         level=spec.log_level.upper(),
         format=f"%(asctime)s worker {spec.index} %(levelname)s %(message)s",
     )
-    wake = _wake_pipe()
     link = WorkerLink.connect(Path(spec.socket))
     try:
         built = build(spec)
@@ -70,8 +69,7 @@ def main(build: EngineBuilder) -> int:
         link.send(StartFailed(_one_line(error)))
         _drain_outbox(link)
         return 1
-    loop = WorkerLoop(built.core, built.executor, link, clock=WallClock(), recorder=recorder, wake=wake)
-    signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+    loop = WorkerLoop(built.core, built.executor, link, clock=WallClock(), recorder=recorder)
     link.send(built.hello)
     try:
         loop.run()
@@ -95,17 +93,10 @@ def _die_with(parent: int) -> None:
             log.warning("no parent-death signal: %s", os.strerror(ctypes.get_errno()))
     if os.getppid() != parent:
         raise SystemExit(1)
-    # Ctrl-C in a terminal reaches every process of the group; draining is the API process's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _wake_pipe() -> int:
-    """A descriptor that becomes readable when a signal arrives, so that a sleeping loop sees it."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    return reader
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group; draining is
+    # the API process's decision, and Shutdown or the end of the socket tell it to us.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _recorder(spec: WorkerSpec, built: BuiltEngine) -> Recorder:
