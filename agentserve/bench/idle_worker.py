@@ -15,7 +15,7 @@ from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Chunk, ChunkResult, Plan, Sampled, StepResult
 from agentserve.messages import PROTOCOL_VERSION, Hello
 from agentserve.server.workers.spec import WorkerSpec
-from agentserve.server.workers.worker_process import BuiltEngine, main
+from agentserve.server.workers.worker_main import BuiltEngine, main
 from agentserve.types import KVGroup
 
 POOL_TOKENS = 1 << 19

@@ -175,10 +175,7 @@ def test_groups_and_pages_of_a_pool() -> None:
     assert pool.groups == groups
     assert pool.pages == (3, 5)
     assert pool.nbytes == 3 * groups[0].page_bytes + 5 * groups[1].page_bytes
-    page = pool.page_bytes(1, 4)
-    assert page.shape == (groups[1].page_bytes,)
-    page.zero_()
-    assert bool((pool.storages[1][4] == 0).all()), "a page is one run of bytes, and the view writes through"
+    assert pool.storages[1][4].is_contiguous(), "a page is one run of bytes"
     with pytest.raises(ValueError, match="page count"):
         KVPool(config, [3], 16, torch.bfloat16)
     with pytest.raises(ValueError, match="page count"):

@@ -190,7 +190,7 @@ class Fleet:
             lambda request, slot: Describe(request, session if slot.index == home else None), ANSWER_SECONDS
         )
         found = next((answer.session for answer in answers if answer and answer.session), None)
-        views = tuple(view for slot in self._slots if (view := slot.view()) is not None)
+        views = tuple(slot.last_view for slot in self._slots if slot.last_view is not None)
         return FleetView(views, found)
 
     async def reset_prefix_cache(self) -> bool:
