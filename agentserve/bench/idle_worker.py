@@ -11,6 +11,7 @@ import sys
 import time
 
 from agentserve.core.config import CoreConfig
+from agentserve.core.cost import StepCost
 from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Chunk, ChunkResult, Plan, Sampled, StepResult
 from agentserve.messages import PROTOCOL_VERSION, Hello
@@ -74,7 +75,7 @@ def build(spec: WorkerSpec) -> BuiltEngine:
         parameters=0,
         weights_digest="",
     )
-    return BuiltEngine(core, IdleExecutor(), hello, config, groups, pages)
+    return BuiltEngine(core, IdleExecutor(), hello, config, groups, pages, StepCost())
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from agentserve.core.config import CoreConfig
+from agentserve.core.cost import StepCost
 from agentserve.core.plan import Chunk, ChunkResult, Plan, Sampled, SampleSpec, StepResult
 from agentserve.messages import (
     PROTOCOL_VERSION,
@@ -184,7 +185,9 @@ def build(spec: WorkerSpec) -> BuiltEngine:
         weights_digest="",
     )
     groups = (KVGroup("full", (0,), 1),)
-    return BuiltEngine(FakeCore(), FakeExecutor(Path(sys.argv[1])), hello, CoreConfig(), groups, (10,))
+    return BuiltEngine(
+        FakeCore(), FakeExecutor(Path(sys.argv[1])), hello, CoreConfig(), groups, (10,), StepCost()
+    )
 
 
 if __name__ == "__main__":

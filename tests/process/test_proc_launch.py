@@ -200,3 +200,10 @@ def test_a_signal_to_the_whole_group_does_not_take_the_workers(start: Start) -> 
     process.communicate(timeout=LIMIT)
     assert process.returncode == 0
     assert gone(worker)
+
+
+def test_a_worker_gets_the_environment_of_workers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    worker = httpx.get(f"{url_of(start())}/health").json()["pid"]
+    variables = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+    assert b"GOMP_SPINCOUNT=1000" in variables

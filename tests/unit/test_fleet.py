@@ -22,7 +22,7 @@ from agentserve.server.engine_port import EngineDown
 from agentserve.server.workers.fleet import Fleet
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy
-from agentserve.server.workers.supervisor import WorkerProcess
+from agentserve.server.workers.supervisor import KERNEL_THREADS, WorkerProcess, worker_environment
 from agentserve.types import FinishReason, Sampling, SessionId, TurnId
 
 HELLO = Hello(PROTOCOL_VERSION, 1, "made-up", "cpu", "none", 10, 100, 4, 10, 10, 0, "")
@@ -144,3 +144,15 @@ async def test_a_closed_sessions_turn_does_not_go_on_when_its_worker_dies() -> N
         assert (await end_of(turn)).reason is FinishReason.ABORTED
         await until(lambda: bool(fleet.alive))
         assert not second.sent
+
+
+def test_workers_do_not_spin_unless_the_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KERNEL_THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH_OF_MINE", "kept")
+    found = worker_environment()
+    assert found["OMP_WAIT_POLICY"] == "passive"
+    assert 0 < int(found["GOMP_SPINCOUNT"]) < 10_000
+    assert found["PATH_OF_MINE"] == "kept"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert worker_environment()["OMP_WAIT_POLICY"] == "active"

@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 
 from agentserve.core.config import CoreConfig
+from agentserve.core.cost import StepCost
 from agentserve.core.engine import EngineCore
+from agentserve.executor.calibrate import Bounds, measure_cost
 from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
@@ -68,15 +70,27 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
             "kernels": ops.numerics,
         }
     )
+    executor = TorchExecutor(decoder, pool, sampler)
+    bounds = Bounds(
+        groups=len(groups),
+        pages=min(pages),
+        page_size=spec.page_size,
+        positions=longest,
+        rows=spec.max_num_seqs,
+        tokens=spec.max_batched_tokens,
+        vocab_size=config.vocab_size,
+    )
+    cost = _step_cost(spec.max_step_seconds, executor, bounds)
     core_config = CoreConfig(
         page_size=spec.page_size,
         max_model_len=longest,
         max_num_seqs=spec.max_num_seqs,
         max_batched_tokens=spec.max_batched_tokens,
+        max_step_seconds=spec.max_step_seconds,
         eos_token_ids=tuple(sorted({*config.eos_token_ids, *text.tokenizer.eos_ids})),
         namespace=namespace,
     )
-    core = EngineCore(core_config, groups, pages)
+    core = EngineCore(core_config, groups, pages, cost)
     if core.limit < longest:
         log.warning("the KV pool holds %d tokens, less than the context of %d", core.limit, longest)
     hello = Hello(
@@ -93,7 +107,30 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         parameters=decoder.parameters,
         weights_digest=loaded.digest,
     )
-    return BuiltEngine(core, TorchExecutor(decoder, pool, sampler), hello, core_config, groups, pages)
+    return BuiltEngine(core, executor, hello, core_config, groups, pages, cost)
+
+
+def _step_cost(limit: float | None, executor: TorchExecutor, bounds: Bounds) -> StepCost:
+    """What steps cost here, measured if their predicted time is to be limited. ValueError if the limit
+    is shorter than the shortest step."""
+    if limit is None:
+        return StepCost()
+    cost = measure_cost(executor, bounds)
+    log.info(
+        "a step takes %.2f ms, and %.3f ms per row, %.4f ms per token, %.4f ms per 1000 pairs attended",
+        cost.fixed * 1e3, cost.per_row * 1e3, cost.per_token * 1e3, cost.per_context * 1e6,
+    )  # fmt: skip
+    shortest = cost.step([(0, 1)])
+    if shortest > limit:
+        raise ValueError(f"--max-step-ms {limit * 1e3:g}: one token alone takes {shortest * 1e3:.3g} ms here")
+    # The least that a step may hold is the rest of a page.
+    page = min(bounds.page_size, bounds.positions)
+    longest = cost.step([(bounds.positions - page, page)])
+    if longest > limit:
+        log.warning(
+            "a page at the end of the context takes %.0f ms: longer than --max-step-ms", longest * 1e3
+        )
+    return cost
 
 
 def _check_early(spec: WorkerSpec, config: DecoderConfig, dtype: torch.dtype, ops: Ops) -> None:

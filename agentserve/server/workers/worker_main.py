@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from agentserve.clock import WallClock
+from agentserve.core.cost import StepCost
 from agentserve.core.ports import Executor
 from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
 from agentserve.messages import Hello, StartFailed
@@ -35,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """What a builder hands to the worker. `config` is the core's, for the recorded log."""
+    """What a builder hands to the worker. `config` and `cost` are the core's, for the recorded log."""
 
     core: Core
     executor: Executor
@@ -43,6 +44,7 @@ class BuiltEngine:
     config: msgspec.Struct
     groups: tuple[KVGroup, ...]
     pages: tuple[int, ...]
+    cost: StepCost
 
 
 EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
@@ -103,7 +105,8 @@ def _recorder(spec: WorkerSpec, built: BuiltEngine) -> Recorder:
     if spec.record is None:
         return Recorder(None)
     file = open(spec.record, "wb")  # noqa: SIM115  (closed by the recorder)
-    opened = Opened(RECORD_VERSION, msgspec.msgpack.encode(built.config), built.groups, built.pages)
+    config = msgspec.msgpack.encode(built.config)
+    opened = Opened(RECORD_VERSION, config, built.groups, built.pages, built.cost)
     file.write(encode_entry(opened))
     return Recorder(file)
 
