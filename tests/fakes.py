@@ -198,7 +198,7 @@ class ScriptedEngine:
         if session is not None and known:
             size = len(known[-1].tokens) // 4
             view = SessionView(session, SessionState.IDLE, known[-1].turn, size, size, -(-size // 16), 0)
-        return FleetView((WorkerView(len(self.live), 0, 1, 64, 40, 20, 4, 0, 0, 0, 0, 0, 0),), view)
+        return FleetView((WorkerView(len(self.live), 0, 1, 64, 40, 20, 4),), view)
 
     async def reset_prefix_cache(self) -> bool:
         self.resets += 1

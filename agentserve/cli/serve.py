@@ -47,6 +47,10 @@ def serve(
     max_model_len: Annotated[
         str | None, typer.Option(help="Longest context.", show_default="the model's")
     ] = None,
+    max_step_ms: Annotated[
+        str | None,
+        typer.Option(help="Longest step, as predicted from measured ones.", show_default="no limit"),
+    ] = None,
     workers: Annotated[str | None, typer.Option(help="Engine processes.", show_default="1")] = None,
     threads: Annotated[
         str | None, typer.Option(help="Kernel threads per worker.", show_default="cores / workers")

@@ -42,6 +42,7 @@ def result(call: str | None, text: str = "r") -> dict[str, Any]:
         ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"seed": 2**70}, "seed"),

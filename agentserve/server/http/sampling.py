@@ -20,15 +20,12 @@ class ModelFacts:
     end_ids: tuple[int, ...]  # tokens that end a turn
 
 
-def number(
-    name: str, value: float | None, default: float, low: float, high: float, *, open_low: bool = False
-) -> float:
-    """`value` within [low, high] (or (low, high]), `default` when absent."""
+def number(name: str, value: float | None, default: float, low: float, high: float) -> float:
+    """`value` within [low, high], `default` when absent."""
     if value is None:
         return default
-    if not (low < value if open_low else low <= value) or not value <= high:
-        left = "(" if open_low else "["
-        raise ApiError(f"{name}: must be in {left}{low:g}, {high:g}], got {value:g}", param=name)
+    if not low <= value <= high:
+        raise ApiError(f"{name}: must be in [{low:g}, {high:g}], got {value:g}", param=name)
     return value
 
 
@@ -118,9 +115,8 @@ def build(
         # 0 means "the best token only"; the sampler keeps at least one token whatever top_p is.
         top_p=max(number("top_p", fields.top_p, 1.0, 0.0, 1.0), 1e-9),
         min_p=number("min_p", fields.min_p, 0.0, 0.0, 1.0),
-        repetition_penalty=number(
-            "repetition_penalty", fields.repetition_penalty, 1.0, 0.0, 10.0, open_low=True
-        ),
+        # Below, scaled logits would leave float32.
+        repetition_penalty=number("repetition_penalty", fields.repetition_penalty, 1.0, 0.01, 10.0),
         presence_penalty=number("presence_penalty", fields.presence_penalty, 0.0, -2.0, 2.0),
         frequency_penalty=number("frequency_penalty", fields.frequency_penalty, 0.0, -2.0, 2.0),
         logit_bias=_logit_bias(fields.logit_bias, facts, limits),
