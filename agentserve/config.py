@@ -19,8 +19,10 @@ from agentserve.values import (
     at_least,
     boolean,
     choice,
+    milliseconds,
     optional,
     path,
+    positive_seconds,
     seconds,
     size,
     text,
@@ -49,6 +51,7 @@ class HttpConfig(msgspec.Struct, frozen=True):
     api_keys: tuple[str, ...] = ()  # empty: open, and bound to loopback only
     force_usage: bool = False  # add usage to every stream, asked for or not
     drain_seconds: float = 30.0  # how long running turns may go on after SIGTERM
+    tool_wait_seconds: float = 3600.0  # how long a session waits for tool results before it counts as idle
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -58,6 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_num_seqs: int = 64
     max_batched_tokens: int = 2048
     max_model_len: int | None = None  # None: what the model was trained for
+    max_step_seconds: float | None = None  # of a step's predicted time; None: no such limit
     device_kv: int | None = None  # bytes of KV pool per worker; None: from free memory
 
 
@@ -89,6 +93,7 @@ class _Key(msgspec.Struct, frozen=True):
     section: str
     name: str
     read: Callable[[object], object]
+    read_flag: Callable[[object], object] | None = None  # where the flag has another unit than the file
 
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -110,10 +115,12 @@ _FLAGS: dict[str, _Key] = {
     "api_key": _Key("http", "api_keys", text_list),
     "force_usage": _Key("http", "force_usage", boolean),
     "drain_seconds": _Key("http", "drain_seconds", seconds),
+    "tool_wait_seconds": _Key("http", "tool_wait_seconds", seconds),
     "page_size": _Key("engine", "page_size", at_least(1, 1024)),
     "max_num_seqs": _Key("engine", "max_num_seqs", at_least(1)),
     "max_batched_tokens": _Key("engine", "max_batched_tokens", at_least(1)),
     "max_model_len": _Key("engine", "max_model_len", optional(at_least(1))),
+    "max_step_ms": _Key("engine", "max_step_seconds", optional(positive_seconds), optional(milliseconds)),
     "device_kv": _Key("engine", "device_kv", optional(size)),
     "workers": _Key("workers", "count", at_least(1, 1024)),
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
@@ -136,7 +143,9 @@ def load(flags: Mapping[str, object], file: Path | None = None) -> ServeConfig:
         if key is None:
             raise ConfigError(f"--{flag.replace('_', '-')}: unknown flag")
         if raw is not None:
-            values[key.section, key.name] = _read(key, raw, f"--{flag.replace('_', '-')}")
+            values[key.section, key.name] = _read(
+                key.read_flag or key.read, raw, f"--{flag.replace('_', '-')}"
+            )
     config = _build(values)
     _check(config)
     return config
@@ -163,7 +172,7 @@ def _from_file(file: Path) -> dict[tuple[str, str], object]:
             key = known.get((table, name))
             if key is None:
                 raise ConfigError(f"{where}: unknown {_unknown(raw, table, known)}")
-            values[table, name] = _read(key, raw, where)
+            values[table, name] = _read(key.read, raw, where)
     return values
 
 
@@ -174,9 +183,9 @@ def _unknown(raw: object, table: str, known: Mapping[tuple[str, str], _Key]) -> 
     return f"setting; settings here are {', '.join(names)}"
 
 
-def _read(key: _Key, raw: object, where: str) -> object:
+def _read(read: Callable[[object], object], raw: object, where: str) -> object:
     try:
-        return key.read(raw)
+        return read(raw)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}, got {_show(raw)}") from None
 

@@ -211,12 +211,6 @@ class WorkerView(msgspec.Struct, frozen=True):
     pages_free: int
     pages_cached: int  # idle, evictable
     pages_live: int  # referenced by running turns
-    prompt_tokens: int  # counters, monotonic
-    cached_tokens: int
-    generated_tokens: int
-    computed_tokens: int
-    preemptions: int
-    steps: int
 
 
 class Description(msgspec.Struct, frozen=True, tag="description"):
@@ -230,7 +224,6 @@ class StepDone(msgspec.Struct, frozen=True, tag="step"):
 
     events: list[StateChange | Token | TurnEnded | Description]
     worker: WorkerView | None = None
-    seconds: float = 0.0  # of the step that ended; 0 when none ran
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):

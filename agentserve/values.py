@@ -93,6 +93,24 @@ def seconds(raw: object) -> float:
     return float(raw)
 
 
+def positive_seconds(raw: object) -> float:
+    """A duration above 0 and up to a day, in seconds."""
+    return _above_zero(raw, 1.0, "seconds, above 0")
+
+
+def milliseconds(raw: object) -> float:
+    """A duration above 0 and up to a day, told in milliseconds; the result is in seconds."""
+    return _above_zero(raw, 1e3, "milliseconds, above 0")
+
+
+def _above_zero(raw: object, per_second: float, expected: str) -> float:
+    if isinstance(raw, str) and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", raw):
+        raw = float(raw)
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not 0 < raw <= 86400 * per_second:
+        raise ConfigError(f"expected {expected}")
+    return raw / per_second
+
+
 def size(raw: object) -> int:
     """Bytes: an integer, or a number with a unit (512MiB is binary, 2GB is decimal)."""
     expected = "expected a size in bytes such as 512MiB or 2GB"

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from agentserve.server.http.app import create_app
 from agentserve.server.http.context import ServerContext, ServerOptions
 from agentserve.server.http.hermes_calls import HermesParser
-from tests.fakes import ByteTemplate, ByteTokenizer, NoGrammars, ScriptedEngine, chain
+from tests.fakes import END, EOS, ByteTemplate, ByteTokenizer, NoGrammars, ScriptedEngine, chain
 
 CHAT = "/v1/chat/completions"
 TOOLS = [
@@ -54,6 +54,7 @@ class Rig:
             ServerOptions(model="tiny", **options),
             tokenizer=ByteTokenizer(),
             template=template or ByteTemplate(),
+            end_ids=(END, EOS),
             chain=chain,
             tool_parser=HermesParser,
             grammar_maker=self.grammars,

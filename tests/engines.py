@@ -29,11 +29,14 @@ class Rig:
         pages: Sequence[int] = (32,),
         vocab: int = VOCAB,
         executor: Executor | None = None,
+        cost: StepCost | None = None,
         **config: object,
     ) -> None:
         self.config = CoreConfig(**{"page_size": 4, "max_batched_tokens": 64, **config})  # type: ignore[arg-type]
-        self.core = EngineCore(self.config, groups_of(len(pages)), tuple(pages))
-        self.executor = executor or SimExecutor(tuple(pages), self.config.page_size, StepCost(), vocab)
+        self.core = EngineCore(self.config, groups_of(len(pages)), tuple(pages), cost)
+        self.executor = executor or SimExecutor(
+            tuple(pages), self.config.page_size, cost or StepCost(), vocab
+        )
         self.vocab = vocab
         self.now = 0.0
         self.events: list[CoreEvent] = []

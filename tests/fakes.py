@@ -198,7 +198,7 @@ class ScriptedEngine:
         if session is not None and known:
             size = len(known[-1].tokens) // 4
             view = SessionView(session, SessionState.IDLE, known[-1].turn, size, size, -(-size // 16), 0)
-        return FleetView((WorkerView(len(self.live), 0, 1, 64, 40, 20, 4, 0, 0, 0, 0, 0, 0),), view)
+        return FleetView((WorkerView(len(self.live), 0, 1, 64, 40, 20, 4),), view)
 
     async def reset_prefix_cache(self) -> bool:
         self.resets += 1
@@ -231,7 +231,7 @@ class ScriptedEngine:
             return
         yield change(SessionState.WAITING)
         yield change(SessionState.PREFILLING)
-        ends = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else {EOS})
+        ends = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else {END, EOS})
         plan = [*script.ids, END] if script.eos and script.reason is FinishReason.STOP else list(script.ids)
         for index, token in enumerate(plan):
             if script.hold_at == index:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Encoder
@@ -83,6 +85,12 @@ def template(name: str) -> ChatTemplate:
     if name == "smollm2":
         return _smollm2().template
     return ChatTemplate(TemplateSources(source(name)), tokenizer(), now=lambda: TODAY)
+
+
+def prompt_text(chat: ChatTemplate, messages: Sequence[Message], **options: Any) -> str:
+    """The prompt as text; it does not show which control strings are real."""
+    words = smollm2_tokenizer() if chat is template("smollm2") else tokenizer()
+    return words.decode(chat.render(messages, **options), skip_control=False)
 
 
 @cache

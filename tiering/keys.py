@@ -12,8 +12,6 @@ import hashlib
 import struct
 from collections.abc import Mapping
 
-KEY_BYTES = 32
-
 Field = bool | int | float | str | bytes | None
 
 

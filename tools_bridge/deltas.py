@@ -17,16 +17,16 @@ class PartialCall:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a text holds. `rest` is the beginning of a call whose name the text does not reach."""
+    """What a text holds. `cut`: `content` ends in the beginning of a call that has no name yet."""
 
     content: str
     calls: tuple[PartialCall, ...]
-    rest: str = ""
+    cut: bool = False
 
     @property
     def truncated(self) -> bool:
         """Whether the text ended inside a call."""
-        return bool(self.rest) or any(call.error == "truncated" for call in self.calls)
+        return self.cut or any(call.error == "truncated" for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ piece by piece, in time linear in the text, whatever the pieces. The rules:
 - The call's JSON ends where its braces say, never at a tag inside a string.
 - A call counts as opened once its name is known. A `<tool_call>` that turns out not to begin a
   JSON object with a name is plain text, and nothing of it is lost.
-- A call the text ends within is "truncated", one that is no JSON object with an object of
-  arguments is "malformed". Neither is ever repaired.
+- A call the text ends within is "truncated"; where not even its name is known, what there is of it
+  is shown as text. One that is no JSON object with arguments by `json_value` is "malformed".
+  Neither is ever repaired.
 - No arguments, `null` and a blank string all mean `{}`. Arguments given as a JSON string are
   that string's content.
 - Blanks around calls belong to no one: they are dropped, but where text goes on after a call, the
@@ -34,6 +35,7 @@ from tools_bridge.deltas import (
     joined,
 )
 from tools_bridge.json_scan import BLANKS, ObjectScanner, Piece
+from tools_bridge.json_value import JsonError, is_text, parse_arguments
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _TAG = re.compile(f"{OPEN}|{CLOSE}")
@@ -82,7 +84,7 @@ class DeltaTracker:
         self._scanner = ObjectScanner()
         self._call = _Call()
         self._junk: list[str] = []
-        self._rest = ""
+        self._cut = False
         self._content: list[str] = []
         self._calls: list[tuple[_Call, str | None]] = []
         self._out: list[Delta] = []
@@ -94,7 +96,7 @@ class DeltaTracker:
             PartialCall(call.name, "".join(call.given), complete=error == "", error=error or "")
             for call, error in self._calls
         )
-        return Parsed("".join(self._content), calls, self._rest)
+        return Parsed("".join(self._content), calls, self._cut)
 
     def feed(self, text: str) -> list[Delta]:
         """Take in more text; what it decided."""
@@ -120,7 +122,8 @@ class DeltaTracker:
             self._add_content(tail)
         elif self._state is _State.OBJECT:
             if self._call.index < 0:
-                self._rest = "".join(self._raw) + tail
+                self._cut = True
+                self._add_content("".join(self._raw) + tail)
             else:
                 self._close("truncated")
         elif self._state is _State.SKIP:
@@ -248,7 +251,7 @@ class DeltaTracker:
         call = self._call
         call.name_seen = True
         name = _loads(raw)
-        if not isinstance(name, str) or not name or not _is_text(name):
+        if not isinstance(name, str) or not name or not is_text(name):
             call.malformed = True
             return
         call.name, call.index = name, len(self._calls)
@@ -268,7 +271,7 @@ class DeltaTracker:
             self._give(raw)
             return
         value = _loads(raw)
-        text = value if isinstance(value, str) and _is_text(value) else raw
+        text = value if isinstance(value, str) and is_text(value) else raw
         self._give("{}" if value is None or not text.strip() else text)
 
     def _give(self, text: str) -> None:
@@ -277,8 +280,7 @@ class DeltaTracker:
 
     def _close(self, error: str) -> None:
         call = self._call
-        whole = ("".join(self._raw[1:]), "".join(call.given))
-        if not error and not all(isinstance(_loads(raw), dict) for raw in whole):
+        if not error and not (isinstance(_loads("".join(self._raw[1:])), dict) and _runs(call)):
             error = "malformed"
         self._calls[call.index] = (call, error)
         self._out.append(CallClosed(call.index, error))
@@ -309,11 +311,11 @@ def _overlap(text: str, start: int, tag: str) -> int:
     return 0
 
 
-def _is_text(value: str) -> bool:
-    """Whether it can be sent: an escape may have made half of a surrogate pair."""
+def _runs(call: _Call) -> bool:
+    """Whether the arguments are what everybody behind this parser takes for arguments."""
     try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
+        parse_arguments("".join(call.given))
+    except JsonError:
         return False
     return True
 

@@ -10,15 +10,5 @@ class ToolSpec:
     """A function the model may call. `parameters` is a JSON schema; {} means it takes none."""
 
     name: str
-    description: str = ""
     parameters: dict[str, object] = field(default_factory=dict)
     strict: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call the model made. `arguments` is JSON text, as the model wrote it."""
-
-    name: str
-    arguments: str
-    id: str | None = None

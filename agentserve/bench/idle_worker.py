@@ -11,11 +11,12 @@ import sys
 import time
 
 from agentserve.core.config import CoreConfig
+from agentserve.core.cost import StepCost
 from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Chunk, ChunkResult, Plan, Sampled, StepResult
 from agentserve.messages import PROTOCOL_VERSION, Hello
 from agentserve.server.workers.spec import WorkerSpec
-from agentserve.server.workers.worker_process import BuiltEngine, main
+from agentserve.server.workers.worker_main import BuiltEngine, main
 from agentserve.types import KVGroup
 
 POOL_TOKENS = 1 << 19
@@ -74,7 +75,7 @@ def build(spec: WorkerSpec) -> BuiltEngine:
         parameters=0,
         weights_digest="",
     )
-    return BuiltEngine(core, IdleExecutor(), hello, config, groups, pages)
+    return BuiltEngine(core, IdleExecutor(), hello, config, groups, pages, StepCost())
 
 
 if __name__ == "__main__":

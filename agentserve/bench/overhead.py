@@ -81,6 +81,7 @@ def _spec(socket: str, sessions: int) -> WorkerSpec:
         max_num_seqs=sessions,
         max_batched_tokens=1 << 18,
         max_model_len=None,
+        max_step_seconds=None,
         device_kv=None,
         kv_share=1,
         threads=1,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+
+from agentserve.machine import usable_cores
 
 VERSIONS_OF = ("torch", "numpy", "msgspec", "tokenizers", "xgrammar")
 
@@ -45,7 +46,7 @@ def machine() -> dict[str, str]:
     """What a reader must know of the machine to compare figures."""
     return {
         "processor": _processor(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cores": str(usable_cores()),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }

@@ -12,20 +12,18 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from agentserve.bench.limits import product_peak, read_bandwidth
 from agentserve.bench.report import Row
 from agentserve.messages import Close, ResetPrefixCache, Submit, pack_tokens
 from agentserve.models.config import DecoderConfig
+from agentserve.models.load import DTYPES
+from agentserve.server.workers.build import build_engine
 from agentserve.server.workers.spec import WorkerSpec
-from agentserve.server.workers.worker import build_engine
-from agentserve.server.workers.worker_process import BuiltEngine
+from agentserve.server.workers.worker_main import BuiltEngine
 from agentserve.types import Sampling, SessionId, TurnId
 
 DECODE = ((1, 64), (1, 3500), (8, 64), (8, 2000))  # (sessions, context)
 PREFILL = (400, 2000, 3500)
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentserve.config import load
+from agentserve.machine import usable_cores
 
 if TYPE_CHECKING:
     from agentserve.bench.report import Row
@@ -36,7 +37,7 @@ def bench(
 
     flags = {"model": model, "dtype": dtype, "device": device, "device_kv": device_kv, "threads": threads}
     settings = load(flags, None)
-    spec = worker_spec(settings, 0, "", os.getpid(), os.cpu_count() or 1)
+    spec = worker_spec(settings, 0, "", os.getpid(), usable_cores())
     rows = overheads.measure() if overhead else []
     rows += speed.measure(spec, runs)
     _show(rows)

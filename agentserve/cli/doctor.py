@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import typer
 
 from agentserve import __version__
 from agentserve.cli.packages import foreign_kernels
-from agentserve.memory import available_memory
+from agentserve.machine import available_memory, usable_cores
 from agentserve.values import show_size
 
 # What the kernels can profit from, as /proc/cpuinfo spells it.
@@ -30,7 +29,7 @@ class Finding:
 
 
 def doctor() -> None:
-    """Check this installation and machine; exits with 1 if the server could not run."""
+    """Check this installation and machine; exits with 1 if a server could run no model at all."""
     bad = False
     for finding in findings():
         bad = bad or not finding.good
@@ -45,8 +44,7 @@ def findings() -> Iterator[Finding]:
     yield Finding("python", f"{version} ({sys.executable})", sys.version_info >= (3, 11))
     yield Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}")
     features = cpu_features()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding("cpu", f"{cores} usable cores; {' '.join(features) or 'no vector features known'}")
+    yield Finding("cpu", f"{usable_cores()} usable cores; {' '.join(features) or 'no vector features known'}")
     memory = available_memory()
     yield Finding("memory", f"{show_size(memory)} available" if memory else "not known on this system")
     foreign = foreign_kernels()

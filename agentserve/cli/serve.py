@@ -47,6 +47,10 @@ def serve(
     max_model_len: Annotated[
         str | None, typer.Option(help="Longest context.", show_default="the model's")
     ] = None,
+    max_step_ms: Annotated[
+        str | None,
+        typer.Option(help="Longest step, as predicted from measured ones.", show_default="no limit"),
+    ] = None,
     workers: Annotated[str | None, typer.Option(help="Engine processes.", show_default="1")] = None,
     threads: Annotated[
         str | None, typer.Option(help="Kernel threads per worker.", show_default="cores / workers")
@@ -58,6 +62,9 @@ def serve(
     force_usage: Annotated[bool, typer.Option("--force-usage", help="Add usage to every stream.")] = False,
     drain_seconds: Annotated[
         str | None, typer.Option(help="How long turns may go on after SIGTERM.", show_default="30")
+    ] = None,
+    tool_wait_seconds: Annotated[
+        str | None, typer.Option(help="How long a session waits for its tools.", show_default="3600")
     ] = None,
     record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
     log_level: Annotated[

@@ -6,7 +6,14 @@ step is never predicted to be faster. Fitted from recorded steps, not from FLOPs
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+
+
+def pairs(start: int, count: int) -> int:
+    """(query token, key token) pairs of a causal chunk of `count` tokens at position `start`."""
+    return count * start + count * (count + 1) // 2
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,10 +29,13 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) < 0:
                 raise ValueError(f"cost model: {name} must not be negative")
 
+    def step(self, chunks: Iterable[tuple[int, int]]) -> float:
+        """What a step with these chunks, each (start, count), takes."""
+        return self.fixed + sum(self.chunk(start, count) for start, count in chunks)
+
     def chunk(self, start: int, count: int) -> float:
         """What a chunk of `count` tokens at position `start` adds."""
-        pairs = count * start + count * (count + 1) // 2
-        return self.per_row + self.per_token * count + self.per_context * pairs
+        return self.per_row + self.per_token * count + self.per_context * pairs(start, count)
 
     def largest_chunk(self, start: int, most: int, budget: float) -> int:
         """The largest count ≤ most that adds at most `budget` seconds."""

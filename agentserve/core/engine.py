@@ -60,7 +60,6 @@ class EngineCore:
         self._ends = frozenset(config.eos_token_ids)
         self._events: list[CoreEvent] = []
         self._arrivals = 0
-        self._totals = dict.fromkeys(("prompt", "cached", "generated", "computed", "preemptions", "steps"), 0)
         self._namespaces: dict[str, bytes] = {}
 
     # --- commands ----------------------------------------------------------------------------
@@ -165,7 +164,6 @@ class EngineCore:
     def begin_step(self, now: float) -> Plan | None:
         """The next plan to run, or None. Its pages are reserved until finish_step or fail_step."""
         plan, preempted = self.scheduler.plan(now)
-        self._totals["preemptions"] += len(preempted)
         for session in preempted:
             self._show(session, now, "pages")
         if plan is not None:
@@ -178,9 +176,7 @@ class EngineCore:
     def finish_step(self, result: StepResult, now: float) -> None:
         """Book what a plan computed. Results of another epoch are stale and dropped."""
         self.kv.plan_done()
-        self._totals["steps"] += 1
         for chunk in result.chunks:
-            self._totals["computed"] += chunk.computed
             session = self.sessions.get(chunk.session)
             if session is None or session.phase is not Phase.RUNNING or session.epoch != chunk.epoch:
                 continue
@@ -247,9 +243,6 @@ class EngineCore:
             turn.first_token,
             now,
         )
-        self._totals["prompt"] += turn.prompt
-        self._totals["cached"] += turn.cached
-        self._totals["generated"] += generated
         self._show(session, now, reason.value)
         self._events.append(TurnEnded(session.id, turn.id, reason, usage, error))
 
@@ -287,7 +280,6 @@ class EngineCore:
 
     def view(self) -> WorkerView:
         pool = min(self.kv.pools, key=lambda pool: pool.available)
-        totals = self._totals
         return WorkerView(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -296,12 +288,6 @@ class EngineCore:
             pages_free=pool.free,
             pages_cached=pool.idle,
             pages_live=pool.live,
-            prompt_tokens=totals["prompt"],
-            cached_tokens=totals["cached"],
-            generated_tokens=totals["generated"],
-            computed_tokens=totals["computed"],
-            preemptions=totals["preemptions"],
-            steps=totals["steps"],
         )
 
     def check(self) -> None:

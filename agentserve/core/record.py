@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from agentserve.core.cost import StepCost
 from agentserve.core.plan import Plan, StepResult
 from agentserve.messages import Command, pack_tokens
 from agentserve.types import KVGroup
@@ -21,12 +22,14 @@ _HEADER = struct.Struct(">I")
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """The first entry: how the core was built. `config` is the core's configuration in msgpack."""
+    """The first entry: how the core was built. `config` is the core's configuration in msgpack, `cost`
+    what it predicts steps with."""
 
     version: int
     config: bytes
     groups: tuple[KVGroup, ...]
     pages: tuple[int, ...]
+    cost: StepCost = StepCost()
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):

@@ -98,12 +98,21 @@ class Scheduler:
         for session in [session for session in self.running if session.lag == 1]:
             if session in draft.preempted:
                 continue
-            if draft.tokens < 1:
-                draft.reasons.append((session.id, "tokens"))
+            limit = self._no_room_for_one(session, draft)
+            if limit:
+                draft.reasons.append((session.id, limit))
                 continue
             self._grant_one(session, draft)
         for session in [session for session in self.running if session.lag > 1]:
             self._grant_chunk(session, session.computed, draft)
+
+    def _no_room_for_one(self, session: Session, draft: Draft) -> str:
+        """Which limit leaves no room for one token of this session; the first chunk of a step always has."""
+        if draft.tokens < 1:
+            return "tokens"
+        if draft.seconds is None or not draft.chunks:
+            return ""
+        return "time" if draft.spent + self.cost.chunk(session.computed, 1) > draft.seconds else ""
 
     def _grant_one(self, session: Session, draft: Draft) -> None:
         """One token for a session that must not wait: take pages from the youngest if need be."""
@@ -144,9 +153,10 @@ class Scheduler:
         for most, name in ((draft.tokens, "tokens"), (room, "pages")):
             if most < count:
                 count, limit = max(most, 0), name
-        if draft.seconds is not None and draft.chunks:
-            # The first chunk of a step is never cut by time: something must run.
+        if draft.seconds is not None:
             most = self.cost.largest_chunk(start, count, draft.seconds - draft.spent)
+            if not draft.chunks:  # something must run: the rest of a page, whatever it takes
+                most = max(most, min(count, size - start % size))
             if most < count:
                 count, limit = most, "time"
         if count < lag:

@@ -60,7 +60,7 @@ class TurnFolds:
         if self._stops is not None:
             data = self._token_bytes[token] if token < len(self._token_bytes) else b""
             hit = self._stops.push(data)
-            ended = ended or (hit is not None and len(self.generated) >= self.sampling.min_tokens)
+            ended = ended or (hit and len(self.generated) >= self.sampling.min_tokens)
         return ended
 
 

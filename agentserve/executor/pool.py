@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from agentserve.models.config import DecoderConfig
 from agentserve.types import KVGroup
@@ -66,7 +65,3 @@ class KVPool:
     @property
     def nbytes(self) -> int:
         return sum(storage.numel() * storage.element_size() for storage in self.storages)
-
-    def page_bytes(self, group: int, page: int) -> Tensor:
-        """One page as it lies in memory: a writable `[page_bytes]` uint8 view."""
-        return self.storages[group][page].view(-1).view(torch.uint8)

@@ -12,6 +12,7 @@ from torch import Tensor
 from agentserve.core.plan import Chunk, ChunkResult, PageCopy, Plan, Sampled, SampleSpec, StepResult
 from agentserve.executor.batch import build_batch, check_chunk, split_rows
 from agentserve.executor.pool import KVPool
+from agentserve.executor.sampler import NotSampled
 from agentserve.models.decoder import Decoder
 from agentserve.types import SessionId, TurnId
 
@@ -26,12 +27,9 @@ Row = tuple[SessionId, TurnId, SampleSpec]
 class SamplerPort(Protocol):
     """What the runner asks of sampling."""
 
-    def sample(self, logits: Tensor, specs: Sequence[Row]) -> list[Sampled]:
-        """One token per row of `logits [rows, vocab]` float32, which may be overwritten."""
-        ...
-
-    def problem(self, session: SessionId, turn: TurnId, spec: SampleSpec) -> str:
-        """Why `sample` would fail on this row; empty if it would not."""
+    def sample(self, logits: Tensor, specs: Sequence[Row]) -> Sequence[Sampled | NotSampled]:
+        """One token, or why there is none, per row of `logits [rows, vocab]` float32, which may be
+        overwritten."""
         ...
 
     def define_grammar(self, grammar_id: str, compiled: str) -> None: ...
@@ -123,15 +121,12 @@ class TorchExecutor:
     def _sample(
         self, chunks: Sequence[Chunk], alive: dict[int, Tensor], errors: list[str]
     ) -> dict[int, Sampled]:
-        """Sampled tokens by chunk number; a row of logits that is not finite becomes an error instead."""
+        """Sampled tokens by chunk number; a row that gives none becomes an error instead."""
         wanted = [
             (number, spec)
             for number, chunk in enumerate(chunks)
             if (spec := chunk.sample) and number in alive
         ]
-        for number, spec in wanted:
-            errors[number] = self._sampler.problem(chunks[number].session, chunks[number].turn, spec)
-        wanted = [item for item in wanted if not errors[item[0]]]
         if not wanted:
             return {}
         logits = self._decoder.logits(torch.stack([alive[number] for number, _ in wanted]))
@@ -144,5 +139,10 @@ class TorchExecutor:
         if not wanted:
             return {}
         specs = [(chunks[number].session, chunks[number].turn, spec) for number, spec in wanted]
-        tokens = self._sampler.sample(logits, specs)
-        return {number: token for (number, _), token in zip(wanted, tokens, strict=True)}
+        sampled: dict[int, Sampled] = {}
+        for (number, _), found in zip(wanted, self._sampler.sample(logits, specs), strict=True):
+            if isinstance(found, NotSampled):
+                errors[number] = found.error
+            else:
+                sampled[number] = found
+        return sampled

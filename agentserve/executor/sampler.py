@@ -11,7 +11,9 @@ Only the argmax of plain greedy rows runs over the batch: comparing rounds nothi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +27,17 @@ from agentserve.executor.grammars import GrammarStore
 from agentserve.executor.logprobs import RawLogprobs
 from agentserve.types import Sampling, SessionId, TurnId
 
+log = logging.getLogger(__name__)
+
 Row = npt.NDArray[np.float32]
 Request = tuple[SessionId, TurnId, SampleSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class NotSampled:
+    """A row that gave no token, and why, in one line. The other rows are not touched by it."""
+
+    error: str
 
 
 class Sampler:
@@ -57,25 +68,13 @@ class Sampler:
     def drop_grammar(self, grammar_id: str) -> None:
         self._grammars.drop(grammar_id)
 
-    def problem(self, session: SessionId, turn: TurnId, spec: SampleSpec) -> str:
-        """Why `sample` would fail on this row (an unknown grammar, tokens outside it), or ""."""
-        if not needs_folds(spec.sampling):
-            return ""
-        try:
-            folds = self._folds.at(session, turn, spec)
-        except ValueError as error:
-            return str(error)
-        if folds.grammar is not None and folds.grammar.over:
-            return f"grammar {spec.sampling.grammar!r} is already complete"
-        return ""
-
-    def sample(self, logits: torch.Tensor, specs: Sequence[Request]) -> list[Sampled]:
-        """One token per row of `logits` (fp32 [rows, vocab], any device; may be overwritten).
+    def sample(self, logits: torch.Tensor, specs: Sequence[Request]) -> list[Sampled | NotSampled]:
+        """One token per row of `logits` (finite fp32 [rows, vocab], any device; may be overwritten).
 
         `Sampled.ended` is set when the token completes a stop string (from `min_tokens` on), when
         it completes a grammar after which only an end-of-sequence token could follow (so none is
-        asked for), or when it is that token. A row for which `problem` is not empty is a
-        ValueError.
+        asked for), or when it is that token. A row that cannot be sampled (an unknown grammar,
+        tokens outside it, penalties that leave float32) fails alone.
         """
         rows, width = logits.shape
         if rows != len(specs) or width != self._vocab_size:
@@ -83,7 +82,7 @@ class Sampler:
                 f"logits of shape {rows}x{width} for {len(specs)} rows and a vocabulary of {self._vocab_size}"
             )
         logits = logits.detach()
-        results: list[Sampled | None] = [None] * rows
+        results: list[Sampled | NotSampled | None] = [None] * rows
         plain = [i for i, (_, _, spec) in enumerate(specs) if self._is_plain(spec)]
         if plain:
             chosen = logits if len(plain) == rows else logits[plain]
@@ -94,7 +93,7 @@ class Sampler:
             on_cpu = logits if logits.device.type == "cpu" else logits[others].cpu()
             for n, i in enumerate(others):
                 row: Row = on_cpu[i if on_cpu is logits else n].numpy()
-                results[i] = self._sample_row(row, *specs[i])
+                results[i] = self._try_row(row, *specs[i])
         return [result for result in results if result is not None]
 
     def _is_plain(self, spec: SampleSpec) -> bool:
@@ -107,13 +106,25 @@ class Sampler:
             and spec.length - spec.prompt >= sampling.min_tokens
         )
 
+    def _try_row(self, row: Row, session: SessionId, turn: TurnId, spec: SampleSpec) -> Sampled | NotSampled:
+        try:
+            return self._sample_row(row, session, turn, spec)
+        except ValueError as error:
+            return NotSampled(str(error))
+        except Exception as error:  # of this row's settings or of a library: its batch mates go on
+            log.exception("turn %d of session %s could not be sampled", turn, session)
+            return NotSampled(f"{type(error).__name__}: {error}".splitlines()[0])
+
     def _sample_row(self, row: Row, session: SessionId, turn: TurnId, spec: SampleSpec) -> Sampled:
         sampling = spec.sampling
         folds = self._folds.at(session, turn, spec) if needs_folds(sampling) else None
         raw = RawLogprobs(row, sampling.logprobs) if sampling.logprobs is not None else None
-        self._shift(row, sampling, folds)
+        with np.errstate(over="ignore", invalid="ignore"):  # told below, of the tokens that count
+            self._shift(row, sampling, folds)
         ids = self._candidates(row, spec, folds)
         values = row if ids is None else row[ids]
+        if not float(values.max()) < np.inf:  # NaN, too, fails this
+            raise ValueError("the penalties and biases asked for leave no finite logits")
         if sampling.temperature == 0.0:
             index = int(values.argmax())
         else:
@@ -141,7 +152,7 @@ class Sampler:
         ids: npt.NDArray[np.int64] | None = None
         if folds is not None and folds.grammar is not None:
             ids = folds.grammar.allowed()
-            if len(ids) == 0:
+            if folds.grammar.over or len(ids) == 0:
                 raise ValueError(f"grammar {spec.sampling.grammar!r} is already complete")
         if spec.length - spec.prompt < spec.sampling.min_tokens:
             ends = self._ends(spec.sampling)

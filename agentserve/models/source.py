@@ -42,10 +42,19 @@ def resolve(model: str, hub_cache: Path | None = None) -> ModelSource:
             return ModelSource("gguf", path, path.stem)
         raise ModelError(f"{model}: a model file must end in .gguf")
     if _REPO_ID.fullmatch(model) and path.suffix.lower() != ".gguf":
-        cache = hub_cache or Path.home() / ".cache" / "huggingface" / "hub"
+        cache = hub_cache or _hub_cache()
         return _folder(_cached_snapshot(model, cache) or _download(model, hub_cache), model)
     aliases = ", ".join(_ALIASES)
     raise ModelError(f"{model}: no such file or folder, and neither an alias ({aliases}) nor a repository id")
+
+
+def _hub_cache() -> Path:
+    """Where the hub's own tool keeps its cache: it reads HF_HOME and the like, we do not."""
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError:
+        return Path.home() / ".cache" / "huggingface" / "hub"
+    return Path(HF_HUB_CACHE)
 
 
 def _packaged_gguf(distribution: str, alias: str) -> Path:

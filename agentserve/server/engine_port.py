@@ -18,7 +18,7 @@ TurnEvent = StateChange | Token | TurnEnded
 
 
 class EngineDown(Exception):
-    """No worker can take the turn now; the message is one line for the client."""
+    """No worker can take a turn, and none will come back; the message is one line for the client."""
 
 
 class FleetView(msgspec.Struct, frozen=True):
@@ -48,7 +48,10 @@ class Engine(Protocol):
         ...
 
     def submit(self, command: Submit) -> TurnStream:
-        """Begin a turn on the session's worker, else on the least loaded; `EngineDown` if none lives."""
+        """Begin a turn on the session's worker, else on the least loaded.
+
+        While none lives but one will come back the turn waits; `EngineDown` if none will.
+        """
         ...
 
     def abort(self, session: SessionId, turn: TurnId) -> None:

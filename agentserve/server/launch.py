@@ -22,6 +22,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from agentserve.config import ServeConfig
+from agentserve.machine import usable_cores
 from agentserve.messages import Hello
 from agentserve.server.engine_port import Engine
 from agentserve.server.workers.fleet import Fleet
@@ -99,13 +100,6 @@ def bind(host: str, port: int) -> socket.socket:
         raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     sock.setblocking(False)
     return sock
-
-
-def usable_cores() -> int:
-    """How many cores this process may use; less than the machine has in a container or under taskset."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class _Server(uvicorn.Server):

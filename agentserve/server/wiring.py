@@ -16,7 +16,7 @@ from agentserve.server.http.context import ServerOptions
 from agentserve.server.http.hermes_calls import HermesGrammars, HermesParser
 from agentserve.server.launch import Prepared
 from agentserve.server.text_port import JsonObject
-from agentserve.server.workers.vocabulary import end_ids, shown_bytes
+from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.text import TextModel, canonical, load
 from tools_bridge.compiler import GrammarCompiler
 
@@ -38,22 +38,24 @@ def prepare_app(config: ServeConfig) -> Prepared:
         version=__version__,
         api_keys=config.api_keys,
         force_usage=config.http.force_usage,
+        tool_wait_seconds=config.http.tool_wait_seconds,
     )
     return Prepared(names[0], http_app(text, options))
 
 
 def http_app(text: TextModel, options: ServerOptions) -> Callable[[Engine], Starlette]:
     """In two steps: this one may run in a thread while workers start, the result takes the engine."""
-    shown, stops = shown_bytes(text.tokenizer), end_ids(text)
+    shown = shown_bytes(text.tokenizer)
     template = text.template if text.template.available else None
 
     def build(engine: Engine) -> Starlette:
-        compiler = GrammarCompiler(shown, engine.hello.vocab_size, stops)
+        compiler = GrammarCompiler(shown, engine.hello.vocab_size, text.end_ids)
         return create_app(
             engine,
             options,
             tokenizer=text.tokenizer,
             template=template,
+            end_ids=text.end_ids,
             chain=chain,
             tool_parser=HermesParser,
             grammar_maker=HermesGrammars(compiler),

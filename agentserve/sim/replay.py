@@ -11,7 +11,6 @@ from collections.abc import Iterable
 import msgspec
 
 from agentserve.core.config import CoreConfig
-from agentserve.core.cost import StepCost
 from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Plan
 from agentserve.core.record import (
@@ -36,8 +35,8 @@ class Replay(msgspec.Struct, frozen=True):
     differs_at: int | None  # number of the first plan that came out otherwise; nothing after it was run
 
 
-def replay(entries: Iterable[Entry], cost: StepCost | None = None) -> Replay:
-    """Feed a log into a new core. cost: the cost model it was recorded with, if not the default."""
+def replay(entries: Iterable[Entry]) -> Replay:
+    """Feed a log into a new core, built as the log says."""
     stream = iter(entries)
     opened = next(stream, None)
     if not isinstance(opened, Opened):
@@ -45,7 +44,7 @@ def replay(entries: Iterable[Entry], cost: StepCost | None = None) -> Replay:
     if opened.version != RECORD_VERSION:
         raise ReplayError(f"the log has version {opened.version}, this is {RECORD_VERSION}")
     config = msgspec.msgpack.decode(opened.config, type=CoreConfig)
-    core = EngineCore(config, opened.groups, opened.pages, cost)
+    core = EngineCore(config, opened.groups, opened.pages, opened.cost)
     plan: Plan | None = None
     plans = commands = 0
     for entry in stream:

@@ -92,7 +92,7 @@ class Simulation:
         self._log = log
         self._check = check_every_step
         if log is not None:
-            log(Opened(RECORD_VERSION, msgspec.msgpack.encode(config), groups, (pages,)))
+            log(Opened(RECORD_VERSION, msgspec.msgpack.encode(config), groups, (pages,), cost))
         for agent in agents:
             self._at(agent.arrives, agent.name)
 

@@ -22,6 +22,14 @@ class TextModel:
     tokenizer: Tokenizer
     template: ChatTemplate
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Every token that ends a turn, ascending: the model's EOS and the template's end of a message.
+
+        The one answer for whoever ends turns, masks ends or compiles grammars.
+        """
+        return tuple(sorted(self.tokenizer.eos_ids | self.template.stop_ids))
+
 
 def load(path: Path, chat_template: Path | None = None) -> TextModel:
     """Tokenizer and chat template of a `.gguf` file or a Hugging Face folder.

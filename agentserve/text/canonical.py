@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from agentserve.text.conversation import Json, RawMessage, parse_message
+from agentserve.text.conversation import RawMessage, parse_message
+from tools_bridge.json_value import Json
 
 ROOT = hashlib.sha256(b"agentserve conversation 1").digest()
 """The parent of a first message."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from agentserve.text import hermes
-from agentserve.text.conversation import Json, Message, merge_leading_system
+from agentserve.text.conversation import Message, merge_leading_system
 from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts, TemplateMessage, probe
 from agentserve.text.jinja import CompiledTemplate
 from agentserve.text.template_sources import TemplateSources
+from tools_bridge.json_value import Json
 
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}

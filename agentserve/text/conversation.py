@@ -1,24 +1,24 @@
 """OpenAI-shaped chat messages, checked and brought into one form.
 
 Everything that renders or compares messages reads this form, so that `null` and "" content, list
-and string content, or arguments as text and as an object mean the same everywhere.
+and string content, or arguments as text and as an object mean the same everywhere. What is a valid
+history is decided here alone.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Never
 
 from agentserve.text.errors import TextError
+from tools_bridge import json_value
+from tools_bridge.json_value import Json, JsonError
 
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 RawMessage = Mapping[str, object]
 
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-MAX_DEPTH = 64  # of JSON inside tools and arguments
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +47,31 @@ class Message:
 
 
 def parse_messages(messages: Sequence[RawMessage]) -> list[Message]:
-    """All messages, with consecutive tool results brought into the order of their calls.
+    """All messages, with the results of parallel calls brought into the order of the calls.
 
-    Raises TextError that names the index of the first message that is broken.
+    Raises TextError that names the index of the first message that is broken, or where a result
+    answers no call before it, or where some calls of a message have results and others have not.
     """
     if not messages:
-        raise TextError("messages: at least one message is needed")
-    return list(_in_call_order([parse_message(raw, index) for index, raw in enumerate(messages)]))
+        raise TextError("messages: at least one message is needed", param="messages", code="empty_messages")
+    return _in_call_order([parse_message(raw, index) for index, raw in enumerate(messages)])
 
 
 def parse_message(raw: RawMessage, index: int = 0) -> Message:
     """One message; `index` is for errors."""
     where = f"messages[{index}]"
     if not isinstance(raw, Mapping):
-        raise TextError(f"{where}: an object is expected")
+        raise _broken(where, "an object is expected")
     role = raw.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise TextError(f"{where}: unknown role {str(role)[:40]!r}")
+        raise _broken(f"{where}.role", f"unknown role {str(role)[:40]!r}, expected one of {', '.join(ROLES)}")
     calls = _calls(raw.get("tool_calls"), where)
     if calls and role != "assistant":
-        raise TextError(f"{where}: only an assistant message has tool_calls")
-    parts = _parts(raw.get("content"), where)
+        raise _broken(f"{where}.tool_calls", "only an assistant message has tool_calls")
+    parts = _parts(raw.get("content"), f"{where}.content")
     if raw.get("content") is None and role != "assistant":
-        raise TextError(f"{where}: content is missing")
+        raise _broken(f"{where}.content", f"a {role} message needs content")
     call_id = _text(raw, "tool_call_id", where)
-    if role == "tool" and not call_id:
-        raise TextError(f"{where}: a tool message needs a tool_call_id")
     reasoning = _text(raw, "reasoning_content", where) or _text(raw, "reasoning", where)
     return Message(
         role=role,
@@ -84,11 +83,39 @@ def parse_message(raw: RawMessage, index: int = 0) -> Message:
     )
 
 
+def openai_shape(message: Message) -> dict[str, Json]:
+    """The message as a client writes it, always in the same way: `parse_message` gives it back."""
+    parts: list[Json] = [{"type": "text", "text": part} for part in message.parts]
+    text = message.text if message.parts or not message.calls else None
+    shaped: dict[str, Json] = {"role": message.role, "content": parts if len(parts) > 1 else text}
+    if message.calls:
+        shaped["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+            }
+            for call in message.calls
+        ]
+    for key, value in (
+        ("tool_call_id", message.call_id),
+        ("name", message.name),
+        ("reasoning_content", message.reasoning),
+    ):
+        if value is not None:
+            shaped[key] = value
+    return shaped
+
+
+def _broken(where: str, problem: str, code: str | None = None) -> TextError:
+    return TextError(f"{where}: {problem}", param=where, code=code)
+
+
 def _text(raw: RawMessage, key: str, where: str) -> str | None:
     value = raw.get(key)
     if value is None or isinstance(value, str):
         return value
-    raise TextError(f"{where}: {key} must be a string")
+    raise _broken(f"{where}.{key}", f"{key} must be a string")
 
 
 def _parts(content: object, where: str) -> tuple[str, ...]:
@@ -97,16 +124,21 @@ def _parts(content: object, where: str) -> tuple[str, ...]:
     if isinstance(content, str):
         return (content,) if content else ()
     if not isinstance(content, list):
-        raise TextError(f"{where}: content must be a string or a list of text parts")
-    texts = []
-    for part in content:
+        raise _broken(where, "content must be a string or a list of text parts")
+    texts: list[str] = []
+    for number, part in enumerate(content):
+        here = f"{where}[{number}]"
         kind = part.get("type", "text") if isinstance(part, dict) else None
-        field = "refusal" if kind == "refusal" else "text"
-        text = part.get(field) if isinstance(part, dict) else None
-        if kind not in ("text", "refusal", "input_text", "output_text") or not isinstance(text, str):
-            raise TextError(
-                f"{where}: content part of type {str(kind)[:40]!r} is not supported, only text is"
+        if not isinstance(part, dict) or kind not in _TEXT_PARTS:
+            raise _broken(
+                f"{here}.type",
+                f"content part of type {str(kind)[:40]!r} is not supported, only text is",
+                "unsupported_content",
             )
+        field = "refusal" if kind == "refusal" else "text"
+        text = part.get(field)
+        if not isinstance(text, str):
+            raise _broken(f"{here}.{field}", f"a part of type {kind!r} needs a string")
         texts.append(text)
     return tuple(text for text in texts if text)
 
@@ -115,89 +147,86 @@ def _calls(value: object, where: str) -> tuple[Call, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise TextError(f"{where}: tool_calls must be a list")
+        raise _broken(f"{where}.tool_calls", "tool_calls must be a list")
     calls = []
     for number, item in enumerate(value):
         here = f"{where}.tool_calls[{number}]"
         function = item.get("function") if isinstance(item, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(function, dict) or not isinstance(name, str) or not name:
-            raise TextError(f"{here}: a function with a name is expected")
+            raise _broken(here, "a function with a name is expected")
+        kind = item.get("type")
+        if kind not in (None, "function"):
+            raise _broken(f"{here}.type", f"type {str(kind)[:40]!r} is not supported, only 'function' is")
         call_id = item.get("id")
         if call_id is not None and not isinstance(call_id, str):
-            raise TextError(f"{here}: id must be a string")
-        calls.append(Call(call_id or "", name, parse_arguments(function.get("arguments"), here)))
+            raise _broken(f"{here}.id", "id must be a string")
+        arguments = parse_arguments(function.get("arguments"), f"{here}.function.arguments")
+        calls.append(Call(call_id or "", name, arguments))
     return tuple(calls)
 
 
 def parse_arguments(value: object, where: str) -> dict[str, Json]:
     """Call arguments as an object: JSON text, an object, or nothing (null, "", blanks: {})."""
-    if isinstance(value, str):
-        if not value.strip():
-            return {}
-        try:
-            value = json.loads(value, parse_constant=_no_constant, parse_float=_finite)
-        except (ValueError, RecursionError):
-            raise TextError(f"{where}: arguments are not valid JSON") from None
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise TextError(f"{where}: arguments must be a JSON object")
-    check_json(value, where)
-    return value
+    try:
+        return json_value.parse_arguments(value)
+    except JsonError as error:
+        raise _broken(where, str(error), "invalid_tool_arguments") from None
 
 
 def check_json(value: object, where: str) -> None:
-    """TextError unless `value` is finite JSON of at most MAX_DEPTH levels."""
-    level: list[object] = [value]
-    for _ in range(MAX_DEPTH):
-        if not level:
-            return
-        following: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                if not all(isinstance(key, str) for key in item):
-                    raise TextError(f"{where}: object keys must be strings")
-                following.extend(item.values())
-            elif isinstance(item, list):
-                following.extend(item)
-            elif isinstance(item, float) and not math.isfinite(item):
-                raise TextError(f"{where}: numbers must be finite")
-            elif not (item is None or isinstance(item, bool | int | float | str)):
-                raise TextError(f"{where}: {type(item).__name__} is not JSON")
-        level = following
-    if level:
-        raise TextError(f"{where}: nested deeper than {MAX_DEPTH} levels")
+    """TextError unless `value` is JSON by `tools_bridge.json_value`."""
+    try:
+        json_value.check_json(value)
+    except JsonError as error:
+        raise _broken(where, str(error)) from None
 
 
-def _no_constant(text: str) -> Never:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is too large")
-    return value
-
-
-def _in_call_order(messages: Sequence[Message]) -> Iterator[Message]:
-    """Results of parallel calls may come in any order; the prompt has them in call order."""
-    order: dict[str, int] = {}
-    results: list[Message] = []
-    for message in messages:
+def _in_call_order(messages: Sequence[Message]) -> list[Message]:
+    """Templates pair results with calls by position, and one order means one prefix."""
+    ordered: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message, block = messages[at], at + 1
         if message.role == "tool":
-            results.append(message)
-            continue
-        yield from _sorted_results(results, order)
-        results = []
-        order = {call.id: number for number, call in enumerate(message.calls)}
-        yield message
-    yield from _sorted_results(results, order)
+            raise _broken(
+                f"messages[{at}].tool_call_id",
+                "a tool result that follows no assistant message with tool calls",
+                "unknown_tool_call",
+            )
+        at = block
+        while at < len(messages) and messages[at].role == "tool":
+            at += 1
+        ordered.append(message)
+        if at > block:
+            ordered.extend(_paired(message.calls, messages[block:at], block))
+    return ordered
 
 
-def _sorted_results(results: Sequence[Message], order: Mapping[str, int]) -> Iterable[Message]:
-    return sorted(results, key=lambda result: order.get(result.call_id or "", len(order)))
+def _paired(calls: Sequence[Call], results: Sequence[Message], first: int) -> list[Message]:
+    """The results in the order of the calls, one for each; `first`: index of the first result."""
+    ids = [call.id for call in calls]
+    if len(calls) == 1 and len(results) == 1 and not results[0].call_id:
+        return [replace(results[0], call_id=ids[0])]
+    by_id: dict[str, Message] = {}
+    for offset, result in enumerate(results):
+        where = f"messages[{first + offset}].tool_call_id"
+        if not result.call_id or result.call_id not in ids:
+            problem = f"{result.call_id[:80]!r} is unknown" if result.call_id else "missing"
+            made = ", ".join(repr(call_id[:80]) for call_id in ids[:8]) or "none"
+            raise _broken(where, f"{problem}; calls of the message before: {made}", "unknown_tool_call")
+        if result.call_id in by_id:
+            raise _broken(where, f"a second result for {result.call_id[:80]!r}", "duplicate_tool_result")
+        by_id[result.call_id] = result
+    missing = [call_id for call_id in ids if call_id not in by_id]
+    if missing or len(set(ids)) != len(ids):
+        problem = f"no result for {missing[0][:80]!r}" if missing else "calls share an id"
+        raise _broken(
+            f"messages[{first - 1}].tool_calls",
+            f"{problem}; every tool call needs exactly one result",
+            "missing_tool_result",
+        )
+    return [by_id[call_id] for call_id in ids]
 
 
 def merge_leading_system(messages: Sequence[Message], *, keeps_developer: bool) -> list[Message]:

@@ -130,7 +130,6 @@ def vocabulary(metadata: Metadata) -> Vocabulary:
         control=tuple(ControlToken(i, tokens[i], types[i] != _USER_DEFINED) for i in sorted(control_ids)),
         prefix_ids=(bos,) if add_bos and bos is not None else (),
         suffix_ids=(eos,) if add_eos and eos is not None else (),
-        bos_id=bos,
         eos_ids=frozenset(index for index in (eos, *named_ends, *ends) if index is not None),
         strips_leading_space=strips,
         special_texts=named,

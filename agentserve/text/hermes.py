@@ -11,7 +11,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentserve.text.conversation import Call, Json, Message
+from agentserve.text.conversation import Call, Message
+from tools_bridge.json_value import Json
 
 NAME = "hermes"
 

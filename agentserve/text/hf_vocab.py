@@ -46,14 +46,12 @@ def vocabulary(folder: Path) -> Vocabulary:
         text: index for text, index in whole.get_vocab(with_added_tokens=True).items() if index is not None
     }
     prefix, suffix = _frame(whole, config, named, ids)
-    bos = ids.get(named.get("bos_token", ""))
     return Vocabulary(
         encoders=encoders,
         token_bytes=_token_bytes(ids, {token.id for token in added}, kind),
         control=tuple(control),
         prefix_ids=prefix,
         suffix_ids=suffix,
-        bos_id=bos,
         eos_ids=_eos_ids(folder, ids.get(named.get("eos_token", ""))),
         strips_leading_space=_strips(definition.get("decoder")),
         special_texts=named,
@@ -255,12 +253,10 @@ def _frame(
 
 
 def _eos_ids(folder: Path, eos: int | None) -> frozenset[int]:
-    """EOS of the tokenizer and whatever `generation_config.json` (or `config.json`) ends on."""
+    """Whatever the tokenizer, `generation_config.json` or `config.json` calls an end."""
     found = {eos} if eos is not None else set()
     for name in ("generation_config.json", "config.json"):
         value = read_object(folder / name).get("eos_token_id")
         values = value if isinstance(value, list) else [value]
-        listed = {item for item in values if isinstance(item, int) and not isinstance(item, bool)}
-        if listed:
-            return frozenset(found | listed)
+        found |= {item for item in values if isinstance(item, int) and not isinstance(item, bool)}
     return frozenset(found)

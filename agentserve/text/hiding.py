@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from agentserve.text.control import ControlMatcher
-from agentserve.text.conversation import Call, Json, Message
+from agentserve.text.conversation import Call, Message
 from agentserve.text.errors import TextError
+from tools_bridge.json_value import Json
 
 _PRIVATE = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
 

@@ -16,12 +16,13 @@ from datetime import datetime
 from types import MappingProxyType
 
 from agentserve.text.chat import CHATML, Chat, TurnFrame
-from agentserve.text.conversation import Json, Message, RawMessage, check_json, parse_messages
+from agentserve.text.conversation import Message, RawMessage, check_json, parse_messages
 from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts
 from agentserve.text.hiding import Hider, Placeholders, strings_of
 from agentserve.text.template_sources import TemplateSources
 from agentserve.text.tokenizer import Tokenizer
+from tools_bridge.json_value import Json
 
 _NO_SPLICES: Mapping[int, Sequence[int]] = MappingProxyType({})
 
@@ -56,8 +57,7 @@ class ChatTemplate:
         """Compile and probe; TextError where the template is broken.
 
         A model without a template gets ChatML if its vocabulary knows it; else `available` is
-        False and rendering is a TextError. `stop_ids`: the token that ends an assistant's turn;
-        `opens_reasoning`: the generation prompt ends inside a `<think>`.
+        False and rendering is a TextError. `stop_ids`: the token that ends an assistant's turn.
         """
         self._tokenizer = tokenizer
         if sources.default is None and "<|im_start|>" in tokenizer.control:
@@ -68,7 +68,6 @@ class ChatTemplate:
         self.wrapper: str | None = self._chat.wrapper if self._chat else None
         frame = self._chat.frame(Placeholders(self._chat.sources).take(), {}) if self._chat else None
         self.stop_ids: frozenset[int] = self._end_of_turn(frame)
-        self.opens_reasoning = frame is not None and frame.generation_prompt.rstrip().endswith("<think>")
 
     @property
     def available(self) -> bool:
@@ -105,30 +104,6 @@ class ChatTemplate:
             rendered.text, restore=rendered.restore, spliced=rendered.spliced
         )
         return array("i", ids)
-
-    def render_text(
-        self,
-        messages: Sequence[RawMessage],
-        *,
-        tools: Sequence[Mapping[str, Json]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        kwargs: Mapping[str, Json] | None = None,
-        spliced: Mapping[int, Sequence[int]] = _NO_SPLICES,
-    ) -> str:
-        """The prompt as text, for people: it does not show which control strings are real."""
-        chat = self._available_chat()
-        request = _checked(
-            chat,
-            messages,
-            tools,
-            kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final=continue_final_message,
-        )
-        rendered = self._rendered(chat, request, spliced)
-        shown = {ord(mark): self._tokenizer.decode(ids, False) for mark, ids in rendered.spliced.items()}
-        return rendered.text.translate({**rendered.restore, **shown})
 
     def _available_chat(self) -> Chat:
         if self._chat is None:

@@ -47,7 +47,6 @@ class Tokenizer:
         )
         self.special_ids = frozenset(token.id for token in vocabulary.control if token.special)
         self.special_texts = vocabulary.special_texts
-        self.bos_id = vocabulary.bos_id
         self.eos_ids = vocabulary.eos_ids
 
     # --- text to ids ---------------------------------------------------------------------

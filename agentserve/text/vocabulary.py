@@ -60,7 +60,6 @@ class Vocabulary:
     control: tuple[ControlToken, ...]
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
-    bos_id: int | None = None
     eos_ids: frozenset[int] = frozenset()
     strips_leading_space: bool = False
     special_texts: Mapping[str, str] = field(default_factory=dict)

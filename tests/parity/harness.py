@@ -122,9 +122,6 @@ class Spy:
 
     rows: dict[str, Tensor] = field(default_factory=dict)
 
-    def problem(self, session: SessionId, turn: TurnId, spec: SampleSpec) -> str:
-        return ""
-
     def sample(self, logits: Tensor, specs: Sequence[tuple[SessionId, TurnId, SampleSpec]]) -> list[Sampled]:
         for row, (session, _, _) in zip(logits, specs, strict=True):
             self.rows[session] = row.clone()

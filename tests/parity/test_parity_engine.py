@@ -43,9 +43,6 @@ class Ledger:
     rows: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     repeats: int = 0
 
-    def problem(self, session: SessionId, turn: TurnId, spec: SampleSpec) -> str:
-        return ""
-
     def sample(self, logits: Tensor, specs: Sequence[tuple[SessionId, TurnId, SampleSpec]]) -> list[Sampled]:
         for row, (session, _, spec) in zip(logits, specs, strict=True):
             prefix = tuple(spec.history[: spec.length])

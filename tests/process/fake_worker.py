@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from agentserve.core.config import CoreConfig
+from agentserve.core.cost import StepCost
 from agentserve.core.plan import Chunk, ChunkResult, Plan, Sampled, SampleSpec, StepResult
 from agentserve.messages import (
     PROTOCOL_VERSION,
@@ -37,7 +38,7 @@ from agentserve.messages import (
     unpack_tokens,
 )
 from agentserve.server.workers.spec import WorkerSpec
-from agentserve.server.workers.worker_process import BuiltEngine, main
+from agentserve.server.workers.worker_main import BuiltEngine, main
 from agentserve.types import FinishReason, KVGroup, SessionState
 
 
@@ -63,7 +64,6 @@ class FakeCore:
         self._made: dict[tuple, int] = {}
         self._events: list = []
         self._steps = 0
-        self._generated = 0
 
     @property
     def has_work(self) -> bool:
@@ -108,7 +108,6 @@ class FakeCore:
             self._histories[key].append(chunk.sampled.token)
             self._events.append(Token(*key, self._made[key], chunk.sampled.token))
             self._made[key] += 1
-            self._generated += 1
             if self._made[key] >= self._turns[key].sampling.max_tokens:
                 self._finish(key, FinishReason.LENGTH, now)
 
@@ -130,7 +129,7 @@ class FakeCore:
 
     def view(self) -> WorkerView:
         running = len(self._turns)
-        return WorkerView(running, 0, running, 10, 10, 0, 0, 0, 0, self._generated, 0, 0, self._steps)
+        return WorkerView(running, 0, running, 10, 10, 0, 0)
 
 
 class FakeExecutor:
@@ -186,7 +185,9 @@ def build(spec: WorkerSpec) -> BuiltEngine:
         weights_digest="",
     )
     groups = (KVGroup("full", (0,), 1),)
-    return BuiltEngine(FakeCore(), FakeExecutor(Path(sys.argv[1])), hello, CoreConfig(), groups, (10,))
+    return BuiltEngine(
+        FakeCore(), FakeExecutor(Path(sys.argv[1])), hello, CoreConfig(), groups, (10,), StepCost()
+    )
 
 
 if __name__ == "__main__":

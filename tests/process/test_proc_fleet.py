@@ -183,15 +183,14 @@ async def test_grammars_reach_every_worker_also_the_replaced_one(tmp_path: Path)
             assert name in ended.error
 
 
-async def test_views_and_counters_outlive_a_worker(tmp_path: Path) -> None:
+async def test_views_outlive_a_worker(tmp_path: Path) -> None:
     async with fleet_of(1, tmp_path / "crashed") as fleet:
         await collect(fleet.submit(submit("a", 9)))
         view = await fleet.describe(SessionId("a"))
         assert view.session is not None
         assert (await fleet.describe(SessionId("never seen"))).session is None
         await collect(fleet.submit(submit("crash4-b", 6)))
-        view = await fleet.describe()
-        assert view.workers[0].generated_tokens == 9 + 6
+        assert len((await fleet.describe()).workers) == 1
         assert await fleet.reset_prefix_cache()
 
 

@@ -181,3 +181,29 @@ def test_a_taken_port_is_one_line(start: Start) -> None:
         _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 1
     assert err == f"agentserve: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_a_signal_to_the_whole_group_does_not_take_the_workers(start: Start) -> None:
+    """What a service manager does: SIGTERM to every process of the service."""
+    process = start()
+    url = url_of(process)
+    worker = httpx.get(f"{url}/health").json()["pid"]
+    lines: list[str] = []
+    with httpx.stream("GET", f"{url}/generate/slow-a/30", timeout=LIMIT) as reply:
+        for line in reply.iter_lines():
+            lines.append(line)
+            if len(tokens(lines)) == 2 and not line.startswith("#"):
+                os.kill(worker, signal.SIGTERM)
+                process.send_signal(signal.SIGTERM)
+    assert tokens(lines) == reference([5, 6, 7], 30)
+    assert "worker lost" not in "".join(lines)
+    process.communicate(timeout=LIMIT)
+    assert process.returncode == 0
+    assert gone(worker)
+
+
+def test_a_worker_gets_the_environment_of_workers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    worker = httpx.get(f"{url_of(start())}/health").json()["pid"]
+    variables = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+    assert b"GOMP_SPINCOUNT=1000" in variables

@@ -24,9 +24,11 @@ LIMIT = 240.0
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "agentserve", "serve", "--port", "0", "--device-kv", "64MiB"]
+    command += ["--threads", "1", "--record", str(tmp_path / "log"), "--max-step-ms", "2000"]
     process = subprocess.Popen(
-        [*command, "--threads", "1", "--record", str(tmp_path / "log"), "--log-level", "warning"],
+        command,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     yield process
@@ -82,7 +84,8 @@ def test_a_stream_outlives_its_worker_and_the_drain_leaves_nothing(
         assert client.get("/health").json()["workers"] == 1
         worker = worker_of(server)
     server.send_signal(signal.SIGTERM)
-    server.communicate(timeout=LIMIT)
+    _, said = server.communicate(timeout=LIMIT)
+    assert said.count("per 1000 pairs attended") == 2  # measured by both workers
     assert server.returncode == 0
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentserve.messages import Abort, Close, Fork, Park, ResetPrefixCache
+from agentserve.core.cost import StepCost
+from agentserve.messages import Abort, Close, Fork, Park, ResetPrefixCache, TurnEnded
 from agentserve.types import FinishReason, SessionId, TurnId
 from tests.engines import Rig, cold
 
@@ -146,11 +147,25 @@ def test_histories_with_two_kv_groups(operations: list, pages: int) -> None:  # 
     run(operations, pages=(pages, pages + 7), max_batched_tokens=16, max_num_seqs=3)
 
 
+@given(st.lists(OPERATIONS, max_size=30), st.floats(0, 0.05), st.floats(1e-4, 0.05), st.floats(0, 1e-3))
+@settings(max_examples=50, deadline=None)
+def test_no_step_is_predicted_to_take_longer_than_allowed(
+    operations: list,  # type: ignore[type-arg]
+    per_row: float,
+    per_token: float,
+    per_context: float,
+) -> None:
+    cost = StepCost(fixed=0.01, per_row=per_row, per_token=per_token, per_context=per_context)
+    limit = 1.5 * cost.step([(100, 4)])  # a page at the end of the longest context fits
+    rig = run(operations, pages=(25,), cost=cost, max_batched_tokens=64, max_step_seconds=limit)
+    assert all(plan.predicted_seconds <= limit + 1e-9 for plan in rig.plans)
+
+
 @given(st.lists(OPERATIONS, max_size=30))
 @settings(max_examples=30, deadline=None)
 def test_histories_without_prefix_cache(operations: list) -> None:  # type: ignore[type-arg]
     rig = run(operations, pages=(30,), max_batched_tokens=16, prefix_cache=False)
-    assert rig.core.view().cached_tokens == 0
+    assert all(event.usage.cached == 0 for event in rig.events if isinstance(event, TurnEnded))
 
 
 @given(st.lists(OPERATIONS, max_size=30), st.integers(1, 40))

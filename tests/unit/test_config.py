@@ -40,12 +40,14 @@ port = 9
 api_keys = ["k"]
 force_usage = true
 drain_seconds = 1.5
+tool_wait_seconds = 90
 [engine]
 page_size = 32
 max_num_seqs = 3
 max_batched_tokens = 99
 max_model_len = 1000
 device_kv = "2GB"
+max_step_seconds = 0.25
 [workers]
 count = 4
 threads = 2
@@ -57,6 +59,7 @@ record = "log"
     assert config.http.force_usage is True
     assert config.http.drain_seconds == 1.5
     assert config.engine.device_kv == 2_000_000_000
+    assert config.engine.max_step_seconds == 0.25
     assert (config.workers.count, config.workers.threads, config.workers.record) == (4, 2, Path("log"))
     assert config.log_level == "debug"
     default = ServeConfig()
@@ -71,6 +74,8 @@ def test_flags_override_the_file_and_none_means_not_given(tmp_path: Path) -> Non
     assert (config.engine.max_num_seqs, config.engine.page_size) == (7, 32)
     assert config.model.served_names == ("a",)
     assert load({"max_model_len": "auto"}).engine.max_model_len is None
+    assert load({"max_step_ms": "80.5"}).engine.max_step_seconds == 0.0805
+    assert load({"max_step_ms": "auto"}).engine.max_step_seconds is None
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,7 @@ def test_flags_override_the_file_and_none_means_not_given(tmp_path: Path) -> Non
         ('[http]\napi_keys = [""]', "[http] api_keys: expected a text that is not empty"),
         ('[engine]\ndevice_kv = "lots"', "[engine] device_kv: expected a size in bytes such as 512MiB"),
         ("[http]\ndrain_seconds = -1", "[http] drain_seconds: expected seconds, 0 to 86400, got -1"),
+        ("[engine]\nmax_step_seconds = 0", "[engine] max_step_seconds: expected seconds, above 0, got 0"),
         ("[http]\ndrain_seconds = nan", "[http] drain_seconds: expected seconds, 0 to 86400, got nan"),
         ('[model]\nname = ""', "[model] name: expected a text that is not empty"),
         ("x = [", "not TOML"),
@@ -117,6 +123,8 @@ def test_a_bad_file_is_one_line_with_place_and_reason(tmp_path: Path, text: str,
         ({"max_batched_tokens": 15}, "max_batched_tokens: a step must take at least one page (16 tokens)"),
         ({"model": "a\0b"}, "--model: expected a text"),
         ({"api_key": [" "]}, "--api-key"),
+        ({"max_step_ms": "0"}, "--max-step-ms: expected milliseconds, above 0, got"),
+        ({"max_step_ms": "nan"}, "--max-step-ms: expected milliseconds"),
         ({"log_level": "loud"}, "--log-level: expected one of"),
     ],
 )

@@ -9,12 +9,11 @@ import pytest
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
-from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Sampled
 from agentserve.core.states import TRANSITIONS, Happening, Phase, TransitionError, after, public_state
 from agentserve.messages import Abort, Close, Describe, Description, Park, StateChange, Submit, pack_tokens
 from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
-from tests.engines import Rig, cold, groups_of
+from tests.engines import Rig, cold
 
 
 def states(rig: Rig, name: str) -> list[str]:
@@ -71,7 +70,6 @@ def test_the_youngest_is_preempted_and_says_the_same() -> None:
         assert rig.output(name) == cold([index] * 6, 14)
     assert rig.ended("a").usage.preemptions == 0
     assert rig.ended("c").usage.preemptions > 0
-    assert rig.core.view().preemptions == sum(rig.ended(name).usage.preemptions for name in "abc")
     assert "PREEMPTED" in states(rig, "c")
 
 
@@ -130,11 +128,11 @@ def test_cached_tokens_are_counted_once_and_recomputation_apart() -> None:
     for index in range(5):
         rig.submit(f"s{index}", [index] * 7, max_tokens=14)
     rig.drain()
-    view = rig.core.view()
-    assert view.preemptions > 0
-    assert view.cached_tokens == 0
-    assert view.prompt_tokens == 35
-    assert view.computed_tokens > 35 + 5 * 13
+    usages = [rig.ended(f"s{index}").usage for index in range(5)]
+    assert sum(usage.preemptions for usage in usages) > 0
+    assert sum(usage.cached for usage in usages) == 0
+    assert sum(usage.prompt for usage in usages) == 35
+    assert sum(usage.computed for usage in usages) > 35 + 5 * 13
 
 
 def test_what_was_cached_and_then_lost_and_computed_does_not_count_as_cached() -> None:
@@ -320,10 +318,7 @@ def test_priority_goes_before_age() -> None:
 
 def test_predicted_time_limits_a_chunk() -> None:
     cost = StepCost(fixed=0.1, per_row=0.0, per_token=0.01)
-    config = CoreConfig(page_size=4, max_batched_tokens=64, max_step_seconds=0.3)
-    core = EngineCore(config, groups_of(1), (64,), cost)
-    rig = Rig(pages=(64,), max_batched_tokens=64, max_step_seconds=0.3)
-    rig.core = core
+    rig = Rig(pages=(64,), cost=cost, max_batched_tokens=64, max_step_seconds=0.3)
     rig.submit("a", [1, 2, 3], max_tokens=20)
     rig.step()
     rig.submit("b", range(100, 150), max_tokens=1)
@@ -332,6 +327,31 @@ def test_predicted_time_limits_a_chunk() -> None:
     assert chunks(plan) == [("a", 3, 1), ("b", 0, 16)]  # 19 tokens fit in 0.19 s: 16 end on an edge
     assert plan.predicted_seconds <= 0.3
     assert ("b", "time") in plan.reasons
+
+
+def test_predicted_time_limits_the_first_chunk_and_the_rows() -> None:
+    cost = StepCost(fixed=0.1, per_row=0.05, per_token=0.01)
+    rig = Rig(pages=(64,), cost=cost, max_batched_tokens=64, max_step_seconds=0.305, max_num_seqs=8)
+    rig.submit("a", range(50), max_tokens=3)
+    plan = rig.step()
+    assert plan is not None
+    assert chunks(plan) == [("a", 0, 12)]  # 15 tokens fit in 0.155 s
+    for name in "bcde":
+        rig.submit(name, [ord(name)] * 3, max_tokens=30)
+    rig.drain()
+    assert {name: rig.ended(name).reason for name in "abcde"} == dict.fromkeys("abcde", FinishReason.LENGTH)
+    assert max(len(plan.chunks) for plan in rig.plans) == 3  # rows of 0.06 s in 0.205 s
+    assert any(reason == "time" for plan in rig.plans for _, reason in plan.reasons)
+    assert all(plan.predicted_seconds <= 0.305 + 1e-9 for plan in rig.plans)
+
+
+def test_what_takes_longer_than_the_limit_runs_page_by_page() -> None:
+    rig = Rig(pages=(64,), cost=StepCost(fixed=1.0), max_batched_tokens=64, max_step_seconds=0.3)
+    rig.submit("a", range(10), max_tokens=2)
+    rig.submit("b", range(20, 26), max_tokens=2)
+    rig.drain()
+    assert [len(plan.chunks) for plan in rig.plans] == [1] * len(rig.plans)
+    assert [chunks(plan)[0][1:] for plan in rig.plans[:3]] == [(0, 4), (4, 4), (8, 2)]
 
 
 def test_describe() -> None:

@@ -42,7 +42,7 @@ class Harness:
         return self.directory.commit(
             lease,
             reply=keys_of(messages)[-1],
-            tokens=array("i", range(len(messages))),
+            length=10 * len(messages),
             generated=array("i", list(ids.encode())),
             calls=[(call, "tool", "{}") for call in calls],
             now=self.now,
@@ -63,6 +63,10 @@ class Harness:
         assert points == indexed
         calls = {(s.tenant, call): s.key for s in sessions for call in s.pending}
         assert calls == directory._calls
+        waiting = {s.key for s in sessions if s.state is SessionState.WAITING_TOOL and s.running is None}
+        assert waiting == directory._waits.keys()
+        assert list(directory._waits.values()) == sorted(directory._waits.values())
+        assert all(s.pending for s in sessions if s.key in waiting)
 
 
 def test_a_request_that_extends_the_last_turn_goes_on_in_its_session() -> None:
@@ -187,13 +191,12 @@ def test_rollback_leaves_the_session_as_it_was() -> None:
     h.turn("u1", "call", calls=("c1",))
     lease = h.begin("u1", "call", "r1", calls=("c1",))
     session = lease.session
-    before = (session.chain, session.tokens, set(session.pending), session.committed)
+    before = (session.chain, session.length, set(session.pending), session.committed)
     h.directory.note(session, lease.turn, SessionState.DECODING, 5.0)
     assert h.directory.rollback(lease, 6.0, "the client left") is False
-    assert (session.chain, session.tokens, set(session.pending), session.committed) == before
+    assert (session.chain, session.length, set(session.pending), session.committed) == before
     assert session.state is SessionState.WAITING_TOOL
     assert session.epoch == 1
-    assert session.pending["c1"].epoch == 1
     assert session.history[-1].reason == "the client left"
     retry = h.begin("u1", "call", "r1", calls=("c1",))
     assert (retry.session, retry.turn) == (session, TurnId(lease.turn + 1))
@@ -245,6 +248,68 @@ def test_the_oldest_idle_session_is_evicted_and_waiting_ones_last() -> None:
     h.check()
 
 
+def test_a_wait_that_nobody_answers_ends_and_its_place_can_be_taken() -> None:
+    h = Harness(max_sessions=2, max_wait=10)
+    dead = h.turn("w", "call", calls=("c1",))
+    h.directory.note(dead.session, dead.turn, SessionState.DECODING, h.now)  # stale: it has ended
+    assert dead.session.engine_turn is None
+    h.turn("i", "a")
+    h.now += 20
+    fresh = h.begin("new")
+    assert h.directory.take_evicted() == [dead.key]
+    assert h.directory.take_released() == []  # the engine never had it
+    assert fresh.session.key != dead.key
+    h.check()
+
+
+def test_a_result_that_comes_after_the_wait_is_still_taken() -> None:
+    h = Harness(max_wait=10)
+    lease = h.begin("u1")
+    h.directory.note(lease.session, lease.turn, SessionState.DECODING, h.now)
+    h.commit(lease, "u1", "call", calls=("c1",))
+    h.now += 5
+    h.directory.end_waits(h.now)
+    assert lease.session.state is SessionState.WAITING_TOOL
+    h.now += 20
+    h.directory.end_waits(h.now)
+    assert (lease.session.state, lease.session.history[-1].reason) == (SessionState.IDLE, "no result came")
+    assert h.directory.take_released() == [(lease.key, lease.turn)]
+    assert h.directory.take_released() == []
+    h.check()
+    late = h.begin("u1", "call", "r1", calls=("c1",))
+    assert late.session is lease.session
+    h.check()
+
+
+def test_results_that_come_through_a_sibling_end_the_wait_of_the_session_that_asked() -> None:
+    h = Harness()
+    asked = h.begin("u1")
+    h.directory.note(asked.session, asked.turn, SessionState.DECODING, h.now)
+    h.commit(asked, "u1", "calls", calls=("c1", "c2"))
+    one = h.begin("rewritten", "x", calls=("c1",))
+    assert one.copied_from is asked.session
+    assert asked.session.state is SessionState.WAITING_TOOL  # the sibling may still fail
+    h.commit(one, "rewritten", "x", "a")
+    assert list(asked.session.pending) == ["c2"]
+    assert asked.session.state is SessionState.WAITING_TOOL
+    two = h.begin("again", "y", calls=("c2",), named="elsewhere")
+    h.commit(two, "again", "y", "b")
+    assert (asked.session.pending, asked.session.state) == ({}, SessionState.IDLE)
+    assert asked.session.history[-1].reason == "answered in elsewhere"
+    assert h.directory.take_released() == [(asked.key, asked.turn)]
+    h.check()
+
+
+def test_a_sibling_knows_how_many_tokens_it_shares_at_least() -> None:
+    h = Harness()
+    first = h.turn("u1", "a1")
+    h.turn("u1", "a1", "u2", "a2")
+    assert first.session.length == 40
+    assert h.begin("u1", "a1", "u2 edited").shared == 20
+    assert h.begin("u1", "a1", "u2", "a2", "u3").shared == 0  # goes on in the session itself
+    assert h.begin("u1", "a1", "u2", "a2", "u4").shared == 40
+
+
 def test_a_directory_full_of_running_turns_refuses() -> None:
     h = Harness(max_sessions=2)
     h.begin("a")
@@ -261,8 +326,8 @@ def test_bytes_are_bounded() -> None:
         h.directory.commit(
             lease,
             reply=keys_of([f"u{i}", "a"])[-1],
-            tokens=array("i", range(500)),
-            generated=None,
+            length=500,
+            generated=array("i", range(500)),
             calls=[],
             now=float(i),
         )
@@ -286,9 +351,7 @@ def test_history_is_bounded_and_ignores_stale_turns() -> None:
 def test_generated_ids_that_do_not_spell_the_reply_are_not_spliced() -> None:
     h = Harness()
     lease = h.begin("u1")
-    h.directory.commit(
-        lease, reply=keys_of(["u1", "a1"])[-1], tokens=array("i"), generated=None, calls=[], now=1.0
-    )
+    h.directory.commit(lease, reply=keys_of(["u1", "a1"])[-1], length=0, generated=None, calls=[], now=1.0)
     assert h.begin("u1", "a1", "u2").spliced == {}
 
 
@@ -324,4 +387,4 @@ def test_the_books_agree_after_any_history(steps: list[tuple[int, int, bool]]) -
                 continue
             running.append((lease, messages))
         h.check()
-    assert all(lease.session.running == lease.turn for lease, _ in running if h.directory._holds(lease))
+    assert all(lease.session.running == lease.turn for lease, _ in running if h.directory.holds(lease))

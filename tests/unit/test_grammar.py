@@ -11,7 +11,7 @@ import xgrammar
 
 from agentserve.core.plan import SampleSpec
 from agentserve.executor.grammars import GrammarStore
-from agentserve.executor.sampler import Sampler
+from agentserve.executor.sampler import NotSampled, Sampler
 from agentserve.types import Sampling, SessionId, TurnId
 from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, ToolChoice, hermes_grammar
@@ -22,7 +22,7 @@ from tools_bridge.vocabulary import GrammarVocabulary
 EOS, VOCAB = 256, 300
 BYTES = [bytes([i]) for i in range(256)]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = ToolSpec("weather", "", CITY)
+WEATHER = ToolSpec("weather", CITY)
 NOW = ToolSpec("now")
 REQUIRED = ToolChoice("required")
 
@@ -78,7 +78,7 @@ def test_auto_is_free_unless_something_is_asked(accepts):
     assert hermes_grammar([WEATHER]) is None
     assert hermes_grammar([WEATHER], ToolChoice("none"), parallel=False) is None
     assert hermes_grammar() is None
-    strict = hermes_grammar([ToolSpec("weather", "", CITY, strict=True), NOW])
+    strict = hermes_grammar([ToolSpec("weather", CITY, strict=True), NOW])
     for text in ("", "hello", "hi " + call() + " and " + call(), call("now", '{"any": 1}')):
         assert accepts(strict, text) is True
     assert accepts(strict, call(arguments="{}")) is False
@@ -125,7 +125,7 @@ def test_ids_are_digests_of_the_meaning():
     others = [
         hermes_grammar([NOW], REQUIRED),
         hermes_grammar([WEATHER], REQUIRED, parallel=False),
-        hermes_grammar([ToolSpec("weather", "", {**CITY, "required": []})], REQUIRED),
+        hermes_grammar([ToolSpec("weather", {**CITY, "required": []})], REQUIRED),
     ]
     assert len({one.id, *(source.id for source in others)}) == 4
     flipped = {"type": "object", "properties": {"b": {}, "a": {}}}
@@ -192,7 +192,7 @@ def test_names_of_properties_are_not_keywords(compiler):
         ([WEATHER], ToolChoice.named("nope"), "no tool called 'nope'"),
         ([WEATHER, WEATHER], REQUIRED, "two tools"),
         ([ToolSpec("")], REQUIRED, "no name"),
-        ([ToolSpec("f", "", {"type": "array"})], REQUIRED, "must be of type 'object'"),
+        ([ToolSpec("f", {"type": "array"})], REQUIRED, "must be of type 'object'"),
     ],
 )
 def test_impossible_choices_are_refused(tools, choice, message):
@@ -387,14 +387,17 @@ def test_a_row_that_cannot_be_sampled_says_why(compiler):
     outside = SampleSpec(Sampling(grammar="g"), array("i", list(b"..x")), 2, 3)
     over = SampleSpec(Sampling(grammar="g"), array("i", list(b"..{}")), 2, 4)
     session, turn = SessionId("s"), TurnId(1)
-    assert sampler.problem(session, turn, ok) == ""
-    assert sampler.problem(session, turn, SampleSpec(Sampling(), array("i", [1]), 1, 1)) == ""
-    assert sampler.problem(session, turn, unknown) == "grammar 'h' is not defined on this worker"
-    assert sampler.problem(session, turn, outside) == "token 120 does not continue grammar 'g'"
-    assert sampler.problem(session, turn, over) == "grammar 'g' is already complete"
-    for spec in (unknown, outside, over):
-        with pytest.raises(ValueError, match="grammar"):
-            sampler.sample(torch.zeros(1, VOCAB), [(session, turn, spec)])
+    plain = SampleSpec(Sampling(), array("i", [1]), 1, 1)
+    rows = [(session, turn, spec) for spec in (ok, unknown, plain, outside, over)]
+    found = sampler.sample(torch.zeros(5, VOCAB), rows)
+    assert [result.error if isinstance(result, NotSampled) else "" for result in found] == [
+        "",
+        "grammar 'h' is not defined on this worker",
+        "",
+        "token 120 does not continue grammar 'g'",
+        "grammar 'g' is already complete",
+    ]
     sampler.drop_grammar("g")
     sampler.drop_grammar("never known")
-    assert sampler.problem(session, TurnId(2), ok) == "grammar 'g' is not defined on this worker"
+    [gone] = sampler.sample(torch.zeros(1, VOCAB), [(session, TurnId(2), ok)])
+    assert gone == NotSampled("grammar 'g' is not defined on this worker")

@@ -79,7 +79,7 @@ def check_trip(value):
     assert isinstance(inner["ok"], bool)
 
 
-TOOLS = [ToolSpec("plan_trip", "", TRIP), ToolSpec("now")]
+TOOLS = [ToolSpec("plan_trip", TRIP), ToolSpec("now")]
 
 
 def generate(sampler, grammar, vocab_size, eos, seed, temperature, limit=3000):

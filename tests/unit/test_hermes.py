@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tools_bridge.deltas import ArgumentsDelta, CallClosed, CallOpened, ContentDelta, Parsed, PartialCall
 from tools_bridge.hermes import DeltaTracker, parse
+from tools_bridge.json_value import parse_arguments
 
 NASTY = [
     "</tool_call>",
@@ -178,6 +179,11 @@ def test_a_call_after_something_that_was_no_call():
         '{"name": "f", "name": "g"}',
         '{"name": "f", x}',
         '{"name": "f", "x": nope}',
+        '{"name": "f", "arguments": {"a": 1e999}}',
+        '{"name": "f", "arguments": {"a": -1e999}}',
+        '{"name": "f", "arguments": "{\\"a\\": 1e999}"}',
+        '{"name": "f", "arguments": {"a": ' + "[" * 64 + "]" * 64 + "}}",
+        r'{"name": "f", "arguments": {"a": "\ud800"}}',
         '{"name": "f", "arguments": ' + '{"a":' * 20000 + "1" + "}" * 20000 + "}",
     ],
 )
@@ -198,13 +204,28 @@ def test_every_proper_beginning_of_a_call_is_truncated_or_text():
         whole = parse(text[:n])
         assert whole.truncated, n
         assert not any(c.complete for c in whole.calls)
-        assert whole.content == ""
-        assert whole.rest in ("", text[:n])
+        assert whole.content == ("" if whole.calls else text[:n])
+        assert whole.cut == (not whole.calls)
         for c in whole.calls:
             assert json.dumps({"a": "x", "b": {"c": [1, 2]}}).startswith(c.arguments)
     for n in range(ends, len(text)):  # the object is whole: only its closing tag is missing
         assert parse(text[:n]) == parse(text)
         assert not parse(text[:n]).truncated
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("<tool_call>", "<tool_call>"),
+        ('<tool_call>\n{"na', '<tool_call>\n{"na'),
+        ('Well, <tool_call>{"name": "f', 'Well, <tool_call>{"name": "f'),
+        (call("f", {}) + '\n<tool_call> {"arguments": {"a": 1', '<tool_call> {"arguments": {"a": 1'),
+    ],
+)
+def test_a_call_that_ends_before_its_name_is_shown_as_text(text, content):
+    whole = check_all_cuts(text)
+    assert whole.content == content
+    assert whole.truncated
 
 
 def test_a_forgotten_closing_tag():
@@ -277,7 +298,7 @@ def test_any_text_parses_the_same_at_any_cut(fragments, data):
         assert whole == Parsed(text, ())
     for c in whole.calls:
         assert c.complete == (c.error == "")
-        assert not c.complete or isinstance(json.loads(c.arguments), dict)
+        assert not c.complete or isinstance(parse_arguments(c.arguments), dict)
 
 
 JSON = st.recursive(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,24 @@ def test_a_repository_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     fresh = snapshot(tmp_path / "elsewhere", "ccc")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: str(fresh))
     assert resolve("org/name", tmp_path).path == fresh
+
+
+def test_the_cache_is_where_the_hub_keeps_it(tmp_path: Path) -> None:
+    """Its own tool reads HF_HOME at import, so a fresh process has to be asked."""
+    found = snapshot(tmp_path / "hub", "ccc")
+    script = "from agentserve.models.source import resolve; print(resolve('org/name').path)"
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    environment.pop("HUGGINGFACE_HUB_CACHE", None)
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.stdout.strip() == str(found), ran.stderr
 
 
 @pytest.mark.parametrize("model", ["nothing", "./no/such/file.gguf", "org/missing.gguf", "a/b/c", "", "../x"])

@@ -13,6 +13,7 @@ from agentserve.core.ports import Executor
 from agentserve.executor.batch import Piece, split_rows
 from agentserve.executor.pool import KVPool, kv_groups
 from agentserve.executor.runner import TorchExecutor
+from agentserve.executor.sampler import NotSampled
 from agentserve.models.config import DecoderConfig
 from agentserve.models.hf_config import hf_config
 from agentserve.models.weights import DecoderWeights, random_weights
@@ -174,11 +175,23 @@ def test_groups_and_pages_of_a_pool() -> None:
     assert pool.groups == groups
     assert pool.pages == (3, 5)
     assert pool.nbytes == 3 * groups[0].page_bytes + 5 * groups[1].page_bytes
-    page = pool.page_bytes(1, 4)
-    assert page.shape == (groups[1].page_bytes,)
-    page.zero_()
-    assert bool((pool.storages[1][4] == 0).all()), "a page is one run of bytes, and the view writes through"
+    assert pool.storages[1][4].is_contiguous(), "a page is one run of bytes"
     with pytest.raises(ValueError, match="page count"):
         KVPool(config, [3], 16, torch.bfloat16)
     with pytest.raises(ValueError, match="page count"):
         KVPool(config, [3, 0], 16, torch.bfloat16)
+
+
+def test_a_row_that_gives_no_token_fails_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = engine.spy.sample
+
+    def second_fails(logits: torch.Tensor, specs: list) -> list:  # type: ignore[type-arg]
+        return [NotSampled("why") if i == 1 else found for i, found in enumerate(sample(logits, specs))]
+
+    monkeypatch.setattr(engine.spy, "sample", second_fails)
+    chunks = engine.executor.run(plan(*(whole(engine, name) for name in "abc"))).chunks
+    assert [(chunk.error, chunk.sampled is None) for chunk in chunks] == [
+        ("", False),
+        ("why", True),
+        ("", False),
+    ]

@@ -8,7 +8,7 @@ import torch
 
 from agentserve.core.plan import Sampled, SampleSpec
 from agentserve.executor.draws import uniform
-from agentserve.executor.sampler import Sampler
+from agentserve.executor.sampler import NotSampled, Sampler
 from agentserve.types import Sampling, SessionId, TurnId
 
 VOCAB, EOS = 500, 3
@@ -367,3 +367,39 @@ def test_shapes_are_checked():
     with pytest.raises(ValueError, match="vocabulary of 500"):
         make().sample(torch.zeros(1, VOCAB + 1), [request])
     assert make().sample(torch.zeros(0, VOCAB), []) == []
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(repetition_penalty=1e-40),
+        Sampling(repetition_penalty=1e-40, top_p=0.9),
+        Sampling(repetition_penalty=1e-40, top_k=5),
+        Sampling(temperature=0.0, repetition_penalty=1e-40),
+        Sampling(logit_bias={7: float("inf")}),
+        Sampling(logit_bias={7: float("nan")}),
+    ],
+)
+def test_a_row_whose_logits_leave_float32_fails_alone(sampling):
+    logits = np.stack([row(1), np.abs(row(2)) + 1, row(3)])
+    requests = [
+        (SessionId(name), TurnId(1), spec(settings, [5, 6, 7], 2))
+        for name, settings in (("a", Sampling(seed=4)), ("bad", sampling), ("c", Sampling(temperature=0.0)))
+    ]
+    before, bad, after = make().sample(torch.tensor(logits), requests)
+    assert isinstance(bad, NotSampled)
+    assert "finite" in bad.error
+    assert before == one(make(), logits[0], requests[0][2])
+    assert after == one(make(), logits[2], requests[2][2])
+
+
+def test_a_fault_of_one_row_is_its_own(monkeypatch, caplog):
+    def broken(values, sampling, u):
+        raise IndexError("a\nb")
+
+    monkeypatch.setattr("agentserve.executor.sampler.draw", broken)
+    rows = [(SessionId("a"), TurnId(1), spec(Sampling(temperature=t), [5], 1)) for t in (0.0, 1.0)]
+    fine, bad = make().sample(torch.tensor(np.stack([row(1), row(2)])), rows)
+    assert isinstance(fine, Sampled)
+    assert bad == NotSampled("IndexError: a")
+    assert "could not be sampled" in caplog.text

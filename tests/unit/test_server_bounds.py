@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ def result(call: str | None, text: str = "r") -> dict[str, Any]:
         ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"seed": 2**70}, "seed"),
@@ -219,3 +221,42 @@ def test_brackets_that_never_close_count_too() -> None:
 async def test_deep_nesting_is_refused(body: bytes) -> None:
     reply = await Rig().post(CHAT, body)
     assert reply.status_code == 400
+
+
+def test_the_work_of_measuring_depth_does_not_grow_with_depth() -> None:
+    """One pass: a body that is large and deep must not hold up everybody else."""
+
+    def calls(body: bytes) -> int:
+        count = 0
+
+        def on_event(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(on_event)
+        try:
+            check_depth(body, 100)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    deep = b"[" * 100 + b"]" * 100
+    assert calls(b"[" + deep[1:-1] * 40 + b"]") == calls(b"[" + b"[]" * 4000 + b"]")
+
+
+@pytest.mark.parametrize("before", [41, *range((1 << 18) - 6, (1 << 18) + 2)])
+def test_depth_and_strings_go_on_from_one_block_to_the_next(before: int) -> None:
+    """`before`: brackets in front of a string full of them; a block has 1 << 18 of brackets and quotes."""
+    depth = 40 + before % 2
+    for inside in (b'"]}[[[["', b'"[[\\\\"', b'"[[\\"[["'):
+        body = b"[" * depth + b"{}," * ((before - depth) // 2) + inside + b"]" * depth
+        check_depth(body, depth + 1)
+        with pytest.raises(ApiError):
+            check_depth(body.replace(inside, inside + b"[["), depth + 1)
+
+
+async def test_parts_of_other_kinds_have_a_code_of_their_own() -> None:
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    reply = await Rig().post(CHAT, {"messages": [user("a"), image]})
+    error = reply.json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_content", "messages[1].content[0].type")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
+from typing import Any
 
 import pytest
 
 from agentserve.messages import unpack_tokens
 from agentserve.types import FinishReason
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, joined, settled, user
-from tests.fakes import END, ByteTemplate, ScriptedEngine, say
+from tests.fakes import END, EOS, ByteTemplate, Script, ScriptedEngine, say
 
 
 async def test_a_reply_has_the_shape_clients_expect() -> None:
@@ -26,7 +27,10 @@ async def test_a_reply_has_the_shape_clients_expect() -> None:
     prompt = len(ByteTemplate().render([user("hi")]))
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, 7)
     assert usage["total_tokens"] == prompt + 7
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": prompt}
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+    again = (await rig.chat([user("hi")]))["usage"]["prompt_tokens_details"]
+    assert again == {"cached_tokens": prompt - 1, "cache_write_tokens": 1}
     rig.check_rest()
 
 
@@ -128,10 +132,35 @@ async def test_sampling_fields_reach_the_engine() -> None:
     assert "tenant a" in submit.namespace
 
 
-async def test_the_template_ends_a_turn_unless_eos_is_ignored() -> None:
+@pytest.mark.parametrize("token", [END, EOS])
+async def test_every_end_token_ends_a_turn_unless_eos_is_ignored(token: int) -> None:
+    """One set for API and engine; with EOS ignored its text is shown where it has any."""
+    script = Script([*b"ab", token, *b"cd"], eos=False)
+    rig = Rig(ScriptedEngine(script))
+    reply = await rig.chat([user("a")])
+    assert reply["choices"][0]["message"]["content"] == "ab"
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    reply = await rig.chat([user("a")], ignore_eos=True)
+    assert reply["choices"][0]["message"]["content"] == "abcd"
+    assert [submit.sampling.stop_token_ids for submit in rig.engine.submits] == [(), ()]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_continued_message_keeps_its_first_space(goes_on: bool) -> None:
+    """SentencePiece drops the space of a text's first word; a continuation has none to drop."""
     rig = Rig()
-    await rig.chat([user("a")])
-    assert rig.engine.submits[-1].sampling.stop_token_ids == (END,)
+    asked: list[bool] = []
+    tokenizer = rig.context.tokenizer
+    make = tokenizer.detokenizer
+
+    def spy(*, skip_control: bool = True, continues: bool = False) -> Any:
+        asked.append(continues)
+        return make(skip_control=skip_control, continues=continues)
+
+    tokenizer.detokenizer = spy  # type: ignore[method-assign]
+    said = {"role": "assistant", "content": "Well,"}
+    await rig.chat([user("a"), said], continue_final_message=goes_on, add_generation_prompt=not goes_on)
+    assert asked == [goes_on]
 
 
 async def test_a_random_seed_is_drawn_where_none_is_given() -> None:
@@ -381,3 +410,13 @@ async def test_min_tokens_lets_an_early_stop_string_pass() -> None:
 
 def test_the_prompt_type_is_packed_as_is() -> None:
     assert isinstance(ByteTemplate().render([user("a")]), array)
+
+
+async def test_the_beginning_of_a_call_at_the_end_of_a_reply_is_shown() -> None:
+    text = 'Let me see. <tool_call>{"na'
+    rig = Rig(ScriptedEngine(say(text)))
+    choice = (await rig.chat([user("a")], tools=TOOLS))["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+    assert "tool_calls" not in choice["message"]
+    message = joined(await rig.chat_stream([user("b")], tools=TOOLS))
+    assert (message["content"], message["tool_calls"]) == (text, [])

@@ -136,3 +136,11 @@ async def test_a_fault_of_ours_is_a_500_without_a_trace() -> None:
     assert "secret" not in reply.text
     assert "x-request-id" in reply.headers
     rig.check_rest()
+
+
+async def test_server_info_says_what_runs() -> None:
+    rig = Rig(version="2026.12.0", aliases=("org/other",))
+    info = (await rig.client.get("/server_info")).json()
+    assert (info["server"], info["version"], info["model"]) == ("agentserve", "2026.12.0", "tiny")
+    assert (info["model_aliases"], info["workers"], info["max_model_len"]) == (["org/other"], 1, 4096)
+    assert info["uptime_seconds"] >= 0

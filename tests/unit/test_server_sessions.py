@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from agentserve.messages import unpack_tokens
+from agentserve.types import FinishReason
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, settled, user
-from tests.fakes import END, ScriptedEngine, say
+from tests.fakes import END, ByteTemplate, ScriptedEngine, say
 
 
 def assistant(reply: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +75,7 @@ async def test_an_edited_answer_starts_a_sibling_that_reuses_what_is_before_it()
     assert bytes(t for t in prompt if t < 256).count(b"Original") == 1
     [(parent, child, length)] = rig.engine.forked
     assert (parent, child) == tuple(submit.session for submit in rig.engine.submits)
-    assert length == len(unpack_tokens(rig.engine.submits[0].tokens))
+    assert length == 0  # nothing that was committed is shared; the KV of the question is found by content
 
 
 async def test_a_tool_call_round_trip() -> None:
@@ -228,3 +230,84 @@ async def test_every_choice_can_be_continued() -> None:
     )
     assert reply["session_id"] == second["session_id"]
     assert json.dumps(reply)
+
+
+async def test_a_session_closed_before_its_turn_begins_is_not_opened_again() -> None:
+    """A Submit behind the Close would open it on the worker for good."""
+    entered, leave = threading.Event(), threading.Event()
+
+    class Slow(ByteTemplate):
+        def render(self, *args: Any, **kwargs: Any) -> Any:
+            entered.set()
+            leave.wait(10)
+            return super().render(*args, **kwargs)
+
+    rig = Rig(template=Slow())
+    task = asyncio.create_task(rig.post(CHAT, {"messages": [user("a")], "session_id": "one"}))
+    await settled(entered.is_set)
+    assert (await rig.client.delete("/agentserve/sessions/one")).status_code == 200
+    leave.set()
+    reply = await task
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "session_closed")
+    assert rig.engine.submits == rig.engine.forked == []
+    rig.check_rest()
+
+
+async def test_a_turn_of_a_session_that_vanished_leaves_nothing_on_the_engine() -> None:
+    script = say("abc", hold_at=1)
+    rig = Rig(ScriptedEngine(script))
+    task = asyncio.create_task(rig.post(CHAT, {"messages": [user("a")], "session_id": "one"}))
+    await settled(lambda: rig.engine.live)
+    session = rig.context.directory.get("default", "one")
+    assert session is not None
+    rig.context.directory.close(session)
+    script.release.set()
+    assert (await task).status_code == 409
+    assert rig.engine.closed == [session.key]
+
+
+async def asked_for_a_tool(rig: Rig) -> tuple[str, list[dict[str, Any]]]:
+    """A session that waits; its name and the messages that answer it."""
+    rig.engine.reply = say(hermes("now", "{}"))
+    first = await rig.chat([user("a")], tools=TOOLS)
+    [call] = first["choices"][0]["message"]["tool_calls"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "noon"}
+    return first["session_id"], [user("a"), assistant(first), result]
+
+
+async def test_a_failed_turn_on_a_tool_result_waits_again_on_the_engine_too() -> None:
+    rig = Rig()
+    name, messages = await asked_for_a_tool(rig)
+    rig.engine.reply = say("half", reason=FinishReason.ERROR, error="no")
+    reply = await rig.post(CHAT, {"messages": messages, "tools": TOOLS})
+    assert reply.status_code == 500
+    assert (await rig.session(name))["state"] == "WAITING_TOOL"
+    key = rig.engine.submits[0].session
+    assert rig.engine.parked == [(key, 1, True), (key, 2, True)]
+    rig.engine.reply = say("It is noon.")
+    again = await rig.chat(messages, tools=TOOLS)
+    assert again["session_id"] == name
+    assert rig.engine.parked[-1] == (key, 3, False)
+
+
+async def test_the_engine_is_told_when_a_wait_is_over() -> None:
+    rig = Rig(tool_wait_seconds=0.0)
+    name, messages = await asked_for_a_tool(rig)
+    key = rig.engine.submits[0].session
+    assert rig.engine.parked == [(key, 1, True), (key, 1, False)]
+    shown = await rig.session(name)
+    assert (shown["state"], len(shown["pending_tool_calls"])) == ("IDLE", 1)
+    rig.engine.reply = say("noon")
+    assert (await rig.chat(messages, tools=TOOLS))["session_id"] == name
+
+
+async def test_a_full_directory_is_a_503() -> None:
+    script = say("abc", hold_at=1)
+    rig = Rig(ScriptedEngine(script))
+    rig.context.directory._max_sessions = 1
+    task = asyncio.create_task(rig.chat([user("a")]))
+    await settled(lambda: rig.engine.live)
+    reply = await rig.post(CHAT, {"messages": [user("b")]})
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    script.release.set()
+    await task

@@ -9,10 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
+from agentserve.config import load as load_config
 from agentserve.messages import Hello, Submit, unpack_tokens
 from agentserve.server.http.context import ServerOptions
-from agentserve.server.wiring import chain, http_app, shown_bytes
+from agentserve.server.wiring import chain, http_app, prepare_app, shown_bytes
 from agentserve.text import TextModel, load
 from tests.api_rig import CHAT, TOOLS, hermes, user
 from tests.fakes import Script, ScriptedEngine
@@ -52,6 +54,28 @@ class Model:
 
     def prompts(self) -> list[list[int]]:
         return [list(unpack_tokens(submit.tokens)) for submit in self.engine.submits]
+
+
+@pytest.mark.parametrize("arguments", ['{"city": 1e999}', '{"city": ' + "[" * 64 + "]" * 64 + "}"])
+async def test_a_call_that_no_history_can_hold_is_malformed_and_the_turn_is_kept(
+    text: TextModel, arguments: str
+) -> None:
+    model = Model(text, "Well." + hermes("weather", arguments), "Again?")
+    first = await model.chat([user("Weather?")], tools=TOOLS)
+    [choice] = first["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Well.", "stop")
+    second = await model.chat([user("Weather?"), {"role": "assistant", "content": "Well."}, user("Hm?")])
+    assert second["session_id"] == first["session_id"]
+
+
+async def test_a_broken_message_is_named_by_its_index(text: TextModel) -> None:
+    model = Model(text)
+    for broken in ({"role": "robot", "content": "x"}, {"role": "user", "content": 5}, "x"):
+        messages = [user("a"), {"role": "assistant", "content": "b"}, broken]
+        reply = await model.client.post(CHAT, json={"messages": messages})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"].startswith("messages[2]")
+        assert reply.json()["error"]["message"].startswith("messages[2]")
 
 
 async def test_a_tool_round_trip_only_adds_the_result(text: TextModel) -> None:
@@ -127,3 +151,13 @@ def test_the_chain_begins_anywhere_and_tells_histories_apart() -> None:
     assert chain(b"", user("a")) == one
     assert chain(one, user("a")) != one
     assert chain(b"", user("b")) != one
+
+
+def test_the_settings_reach_the_application() -> None:
+    config = load_config({"tool_wait_seconds": "90", "force_usage": True})
+    engine = ScriptedEngine()
+    engine.hello = replace(engine.hello, vocab_size=49152)
+    app = prepare_app(config).build(engine)
+    context = app.state.context  # type: ignore[attr-defined]
+    assert context.options.force_usage
+    assert context.directory._max_wait == 90.0

@@ -83,7 +83,7 @@ def test_a_recorded_log_replays_into_the_same_plans() -> None:
     log: list[Entry] = []
     outcome = oversubscribed(7, log=log)
     data = b"".join(encode_entry(entry) for entry in log)
-    result = replay(decode_entries(data), COST)
+    result = replay(decode_entries(data))
     assert result.plans == outcome.steps > 0
     assert result.differs_at is None
 
@@ -99,7 +99,7 @@ def test_a_changed_log_is_noticed() -> None:
         entry.command.session, entry.command.turn, entry.command.tokens[:-16], entry.command.sampling
     )
     log[at] = Commanded(entry.now, shorter)
-    assert replay(log, COST).differs_at is not None
+    assert replay(log).differs_at is not None
 
 
 def test_a_log_must_say_how_the_core_was_built() -> None:

@@ -1,4 +1,4 @@
-"""When a dead worker is replaced, when its place is given up, and counters that never fall."""
+"""When a dead worker is replaced, when its place is given up, and what is left of its view."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from agentserve.server.workers.supervisor import WorkerProcess
 
 POLICY = RestartPolicy(first_pause=1.0, longest_pause=3.0, quick=10.0, attempts=4)
 WORKER = cast(WorkerProcess, object())
-
-
-def view(generated: int) -> WorkerView:
-    return WorkerView(2, 1, 3, 50, 10, 20, 20, 7, 6, generated, 4, 3, 2)
 
 
 def die_after(slot: Slot, lived: float, at: float = 0.0) -> float | None:
@@ -45,22 +41,11 @@ def test_a_long_life_is_forgiven() -> None:
     assert not slot.given_up
 
 
-def test_counters_add_up_over_workers_and_gauges_do_not() -> None:
+def test_a_dead_workers_load_is_gone_and_its_pages_are_free() -> None:
     slot = Slot(0, POLICY)
-    assert slot.view() is None
+    assert slot.last_view is None
+    slot.down(1.0)  # died before it reported anything
     slot.up(WORKER, 0.0)
-    slot.last_view = view(100)
+    slot.last_view = WorkerView(2, 1, 3, 50, 10, 20, 20)
     slot.down(1.0)
-    dead = slot.view()
-    assert dead is not None
-    assert (dead.generated_tokens, dead.running, dead.pages_live, dead.pages_free) == (100, 0, 0, 50)
-    slot.up(WORKER, 2.0)
-    slot.last_view = view(5)
-    now = slot.view()
-    assert now is not None
-    assert (now.generated_tokens, now.steps, now.running, now.pages_live) == (105, 4, 2, 20)
-    slot.down(3.0)
-    slot.down(4.0)  # a place without a worker loses nothing twice
-    again = slot.view()
-    assert again is not None
-    assert again.generated_tokens == 105
+    assert slot.last_view == WorkerView(0, 0, 0, 50, 50, 0, 0)

@@ -18,6 +18,7 @@ from tests.text_models import (
     Message,
     call,
     inline,
+    prompt_text,
     save_model,
     smollm2_path,
     source,
@@ -56,12 +57,13 @@ def test_stop_ids_are_the_end_of_a_turn() -> None:
 
 def test_mistral_ids_are_shortened_alike_on_both_sides() -> None:
     chat = template("mistral")
-    text = chat.render_text(
+    text = prompt_text(
+        chat,
         [
             {"role": "user", "content": "hi"},
             {"role": "assistant", "content": None, "tool_calls": [call("f", "{}", "call_long_identifier")]},
             {"role": "tool", "tool_call_id": "call_long_identifier", "content": "R"},
-        ]
+        ],
     )
     short = text.split("<tool_response>R")[1].split("</tool_response>")[0]
     assert len(short) == 9
@@ -82,7 +84,7 @@ def test_the_hermes_wrapper() -> None:
         {"role": "assistant", "content": "Done."},
     ]
     smollm2 = template("smollm2")
-    text = smollm2.render_text(history, tools=[TOOL])
+    text = prompt_text(smollm2, history, tools=[TOOL])
     system, user, calls, results, answer, prompt = text.split("<|im_start|>")[1:]
     assert system.startswith(
         "system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face\n\n"
@@ -99,7 +101,7 @@ def test_the_hermes_wrapper() -> None:
     )
     assert answer == "assistant\nDone.<|im_end|>\n"
     assert prompt == "assistant\n"
-    own = smollm2.render_text([{"role": "system", "content": "Mine."}, *history], tools=[TOOL])
+    own = prompt_text(smollm2, [{"role": "system", "content": "Mine."}, *history], tools=[TOOL])
     assert own.startswith("<|im_start|>system\nMine.\n\n# Tools")
 
 
@@ -112,7 +114,7 @@ def test_a_template_that_refuses_system_and_repeated_users() -> None:
         {"role": "tool", "tool_call_id": "call_1", "content": "r"},
         {"role": "user", "content": "and?"},
     ]
-    text = chat.render_text(history)
+    text = prompt_text(chat, history)
     assert "user\nBe nice.\n\nhi<|im_end|>" in text
     assert "</tool_response>\n\nand?<|im_end|>" in text
 
@@ -130,7 +132,7 @@ def test_system_and_developer_messages() -> None:
         "{{ 'D' if m.role == 'developer' else m.role }}{{ m.content }}{% endfor %}"
     )
     knows = inline(text)
-    assert "Dtwo" in knows.render_text(history[1:])
+    assert "Dtwo" in prompt_text(knows, history[1:])
 
 
 @pytest.mark.parametrize("arguments", ["{}", "", "  \n", None, {}, "null"])
@@ -150,7 +152,7 @@ def test_calls_without_arguments_render_alike(arguments: object) -> None:
 def test_no_template_falls_back_to_chatml_or_says_so() -> None:
     chatml = ChatTemplate(TemplateSources(), tokenizer())
     assert chatml.wrapper == "hermes"
-    text = chatml.render_text([{"role": "user", "content": "hi"}])
+    text = prompt_text(chatml, [{"role": "user", "content": "hi"}])
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
     bare = replace(vocabulary(read_metadata(smollm2_path())), control=())
@@ -167,7 +169,8 @@ def test_sources_of_a_folder(tmp_path: Path) -> None:
     user: list[Message] = [{"role": "user", "content": "hi"}]
 
     def start(tools: object = None, explicit: Path | None = None) -> str:
-        return load(tmp_path, explicit).template.render_text(user, tools=tools)  # type: ignore[arg-type]
+        text = load(tmp_path, explicit)
+        return text.tokenizer.decode(text.template.render(user, tools=tools), False)  # type: ignore[arg-type]
 
     path.write_text(json.dumps(config | {"chat_template": "A{{ messages[0].content }}"}))
     assert start() == "Ahi"
@@ -194,11 +197,9 @@ def test_a_template_without_a_default_system_message_has_none() -> None:
         assert facts.default_system == ""
 
 
-def test_a_generation_prompt_that_opens_reasoning_is_known() -> None:
+def test_ids_generated_behind_an_opened_think_keep_it_in_front() -> None:
     text = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
     thinks = inline(text + "{% if add_generation_prompt %}<|im_start|><think>\n{% endif %}")
-    assert thinks.opens_reasoning
-    assert not template("qwen3").opens_reasoning
     history: list[Message] = [{"role": "user", "content": "a"}]
     before = thinks.render(history).tolist()
     history += [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]

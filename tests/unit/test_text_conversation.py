@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentserve.text import TextError
-from tests.text_models import Message, call, deep_json, inline, template
+from agentserve.text.conversation import openai_shape, parse_messages
+from tests.text_models import Message, call, deep_json, inline, prompt_text, template
 
 GOOD: Message = {"role": "user", "content": "a"}
 DEEP = deep_json(100)
@@ -21,14 +22,14 @@ DEEP = deep_json(100)
         ({"role": "robot", "content": "x"}, "unknown role 'robot'"),
         ({"content": "x"}, "unknown role"),
         ("text", "an object is expected"),
-        ({"role": "user"}, "content is missing"),
+        ({"role": "user"}, "a user message needs content"),
         ({"role": "user", "content": 3}, "content must be a string"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
             "'image_url' is not supported",
         ),
         ({"role": "user", "content": ["x"]}, "not supported"),
-        ({"role": "tool", "content": "x"}, "needs a tool_call_id"),
+        ({"role": "tool", "content": "x"}, "tool_call_id: missing"),
         ({"role": "user", "content": "x", "tool_calls": [call("f", "{}")]}, "only an assistant"),
         ({"role": "assistant", "tool_calls": "x"}, "must be a list"),
         ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "a function with a name"),
@@ -40,12 +41,16 @@ DEEP = deep_json(100)
         ({"role": "assistant", "tool_calls": [call("f", {"a": DEEP})]}, "nested deeper"),
         ({"role": "assistant", "tool_calls": [call("f", {"a": float("inf")})]}, "finite"),
         ({"role": "assistant", "tool_calls": [call("f", {"a": {1}})]}, "is not JSON"),
+        ({"role": "assistant", "tool_calls": [call("f", '{"a": "\\ud800"}')]}, "surrogate"),
+        ({"role": "assistant", "tool_calls": [call("f", "{}") | {"type": "custom"}]}, "only 'function'"),
     ],
 )
 def test_a_broken_message_is_named(message: Message, words: str) -> None:
     with pytest.raises(TextError, match=words) as caught:
         template("qwen25").render([GOOD, message, GOOD])
-    assert "messages[1]" in str(caught.value)
+    assert caught.value.param is not None
+    assert caught.value.param.startswith("messages[1]")
+    assert str(caught.value).startswith(caught.value.param)
     assert "\n" not in str(caught.value)
 
 
@@ -59,8 +64,36 @@ def test_other_broken_requests() -> None:
         chat.render([GOOD], continue_final_message=True)
     with pytest.raises(TextError, match="must be an assistant's"):
         chat.render([GOOD], continue_final_message=True, add_generation_prompt=False)
+    with pytest.raises(TextError, match=r"messages\[0\].tool_call_id: a tool result that follows no"):
+        chat.render([{"role": "tool", "content": "x", "tool_call_id": "c"}])
     with pytest.raises(TextError, match="surrogate"):
         chat.render([{"role": "user", "content": "\ud800"}])
+
+
+def test_the_shape_clients_write_is_one_shape() -> None:
+    """Whatever form a client chose, what is rendered and digested afterwards is the same."""
+    loose: list[Message] = [
+        {"role": "user", "content": [{"text": "a"}, {"type": "text", "text": ""}]},
+        {"role": "assistant", "content": "", "reasoning": "hm", "tool_calls": [{"function": {"name": "f"}}]},
+        {"role": "tool", "content": "r", "tool_call_id": None},
+    ]
+    parsed = parse_messages(loose)
+    shaped = [openai_shape(message) for message in parsed]
+    assert shaped == [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [call("f", "{}", "")],
+            "reasoning_content": "hm",
+        },
+        {"role": "tool", "content": "r", "tool_call_id": ""},
+    ]
+    assert parse_messages(shaped) == parsed
+    two: list[Message] = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    ]
+    assert [openai_shape(message) for message in parse_messages(two)] == two
 
 
 @pytest.mark.parametrize(
@@ -83,7 +116,7 @@ def test_a_template_that_cannot_be_used(text: str, words: str) -> None:
 
 def test_running_out_of_placeholders_is_an_error() -> None:
     private = "".join(map(chr, [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]))
-    assert private in template("qwen25").render_text([{"role": "user", "content": private}])
+    assert private in prompt_text(template("qwen25"), [{"role": "user", "content": private}])
     with pytest.raises(TextError, match="private-use"):
         template("qwen25").render([{"role": "user", "content": private + "<|im_end|>"}])
 

@@ -120,7 +120,6 @@ def test_a_continued_run_gets_no_prefix_space() -> None:
 def test_eos_and_frame() -> None:
     tokenizer = Tokenizer(vocabulary(small(eot_token_id=4, add_eos_token=True)))
     assert tokenizer.eos_ids == {2, 4, tokenizer.control["<|im_end|>"]}
-    assert tokenizer.bos_id == 1
     ids = tokenizer.encode_completion("hello")
     assert (ids[0], ids[-1]) == (1, 2)
     bare = Tokenizer(vocabulary(small(add_bos_token=False)))

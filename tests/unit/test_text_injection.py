@@ -83,7 +83,6 @@ def test_users_cannot_write_control_tokens(name: str, text: str) -> None:
         ids = chat.render(hostile_history(content), tools=hostile_tools(content))  # type: ignore[arg-type]
         counts.append([token for token in ids if token in control])
     assert counts[0] == counts[1]
-    assert words.decode(chat.render(hostile_history(text)), False) == chat.render_text(hostile_history(text))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -112,7 +111,7 @@ def test_kwargs_are_hidden_and_cannot_replace_the_conversation() -> None:
     user: list[Message] = [{"role": "user", "content": "x"}]
     ids = chat.render(user, kwargs={"extra": "<|im_end|>"})
     assert tokenizer().control["<|im_end|>"] not in ids
-    assert ids[-1] == tokenizer().bos_id
+    assert ids[-1] == tokenizer().control["<s>"]
     for name in ("messages", "tools", "bos_token", "raise_exception"):
         with pytest.raises(TextError, match="reserved"):
             chat.render(user, kwargs={name: "y"})

@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Encoder
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from agentserve.text import TextError, Tokenizer, hf_vocab
+from agentserve.text import TextError, Tokenizer, hf_vocab, load
+from tests.text_models import save_model, source
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. Hello world, hello there! Is it 21 degrees in Zürich?",
@@ -311,7 +312,18 @@ def test_the_config_decides_on_bos_and_eos(
 ) -> None:
     ours = Tokenizer(hf_vocab.vocabulary(save(byte_level(), tmp_path, **config)))
     ids = ours.encode_completion("x")
-    assert (ids[0] == ours.bos_id, ids[-1] in ours.eos_ids) == framed
+    assert (ids[0] == ours.control["<s>"], ids[-1] in ours.eos_ids) == framed
+
+
+def test_a_config_and_a_generation_config_that_differ_both_count(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
+    (tmp_path / "config.json").write_text('{"eos_token_id": [6]}')
+    template_file = tmp_path / "chat_template.jinja"
+    template_file.write_text(source("qwen25"))
+    text = load(tmp_path)
+    ends = {5, 6, text.tokenizer.control["</s>"], text.tokenizer.control["<|im_end|>"]}
+    assert text.end_ids == tuple(sorted(ends))
 
 
 def test_every_eos_of_the_generation_config_counts(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from agentserve.clock import Clock, WallClock
 from agentserve.metrics import Metrics
-from agentserve.server.engine_port import Engine, EngineDown
+from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http import housekeeping, sessions_api
 from agentserve.server.http.chat import chat_completions
@@ -25,6 +25,7 @@ from agentserve.server.http.context import ServerContext, ServerOptions
 from agentserve.server.http.gate import Gate
 from agentserve.server.http.sse import ClientGone
 from agentserve.server.http.structure import GrammarMaker, Grammars
+from agentserve.server.http.translate import KNOWN, api_error
 from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.identity import new_session_id
@@ -41,6 +42,7 @@ def create_app(
     *,
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
+    end_ids: tuple[int, ...],
     chain: Chain,
     tool_parser: Callable[[], ToolParser],
     grammar_maker: GrammarMaker,
@@ -51,7 +53,8 @@ def create_app(
 ) -> Starlette:
     """The application on a running engine. Thread pools live as long as its lifespan.
 
-    `chain` is the canonical key of a history, `tool_parser` makes one parser per answer.
+    `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
+    canonical key of a history, `tool_parser` makes one parser per answer.
     """
     text_pool = ThreadPoolExecutor(2, thread_name_prefix="text")
     # Its threads wait for compilations, which the maker bounds; a slow schema must not hold up others.
@@ -64,10 +67,11 @@ def create_app(
         engine=engine,
         tokenizer=tokenizer,
         template=template,
+        end_ids=end_ids,
         chain=chain,
         tool_parser=tool_parser,
         grammars=Grammars(grammar_maker, engine, grammar_pool),
-        directory=directory or SessionDirectory(new_session_id),
+        directory=directory or SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds),
         metrics=metrics,
         runner=TurnRunner(engine, metrics, clock),
         clock=clock,
@@ -82,8 +86,7 @@ def create_app(
         routes=_routes(),
         lifespan=_lifespan(text_pool, grammar_pool),
         exception_handlers={
-            ApiError: _api_error,
-            EngineDown: _engine_down,
+            **dict.fromkeys(KNOWN, _known_error),
             ClientGone: _client_gone,
             HTTPException: _http_error,
         },
@@ -115,6 +118,7 @@ def _routes() -> list[Route]:
         Route("/ready", housekeeping.health, methods=["GET"]),
         Route("/ping", housekeeping.ping, methods=["GET", "POST"]),
         Route("/version", housekeeping.version, methods=["GET"]),
+        Route("/server_info", housekeeping.server_info, methods=["GET"]),
         Route("/metrics", housekeeping.metrics, methods=["GET"]),
         Route("/tokenize", housekeeping.tokenize, methods=["POST"]),
         Route("/detokenize", housekeeping.detokenize, methods=["POST"]),
@@ -126,13 +130,10 @@ def _routes() -> list[Route]:
     ]
 
 
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error.response()
-
-
-async def _engine_down(request: Request, error: Exception) -> Response:
-    return ApiError(str(error), status=503, headers={"retry-after": "1"}).response()
+async def _known_error(request: Request, error: Exception) -> Response:
+    told = api_error(error)
+    assert told is not None
+    return told.response()
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -12,15 +11,15 @@ from starlette.requests import Request
 from agentserve.server.errors import ApiError
 from agentserve.server.http import history, sampling
 from agentserve.server.http.context import ServerContext
-from agentserve.server.http.schemas import ChatRequest, JsonObject
+from agentserve.server.http.names import session_name
+from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.structure import Form, chat_form
-from agentserve.server.sessions.answer import Answer
-from agentserve.server.sessions.directory import DirectoryFull
-from agentserve.server.sessions.identity import DEFAULT_TENANT, session_name
+from agentserve.server.http.turn_parts import answer_factory, namespace
+from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.seats import SessionSeat, chain_keys
 from agentserve.server.sessions.session_record import Claim, Lease
 from agentserve.server.sessions.turns import TurnSpec
-from agentserve.server.text_port import ChatTemplate
+from agentserve.server.text_port import ChatTemplate, JsonObject
 from agentserve.types import Sampling
 
 
@@ -41,20 +40,13 @@ class ChatJob:
             seat.rollback("not started")
 
 
-def namespace(tenant: str, salt: str | None) -> str:
-    """What isolates prefix-cache hits besides the model; framed, so that two inputs never meet."""
-    if tenant == DEFAULT_TENANT and salt is None:
-        return ""
-    return f"{len(tenant)}:{tenant}:{salt or ''}"
-
-
 async def prepare(context: ServerContext, request: Request, fields: ChatRequest) -> ChatJob:
     """Check everything, then take the leases. On any error nothing is left behind."""
     limits = context.options.limits
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
     logprobs = _logprobs(fields, limits.top_logprobs)
-    messages = history.message_dicts(fields.messages, limits)
+    messages = await context.off_loop(history.message_dicts, fields.messages, limits)
     tools = history.tool_dicts(fields.tools, limits)
     form = chat_form(fields, tools, limits)
     named = session_name(request, fields.session_id, limits)
@@ -62,11 +54,12 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
     grammar = await context.grammars.define(form)
     keys = await context.off_loop(chain_keys, context.chain, messages)
     claim = Claim(DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys)
-    lease = _begin(context, claim)
+    lease = context.directory.begin(claim, context.clock.now())
     seats = [_seat(context, lease)]
     try:
         prompt = await context.off_loop(render, template, fields, messages, tools, lease)
-        _fork(context, lease, prompt)
+        if lease.copied_from is not None:  # the sibling begins where the KV they share is
+            context.engine.fork(lease.copied_from.key, lease.key, lease.shared)
         settings = sampling.build(
             fields,
             context.facts,
@@ -77,7 +70,6 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
             else fields.max_completion_tokens,
             seed=context.new_seed(),
             logprobs=logprobs,
-            chat=True,
         )
         for _ in range(sampling.choices(fields, limits) - 1):
             seats.append(_seat(context, context.directory.sibling(lease.session, keys, context.clock.now())))
@@ -87,11 +79,9 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
             )
             for index, seat in enumerate(seats)
         )
-    except DirectoryFull as error:
-        _undo(seats)
-        raise ApiError(f"The server is full: {error}.", status=503, headers={"retry-after": "1"}) from None
     except BaseException:
-        _undo(seats)
+        for seat in seats:
+            seat.rollback("not started")
         raise
     return ChatJob(specs, tuple(seats), prompt, form, logprobs)
 
@@ -137,41 +127,8 @@ def _logprobs(fields: ChatRequest, most: int) -> int | None:
     return top
 
 
-def _begin(context: ServerContext, claim: Claim) -> Lease:
-    try:
-        return context.directory.begin(claim, context.clock.now())
-    except DirectoryFull as error:
-        raise ApiError(f"The server is full: {error}.", status=503, headers={"retry-after": "1"}) from None
-
-
 def _seat(context: ServerContext, lease: Lease) -> SessionSeat:
     return SessionSeat(lease, context.directory, context.engine, context.clock, context.chain)
-
-
-def _undo(seats: list[SessionSeat]) -> None:
-    for seat in seats:
-        seat.rollback("not started")
-
-
-def _fork(context: ServerContext, lease: Lease, prompt: array[int]) -> None:
-    """A sibling begins on its source's worker, where the KV they share is."""
-    source = lease.copied_from
-    if source is not None:
-        shared = common_tokens(source.tokens, prompt)
-        if shared:
-            context.engine.fork(source.key, lease.key, shared)
-
-
-def common_tokens(left: array[int], right: array[int]) -> int:
-    """How many leading ids agree; by halves, for a slice compares faster than a loop."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _settings(settings: Sampling, index: int, grammar: str | None) -> Sampling:
@@ -191,27 +148,9 @@ def _spec(
         seat=seat,
         prompt=prompt,
         sampling=settings,
-        answer=answer_factory(context, settings, parse=form.calls),
+        answer=answer_factory(
+            context, settings, parse=form.calls, continues=bool(fields.continue_final_message)
+        ),
         namespace=namespace(seat.lease.session.tenant, fields.cache_salt),
         priority=fields.priority or 0,
     )
-
-
-def answer_factory(
-    context: ServerContext, settings: Sampling, *, parse: bool, continues: bool = False
-) -> Callable[[], Answer]:
-    ends = set(settings.stop_token_ids)
-    if not settings.ignore_eos:
-        ends.update(context.facts.end_ids)
-
-    def build() -> Answer:
-        return Answer(
-            context.tokenizer.detokenizer(continues=continues),
-            stops=settings.stop,
-            end_ids=frozenset(ends),
-            min_tokens=settings.min_tokens,
-            parser=context.tool_parser() if parse else None,
-            decode=context.tokenizer.decode,
-        )
-
-    return build

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import secrets
 from array import array
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from agentserve.messages import Token
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http import sampling, wire
-from agentserve.server.http.chat_request import answer_factory, namespace
 from agentserve.server.http.context import ServerContext, context_of
-from agentserve.server.http.reading import read_body, set_request_id
-from agentserve.server.http.schemas import CompletionRequest, JsonObject, decode
-from agentserve.server.http.sse import DONE, frame, unless_gone
+from agentserve.server.http.names import set_request_id
+from agentserve.server.http.reading import read_body
+from agentserve.server.http.reply import Reply
+from agentserve.server.http.schemas import CompletionRequest, decode
+from agentserve.server.http.sse import unless_gone
 from agentserve.server.http.streaming import open_stream
 from agentserve.server.http.structure import Form, response_schema
+from agentserve.server.http.turn_parts import answer_factory, namespace
 from agentserve.server.sessions.answer import Delta, Outcome
 from agentserve.server.sessions.identity import DEFAULT_TENANT, new_session_id
 from agentserve.server.sessions.seats import OneShotSeat
-from agentserve.server.sessions.turns import Started, TurnSpec
+from agentserve.server.sessions.turns import TurnSpec
+from agentserve.server.text_port import JsonObject
 from agentserve.types import Sampling, SessionId
 
 
@@ -42,10 +44,6 @@ class _Job:
     def echo(self, index: int) -> str:
         return self.echoes[index // len(self.groups[0])]
 
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(len(group[0].prompt) for group in self.groups)
-
 
 async def completions(request: Request) -> Response:
     context = context_of(request)
@@ -53,7 +51,9 @@ async def completions(request: Request) -> Response:
     fields = decode(await read_body(request, limits.body_bytes), CompletionRequest, limits)
     set_request_id(request, fields.request_id, limits)
     job = await _prepare(context, fields)
-    reply = _Reply(context, fields, job)
+    shape = _TextShape(context, job, token_ids=bool(fields.return_token_ids))
+    base: JsonObject = {"object": "text_completion"}
+    reply = Reply(context, fields, job.groups, shape, base=base, id_prefix="cmpl")
     if fields.stream:
         return await open_stream(context, request, reply.stream(), {}, job.rollback)
     return json_response(await unless_gone(request.receive, reply.whole()))
@@ -93,7 +93,6 @@ async def _prepare(context: ServerContext, fields: CompletionRequest) -> _Job:
             max_tokens=context.options.default_max_tokens if fields.max_tokens is None else fields.max_tokens,
             seed=default_seed,
             logprobs=logprobs,
-            chat=False,
             param="prompt",
         )
         return tuple(
@@ -151,103 +150,49 @@ async def _encoded(context: ServerContext, index: int, prompt: str | list[int]) 
     return array("i", ids)
 
 
-class _Reply:
-    """One request's reply, whole or as a stream."""
+class _TextShape:
+    """OpenAI's text choices."""
 
-    def __init__(self, context: ServerContext, fields: CompletionRequest, job: _Job) -> None:
+    def __init__(self, context: ServerContext, job: _Job, *, token_ids: bool) -> None:
         self._context = context
-        self._fields = fields
         self._job = job
-        options = fields.stream_options
-        self._live_usage = bool(options and options.continuous_usage_stats)
-        self._usage_asked = bool(options and options.include_usage) or context.options.force_usage
-        self._base: JsonObject = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(context.wall()),
-            "model": fields.model or context.options.model,
-            "system_fingerprint": f"agentserve-{context.engine.hello.weights_digest[:12]}",
-        }
+        self._token_ids = token_ids
+        self._offsets = [0] * sum(len(group) for group in job.groups)  # characters streamed, by choice
 
-    async def whole(self) -> JsonObject:
-        outcomes: dict[int, Outcome] = {}
-        async with aclosing(self._context.runner.choices(self._job.groups)) as pieces:
-            async for index, piece in pieces:
-                if isinstance(piece, Outcome):
-                    outcomes[index] = piece
-        choices = [self._choice(index, outcomes[index]) for index in sorted(outcomes)]
-        return self._base | {"choices": choices, "usage": self._usage(outcomes)}
+    def opening(self, index: int) -> JsonObject | None:
+        echo = self._job.echo(index)
+        return {"choices": [self._chunk(index, echo, None, None)]} if echo else None
 
-    def _choice(self, index: int, outcome: Outcome) -> JsonObject:
+    def delta(self, index: int, piece: Delta) -> JsonObject:
+        return self._chunk(index, piece.text, piece, None)
+
+    def ending(self, index: int, outcome: Outcome, rest: Delta | None) -> JsonObject:
+        return self._chunk(index, "", rest, wire.finish_reason(outcome, named=False))
+
+    def choice(self, index: int, outcome: Outcome) -> JsonObject:
         choice: JsonObject = {
             "index": index,
             "text": self._job.echo(index) + outcome.text,
-            "logprobs": None,
+            "logprobs": self._logprobs(outcome.tokens, 0),
             "finish_reason": wire.finish_reason(outcome, named=False),
         }
-        if self._job.logprobs is not None:
-            choice["logprobs"] = wire.legacy_logprobs(
-                outcome.tokens, self._context.tokenizer, self._job.logprobs, 0
-            )
-        if self._fields.return_token_ids:
+        if self._token_ids:
             n = len(self._job.groups[0])
             choice["prompt_token_ids"] = self._job.groups[index // n][0].prompt.tolist()
             choice["token_ids"] = list(outcome.ids)
         return choice
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        finished: dict[int, Outcome] = {}
-        rest: dict[int, Delta] = {}
-        choices = sum(len(group) for group in self._job.groups)
-        counts, offsets = [0] * choices, [0] * choices
-        async with aclosing(self._context.runner.choices(self._job.groups)) as pieces:
-            async for index, piece in pieces:
-                if isinstance(piece, Started):
-                    if echo := self._job.echo(index):
-                        yield self._chunk(index, echo, counts=counts)
-                elif isinstance(piece, Delta):
-                    counts[index] += len(piece.ids)
-                    if piece:
-                        yield self._chunk(index, piece.text, piece, counts=counts, offset=offsets[index])
-                        offsets[index] += len(piece.text)
-                    else:
-                        rest[index] = piece
-                else:
-                    finished[index] = piece
-                    reason = wire.finish_reason(piece, named=False)
-                    yield self._chunk(
-                        index, "", rest.get(index), counts=counts, offset=offsets[index], reason=reason
-                    )
-        if self._usage_asked or self._live_usage:
-            yield frame(self._base | {"choices": [], "usage": self._usage(finished)})
-        yield DONE
-
-    def _chunk(
-        self,
-        index: int,
-        text: str,
-        piece: Delta | None = None,
-        *,
-        counts: list[int],
-        offset: int = 0,
-        reason: str | None = None,
-    ) -> bytes:
+    def _chunk(self, index: int, text: str, piece: Delta | None, reason: str | None) -> JsonObject:
         choice: JsonObject = {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
-        if piece is not None and self._job.logprobs is not None and piece.tokens:
-            choice["logprobs"] = wire.legacy_logprobs(
-                piece.tokens, self._context.tokenizer, self._job.logprobs, offset
-            )
-        if piece is not None and self._fields.return_token_ids:
-            choice["token_ids"] = list(piece.ids)
-        chunk = self._base | {"choices": [choice]}
-        if self._live_usage:
-            chunk["usage"] = wire.usage(self._job.prompt_tokens, sum(counts), [], [])
-        elif self._usage_asked:
-            chunk["usage"] = None
-        return frame(chunk)
+        if piece is not None:
+            if piece.tokens:
+                choice["logprobs"] = self._logprobs(piece.tokens, self._offsets[index])
+            if self._token_ids:
+                choice["token_ids"] = list(piece.ids)
+            self._offsets[index] += len(text)
+        return choice
 
-    def _usage(self, outcomes: dict[int, Outcome]) -> JsonObject:
-        n = len(self._job.groups[0])
-        turns = [outcomes[index].usage for index in sorted(outcomes)]
-        completion = sum(turn.generated for turn in turns)
-        return wire.usage(self._job.prompt_tokens, completion, turns[::n], turns)
+    def _logprobs(self, tokens: tuple[Token, ...], offset: int) -> JsonObject | None:
+        if self._job.logprobs is None:
+            return None
+        return wire.legacy_logprobs(tokens, self._context.tokenizer, self._job.logprobs, offset)

@@ -16,6 +16,7 @@ from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http.sampling import ModelFacts
 from agentserve.server.http.structure import Grammars
+from agentserve.server.http.translate import bad_value
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.sessions.directory import SessionDirectory
@@ -36,6 +37,7 @@ class ServerOptions:
     force_usage: bool = False  # send the usage chunk although nobody asked
     keep_alive_seconds: float = 9.0
     default_max_tokens: int = 16  # of /v1/completions, as OpenAI's
+    tool_wait_seconds: float = 3600.0  # after that a session no longer waits for its tool results
     limits: Limits = field(default_factory=Limits)
 
 
@@ -45,6 +47,7 @@ class ServerContext:
     engine: Engine
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model has no chat format
+    end_ids: tuple[int, ...]  # tokens that end a turn, as the workers have them
     chain: Chain
     tool_parser: Callable[[], ToolParser]
     grammars: Grammars
@@ -64,8 +67,7 @@ class ServerContext:
         return ModelFacts(
             vocab_size=min(hello.vocab_size, self.tokenizer.vocab_size),
             max_model_len=hello.max_model_len,
-            end_ids=tuple(sorted(self.tokenizer.eos_ids)),
-            turn_end_ids=tuple(sorted(self.template.stop_ids)) if self.template else (),
+            end_ids=self.end_ids,
         )
 
     def unix(self, at: float) -> float:
@@ -89,7 +91,7 @@ class ServerContext:
         try:
             return await loop.run_in_executor(self.text_pool, lambda: work(*args, **kwargs))
         except ValueError as error:
-            raise ApiError(str(error), code="invalid_value") from None
+            raise bad_value(error) from None
 
 
 def context_of(request: Request) -> ServerContext:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentserve.metrics import Metrics
 from agentserve.server.errors import ApiError
 from agentserve.server.http.context import ServerOptions
-from agentserve.server.sessions.identity import REQUEST_HEADER, request_id
+from agentserve.server.http.names import REQUEST_HEADER, request_id
 
 log = logging.getLogger(__name__)
 

@@ -64,7 +64,6 @@ class HermesGrammars:
         tools = [
             ToolSpec(
                 tool["function"]["name"],
-                tool["function"].get("description", ""),
                 tool["function"]["parameters"],
                 tool["function"]["name"] in form.strict,
             )

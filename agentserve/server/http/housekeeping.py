@@ -11,8 +11,9 @@ from agentserve.server.http import history, sampling
 from agentserve.server.http.chat_request import render, template_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
-from agentserve.server.http.schemas import ChatRequest, DetokenizeRequest, JsonObject, TokenizeRequest, decode
+from agentserve.server.http.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest, decode
 from agentserve.server.http.wire import token_text
+from agentserve.server.text_port import JsonObject
 
 
 async def health(request: Request) -> Response:
@@ -44,6 +45,32 @@ async def ping(request: Request) -> Response:
 
 async def version(request: Request) -> Response:
     return json_response({"version": context_of(request).options.version})
+
+
+async def server_info(request: Request) -> Response:
+    """What runs here; benchmark tools look here first to learn which server they talk to."""
+    context = context_of(request)
+    hello = context.engine.hello
+    return json_response(
+        {
+            "server": "agentserve",
+            "version": context.options.version,
+            "model": context.options.model,
+            "model_aliases": list(context.options.aliases),
+            "uptime_seconds": round(context.clock.now() - context.clock_at_start, 3),
+            "workers": context.engine.alive,
+            "backend": hello.backend,
+            "device": hello.device,
+            "dtype": hello.dtype,
+            "parameters": hello.parameters,
+            "weights_digest": hello.weights_digest,
+            "vocab_size": hello.vocab_size,
+            "max_model_len": hello.max_model_len,
+            "page_size": hello.page_size,
+            "pages": hello.pages,
+            "kv_bytes": hello.kv_bytes,
+        }
+    )
 
 
 async def models(request: Request) -> Response:
@@ -105,7 +132,7 @@ async def tokenize(request: Request) -> Response:
             continue_final_message=fields.continue_final_message,
             chat_template_kwargs=fields.chat_template_kwargs,
         )
-        messages = history.message_dicts(chat.messages, limits)
+        messages = await context.off_loop(history.message_dicts, chat.messages, limits)
         tools = history.tool_dicts(chat.tools, limits)
         prompt = await context.off_loop(render, template_of(context), chat, messages, tools)
         ids = prompt.tolist()

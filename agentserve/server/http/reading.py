@@ -1,4 +1,4 @@
-"""Reading request bodies within bounds, and naming requests."""
+"""Reading request bodies within bounds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from starlette.requests import ClientDisconnect, Request
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.sse import ClientGone
-from agentserve.server.limits import Limits
-from agentserve.server.sessions.identity import request_id
 
 
 async def read_body(request: Request, most: int) -> bytes:
@@ -29,9 +27,3 @@ async def read_body(request: Request, most: int) -> bytes:
     except ClientDisconnect:
         raise ClientGone from None
     return b"".join(parts)
-
-
-def set_request_id(request: Request, in_body: str | None, limits: Limits) -> None:
-    """Let the body's request id name this request in the reply's header."""
-    if in_body is not None:
-        request.state.request_id = request_id(in_body, limits)

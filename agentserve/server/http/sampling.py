@@ -17,19 +17,15 @@ class ModelFacts:
 
     vocab_size: int
     max_model_len: int
-    end_ids: tuple[int, ...]  # EOS of the model
-    turn_end_ids: tuple[int, ...]  # control tokens that end an assistant message
+    end_ids: tuple[int, ...]  # tokens that end a turn
 
 
-def number(
-    name: str, value: float | None, default: float, low: float, high: float, *, open_low: bool = False
-) -> float:
-    """`value` within [low, high] (or (low, high]), `default` when absent."""
+def number(name: str, value: float | None, default: float, low: float, high: float) -> float:
+    """`value` within [low, high], `default` when absent."""
     if value is None:
         return default
-    if not (low < value if open_low else low <= value) or not value <= high:
-        left = "(" if open_low else "["
-        raise ApiError(f"{name}: must be in {left}{low:g}, {high:g}], got {value:g}", param=name)
+    if not low <= value <= high:
+        raise ApiError(f"{name}: must be in [{low:g}, {high:g}], got {value:g}", param=name)
     return value
 
 
@@ -79,7 +75,7 @@ def choices(fields: SamplingFields, limits: Limits) -> int:
 
 def check_fields(fields: SamplingFields, facts: ModelFacts, limits: Limits) -> None:
     """Everything that does not depend on the prompt, before the prompt is looked at."""
-    build(fields, facts, limits, prompt=1, max_tokens=None, seed=0, logprobs=None, chat=False)
+    build(fields, facts, limits, prompt=1, max_tokens=None, seed=0, logprobs=None)
     integer("priority", fields.priority, 0, -limits.priority, limits.priority)
     if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= limits.cache_salt_chars:
         raise ApiError(f"cache_salt: must be 1 to {limits.cache_salt_chars} characters", param="cache_salt")
@@ -95,13 +91,11 @@ def build(
     max_tokens: int | None,
     seed: int,
     logprobs: int | None,
-    chat: bool,
     param: str = "messages",
 ) -> Sampling:
     """The turn's sampling settings for a prompt of `prompt` tokens.
 
-    `max_tokens` None means what remains of the context; a larger one is clamped to it. `chat` adds
-    the template's end-of-turn tokens to the stop ids, unless EOS is to be ignored.
+    `max_tokens` None means what remains of the context; a larger one is clamped to it.
     """
     room = facts.max_model_len - prompt
     if room < 1:
@@ -114,7 +108,6 @@ def build(
     if len(stop_ids) > limits.stop_token_ids:
         raise ApiError(f"stop_token_ids: at most {limits.stop_token_ids}", param="stop_token_ids")
     token_ids("stop_token_ids", stop_ids, facts.vocab_size)
-    ends = facts.turn_end_ids if chat and not fields.ignore_eos else ()
     top_k = integer("top_k", fields.top_k, 0, -1, INT64_MAX)
     return Sampling(
         temperature=number("temperature", fields.temperature, 1.0, 0.0, 2.0),
@@ -122,16 +115,15 @@ def build(
         # 0 means "the best token only"; the sampler keeps at least one token whatever top_p is.
         top_p=max(number("top_p", fields.top_p, 1.0, 0.0, 1.0), 1e-9),
         min_p=number("min_p", fields.min_p, 0.0, 0.0, 1.0),
-        repetition_penalty=number(
-            "repetition_penalty", fields.repetition_penalty, 1.0, 0.0, 10.0, open_low=True
-        ),
+        # Below, scaled logits would leave float32.
+        repetition_penalty=number("repetition_penalty", fields.repetition_penalty, 1.0, 0.01, 10.0),
         presence_penalty=number("presence_penalty", fields.presence_penalty, 0.0, -2.0, 2.0),
         frequency_penalty=number("frequency_penalty", fields.frequency_penalty, 0.0, -2.0, 2.0),
         logit_bias=_logit_bias(fields.logit_bias, facts, limits),
         seed=integer("seed", fields.seed, seed, INT64_MIN, INT64_MAX),
         max_tokens=min(wanted, room),
         min_tokens=min(min_tokens, room),
-        stop_token_ids=tuple(dict.fromkeys((*stop_ids, *ends))),
+        stop_token_ids=tuple(dict.fromkeys(stop_ids)),
         ignore_eos=bool(fields.ignore_eos),
         stop=stop_strings(fields.stop, limits),
         logprobs=logprobs,

@@ -1,45 +1,19 @@
 """Bodies of the HTTP API, as typed structs. Unknown fields are ignored, absent ones are None.
 
-Only shapes live here; ranges are checked in `sampling.py`, meaning in the endpoints.
+Only shapes live here; ranges are checked in `sampling.py`, meaning in the endpoints, and messages by
+the text room: what a valid history is, one place decides.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from agentserve.server.errors import ApiError
 from agentserve.server.limits import Limits, check_depth
-
-JsonObject = dict[str, Any]
-
-
-class ContentPart(msgspec.Struct):
-    type: str
-    text: str | None = None
-
-
-class FunctionCall(msgspec.Struct):
-    name: str
-    arguments: str | JsonObject | None = None
-
-
-class ToolCallIn(msgspec.Struct):
-    function: FunctionCall
-    id: str | None = None
-    type: str = "function"
-
-
-class ChatMessage(msgspec.Struct):
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCallIn] | None = None
-    tool_call_id: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+from agentserve.server.text_port import JsonObject
 
 
 class FunctionDef(msgspec.Struct):
@@ -110,7 +84,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(SamplingFields, kw_only=True):
-    messages: list[ChatMessage]
+    messages: list[JsonObject]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -133,7 +107,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: list[JsonObject] | None = None
     tools: list[ToolDef] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -8,9 +8,9 @@ from starlette.responses import Response
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.sampling import number
-from agentserve.server.http.schemas import JsonObject
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.session_record import Session
+from agentserve.server.text_port import JsonObject
 
 MOST_LISTED = 1000
 
@@ -35,7 +35,6 @@ async def get_session(request: Request) -> Response:
     session = _found(context, request)
     view = (await context.engine.describe(session.key)).session if context.engine.alive else None
     reply = _summary(context, session)
-    reply["tokens"] = len(session.tokens)
     reply["pages"] = view.pages if view else 0
     reply["computed_tokens"] = view.computed if view else 0
     reply["preemptions"] = view.preemptions if view else 0
@@ -46,7 +45,6 @@ async def get_session(request: Request) -> Response:
             "name": call.name,
             "arguments": call.arguments,
             "turn": call.turn,
-            "epoch": call.epoch,
         }
         for call in session.pending.values()
     ]
@@ -89,7 +87,7 @@ def _summary(context: ServerContext, session: Session) -> JsonObject:
         "running_turn": session.running,
         "epoch": session.epoch,
         "messages": len(session.chain),
-        "tokens": len(session.tokens),
+        "tokens": session.length,
         "created_at": round(context.unix(session.created), 6),
         "last_active_at": round(context.unix(session.active), 6),
     }

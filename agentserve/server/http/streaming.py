@@ -12,6 +12,7 @@ from starlette.responses import Response
 from agentserve.server.errors import ApiError
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.sse import ClientGone, EventStream, anext_or_end, disconnected, frame
+from agentserve.server.http.translate import api_error
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +64,12 @@ async def _guarded(
             yield head
         async for body in frames:
             yield body
-    except ApiError as error:
-        yield frame(error.body())
-    except Exception:
-        log.exception("a stream failed")
-        yield frame(ApiError("Internal error.", status=500, code="internal_error").body())
+    except Exception as error:
+        known = api_error(error)
+        if known is None:
+            log.exception("a stream failed")
+            known = ApiError("Internal error.", status=500, code="internal_error")
+        yield frame(known.body())
 
 
 async def _stop(task: asyncio.Task[bytes] | asyncio.Task[None]) -> None:

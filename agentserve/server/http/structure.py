@@ -10,8 +10,9 @@ from typing import Protocol
 
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
-from agentserve.server.http.schemas import ChatRequest, JsonObject, NamedChoice, ResponseFormat
+from agentserve.server.http.schemas import ChatRequest, NamedChoice, ResponseFormat
 from agentserve.server.limits import Limits
+from agentserve.server.text_port import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from agentserve.messages import Token, TurnUsage
-from agentserve.server.http.schemas import JsonObject
 from agentserve.server.sessions.answer import Outcome
-from agentserve.server.text_port import Tokenizer
+from agentserve.server.text_port import JsonObject, Tokenizer
 from agentserve.types import FinishReason
 
 _LEAST = -9999.0  # JSON has no -inf
@@ -29,8 +28,11 @@ def usage(
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(turn.cached for turn in leaders)},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(turn.cached for turn in leaders),
+            "cache_write_tokens": sum(max(turn.prompt - turn.cached, 0) for turn in leaders),
+        },
+        "completion_tokens_details": {"reasoning_tokens": 0},  # none is told apart from the answer yet
     }
     if leaders:
         first = leaders[0]

@@ -5,6 +5,10 @@ Plain values, no event loop: every method runs to its end, so a turn is committe
 
 A session's *chain* has one canonical key per message of its committed history, each key naming all
 messages up to there. A request extends a session when its keys run through the session's last one.
+
+A session whose last turn ended in tool calls waits for their results. The wait ends when they come,
+here or through a sibling, or after `max_wait` seconds: clients die, and waits without end would
+fill every place. Results that come later are still taken.
 """
 
 from __future__ import annotations
@@ -38,16 +42,20 @@ class SessionDirectory:
         max_sessions: int = 10_000,
         max_bytes: int = 1 << 30,
         history: int = 256,
+        max_wait: float = 3600.0,
     ) -> None:
         self._new_id = new_id
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
         self._history = history
+        self._max_wait = max_wait
         self._sessions: OrderedDict[SessionId, Session] = OrderedDict()  # least recently used first
         self._public: dict[tuple[str, str], Session] = {}
         self._points: dict[tuple[str, bytes], dict[SessionId, None]] = {}
         self._calls: dict[tuple[str, str], SessionId] = {}
+        self._waits: OrderedDict[SessionId, float] = OrderedDict()  # since when; the longest first
         self._evicted: list[SessionId] = []
+        self._released: list[tuple[SessionId, TurnId]] = []
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -75,6 +83,12 @@ class SessionDirectory:
         evicted, self._evicted = self._evicted, []
         return evicted
 
+    def take_released(self) -> list[tuple[SessionId, TurnId]]:
+        """Sessions whose wait has ended without a turn of theirs since the last call, and their last
+        turn on the engine."""
+        released, self._released = self._released, []
+        return released
+
     # --- whose session is it ---------------------------------------------------------
 
     def begin(self, claim: Claim, now: float) -> Lease:
@@ -84,11 +98,13 @@ class SessionDirectory:
         longest committed lineage the messages extend; a new session. Where the last committed turn
         is not extended, or a turn runs, the request gets a copy-on-write sibling.
         """
+        self.end_waits(now)
         anchor: Session | None = None
         if claim.named is not None:
             anchor = self._public.get((claim.tenant, claim.named))
             if anchor is None:
-                return self._lease(self._open(claim.tenant, claim.named, now), claim.keys, now, opened=True)
+                opened = self._open(claim.tenant, claim.named, now)
+                return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
         else:
             issuers = (self._calls.get((claim.tenant, call)) for call in claim.call_ids)
             issuer = next((key for key in issuers if key is not None), None)
@@ -96,20 +112,24 @@ class SessionDirectory:
 
         found = self._longest(claim, anchor.family if anchor else None)
         if found is not None and found.running is None and self._extends(found, claim.keys):
-            return self._lease(found, claim.keys, now)
+            return self._lease(found, claim.keys, now, claim.call_ids)
         source = found or anchor
         if source is None:
-            return self._lease(self._open(claim.tenant, None, now), claim.keys, now, opened=True)
-        return self.sibling(source, claim.keys, now)
+            opened = self._open(claim.tenant, None, now)
+            return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
+        return self.sibling(source, claim.keys, now, claim.call_ids)
 
-    def sibling(self, source: Session, keys: tuple[bytes, ...], now: float) -> Lease:
+    def sibling(
+        self, source: Session, keys: tuple[bytes, ...], now: float, answers: tuple[str, ...] = ()
+    ) -> Lease:
         """Lease the first turn of a new session that shares `source`'s committed history."""
         child = self._open(source.tenant, None, now, parent=source)
         shared = _common(source.chain, keys)
         child.replies = {i: ids for i, ids in source.replies.items() if i < shared}
         child.chain = source.chain[:shared]
         self._bytes += child.cost - SESSION_BYTES
-        return self._lease(child, keys, now, copied_from=source, opened=True)
+        ends = (source.points[key] for key in reversed(child.chain) if key in source.points)
+        return self._lease(child, keys, now, answers, copied_from=source, shared=next(ends, 0), opened=True)
 
     def _longest(self, claim: Claim, family: SessionId | None) -> Session | None:
         """The session with the longest committed history that is a proper prefix of the request.
@@ -157,15 +177,20 @@ class SessionDirectory:
         session: Session,
         keys: tuple[bytes, ...],
         now: float,
+        answers: tuple[str, ...],
+        *,
         copied_from: Session | None = None,
+        shared: int = 0,
         opened: bool = False,
     ) -> Lease:
+        self._waits.pop(session.key, None)
         session.last_turn += 1
         session.running = TurnId(session.last_turn)
         session.active = now
         self._sessions.move_to_end(session.key)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
-        return Lease(session, session.running, keys, dict(session.replies), copied_from, opened)
+        replies = dict(session.replies)
+        return Lease(session, session.running, keys, replies, answers, copied_from, shared, opened)
 
     # --- the end of a turn -----------------------------------------------------------
 
@@ -174,37 +199,38 @@ class SessionDirectory:
         lease: Lease,
         *,
         reply: bytes,
-        tokens: array[int],
+        length: int,
         generated: array[int] | None,
         calls: Sequence[tuple[str, str, str]],
         now: float,
         usage: Mapping[str, int] | None = None,
     ) -> bool:
         """Make the turn part of the session: `reply` is the chain key with the answer, `calls` its
-        (id, name, arguments) still to be answered. False when the session was closed meanwhile.
+        (id, name, arguments) still to be answered, `length` the tokens of prompt and answer. False
+        when the session was closed meanwhile.
 
         `generated` None means that the ids do not spell the text the client got; the answer will be
         encoded afresh.
         """
         session = lease.session
-        if not self._holds(lease):
+        if not self.holds(lease):
             return False
+        self._answered(lease, now)
         before = session.cost
         session.running = None
         session.committed += 1
         session.active = now
-        session.tokens = tokens
+        session.length = length
         session.chain = (*lease.keys, reply)
         session.replies = dict(lease.spliced)
         if generated is not None:
             session.replies[len(lease.keys)] = generated
-        session.points.append(reply)
+        session.points[reply] = length
         self._points.setdefault((session.tenant, reply), {})[session.key] = None
         for call in session.pending:
             self._calls.pop((session.tenant, call), None)
         session.pending = {
-            id_: PendingCall(id_, name, arguments, lease.turn, session.epoch)
-            for id_, name, arguments in calls
+            id_: PendingCall(id_, name, arguments, lease.turn) for id_, name, arguments in calls
         }
         for id_ in session.pending:
             self._calls[(session.tenant, id_)] = session.key
@@ -212,24 +238,20 @@ class SessionDirectory:
             session.usage[name] = session.usage.get(name, 0) + amount
         self._bytes += session.cost - before
         self._rest(session, lease.turn, now)
+        self.end_waits(now)
         self._make_room(0)
         return True
 
     def rollback(self, lease: Lease, now: float, reason: str) -> bool:
         """Undo the turn. True when its session vanished with it, for it had no other turn."""
         session = lease.session
-        if not self._holds(lease):
+        if not self.holds(lease):
             return session.key not in self._sessions
         session.running = None
         session.epoch += 1
         if not session.committed:
             self._forget(session)
             return True
-        # Calls stay pending across a rollback: they belong to the new epoch, for nothing ran.
-        session.pending = {
-            id_: PendingCall(c.id, c.name, c.arguments, c.turn, session.epoch)
-            for id_, c in session.pending.items()
-        }
         self._rest(session, lease.turn, now, reason)
         return False
 
@@ -241,12 +263,17 @@ class SessionDirectory:
     def note(self, session: Session, turn: TurnId, state: SessionState, at: float, reason: str = "") -> None:
         """Record a public state. Those of a turn that no longer runs are stale and ignored."""
         if session.running == turn and session.key in self._sessions:
+            session.engine_turn = turn
             self._move(session, turn, state, at, reason)
 
-    def _holds(self, lease: Lease) -> bool:
+    def holds(self, lease: Lease) -> bool:
+        """The turn may still be committed: it has not ended and its session was not closed."""
         return lease.session.key in self._sessions and lease.session.running == lease.turn
 
     def _rest(self, session: Session, turn: TurnId, now: float, reason: str = "") -> None:
+        """The session's turn is over. Calls that had no result before it still have none after a rollback."""
+        if session.pending:
+            self._waits[session.key] = now
         state = SessionState.WAITING_TOOL if session.pending else SessionState.IDLE
         self._move(session, turn, state, now, reason)
 
@@ -255,6 +282,33 @@ class SessionDirectory:
         if session.state is not state or reason or not session.history:
             session.history.append(Transition(state, at, turn, reason))
         session.state = state
+
+    # --- waits for tools -------------------------------------------------------------
+
+    def end_waits(self, now: float) -> None:
+        """Waits of more than `max_wait` seconds are over: those sessions are idle like others."""
+        while self._waits:
+            key, since = next(iter(self._waits.items()))
+            if now - since < self._max_wait:
+                return
+            self._release(self._sessions[key], now, "no result came")
+
+    def _answered(self, lease: Lease, now: float) -> None:
+        """A sibling brought results: the session that made the calls need not wait for them."""
+        for call in lease.answers:
+            key = self._calls.get((lease.session.tenant, call))
+            if key is None or key == lease.key:
+                continue
+            issuer = self._sessions[key]
+            del issuer.pending[call], self._calls[issuer.tenant, call]
+            if not issuer.pending and issuer.key in self._waits:
+                self._release(issuer, now, f"answered in {lease.session.public_id}")
+
+    def _release(self, session: Session, now: float, reason: str) -> None:
+        del self._waits[session.key]
+        self._move(session, TurnId(session.last_turn), SessionState.IDLE, now, reason)
+        if session.engine_turn is not None:
+            self._released.append((session.key, session.engine_turn))
 
     # --- bounds ----------------------------------------------------------------------
 
@@ -274,12 +328,13 @@ class SessionDirectory:
         for session in self._sessions.values():
             if session.running is not None:
                 continue
-            if not session.pending:
+            if session.key not in self._waits:
                 return session
             waiting = waiting or session
         return waiting
 
     def _forget(self, session: Session) -> None:
+        self._waits.pop(session.key, None)
         del self._sessions[session.key]
         del self._public[(session.tenant, session.public_id)]
         for point in session.points:

@@ -63,6 +63,10 @@ class SessionSeat:
     def turn(self) -> TurnId:
         return self.lease.turn
 
+    @property
+    def live(self) -> bool:
+        return self._directory.holds(self.lease)
+
     def note(self, change: StateChange) -> None:
         self._directory.note(self.lease.session, change.turn, change.state, change.at, change.reason)
 
@@ -71,12 +75,12 @@ class SessionSeat:
         self._over = True
         usage = outcome.usage
         calls = [(call.id, call.name, call.arguments) for call in outcome.calls] if outcome.has_calls else []
-        generated = array("i", (token.token for token in outcome.tokens))
+        generated = len(outcome.tokens if outcome.generated is None else outcome.generated)
         broken = any(not call.complete for call in outcome.calls)
         done = self._directory.commit(
             self.lease,
             reply=reply,
-            tokens=prompt + (generated if outcome.generated is None else outcome.generated),
+            length=len(prompt) + generated,
             generated=None if broken else outcome.generated,
             calls=calls,
             now=self._clock.now(),
@@ -90,7 +94,9 @@ class SessionSeat:
         )
         if done:
             self._engine.park(self.key, self.turn, bool(calls))
-        self._close_evicted()
+        else:  # closed meanwhile; the engine must not keep what nobody will name again
+            self._engine.close(self.key)
+        self._tell_engine()
         return done
 
     def rollback(self, reason: str) -> None:
@@ -99,14 +105,19 @@ class SessionSeat:
         self._over = True
         if self._directory.rollback(self.lease, self._clock.now(), reason):
             self._engine.close(self.key)
-        self._close_evicted()
+        elif self.lease.session.pending:
+            # The rolled back turn ended the engine's wait; the results are still to come.
+            self._engine.park(self.key, self.turn, True)
+        self._tell_engine()
 
     def _reply_key(self, outcome: Outcome) -> bytes:
         before = self.lease.keys[-1] if self.lease.keys else b""
         # Calls that cannot be run cannot be sent back either: a client goes on without them.
         return self._chain(before, reply_message(outcome, broken_calls=False))
 
-    def _close_evicted(self) -> None:
+    def _tell_engine(self) -> None:
+        for key, turn in self._directory.take_released():
+            self._engine.park(key, turn, False)
         for key in self._directory.take_evicted():
             self._engine.close(key)
 
@@ -119,6 +130,10 @@ class OneShotSeat:
         self.turn = TurnId(1)
         self._engine = engine
         self._over = False
+
+    @property
+    def live(self) -> bool:
+        return not self._over
 
     def note(self, change: StateChange) -> None:
         """Nobody asks for the state of a one-shot turn."""

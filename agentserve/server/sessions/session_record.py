@@ -23,13 +23,12 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """A tool call that was delivered and has no result yet. A result for another epoch is stale."""
+    """A tool call that was delivered and has no result yet."""
 
     id: str
     name: str
     arguments: str
     turn: TurnId
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +57,11 @@ class Session:
     committed: int = 0
     epoch: int = 0  # +1 on rollback
     running: TurnId | None = None
-    tokens: array[int] = field(default_factory=lambda: array("i"))
+    engine_turn: TurnId | None = None  # the last turn whose state the engine reported
+    length: int = 0  # tokens of the committed history; the ids are rendered again, with `replies`
     chain: tuple[bytes, ...] = ()
     replies: dict[int, array[int]] = field(default_factory=dict)  # message index -> generated ids
-    points: list[bytes] = field(default_factory=list)  # keys at which a turn was committed
+    points: dict[bytes, int] = field(default_factory=dict)  # committed at this key -> tokens up to there
     pending: dict[str, PendingCall] = field(default_factory=dict)
     history: deque[Transition] = field(default_factory=deque)
     usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
@@ -72,7 +72,7 @@ class Session:
 
     @property
     def cost(self) -> int:
-        kept = len(self.tokens) + sum(len(ids) for ids in self.replies.values())
+        kept = sum(len(ids) for ids in self.replies.values())
         return SESSION_BYTES + 4 * kept + KEY_BYTES * (len(self.chain) + len(self.points))
 
 
@@ -84,8 +84,10 @@ class Lease:
     turn: TurnId
     keys: tuple[bytes, ...]
     spliced: Mapping[int, array[int]]  # generated ids of the request's messages that match history
-    copied_from: Session | None  # set when this turn opened a sibling
-    opened: bool  # the session is new
+    answers: tuple[str, ...] = ()  # tool calls whose results the request brings
+    copied_from: Session | None = None  # set when this turn opened a sibling
+    shared: int = 0  # tokens that a sibling has in common with `copied_from`, at least
+    opened: bool = False  # the session is new
 
     @property
     def key(self) -> SessionId:

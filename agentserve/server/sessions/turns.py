@@ -15,9 +15,9 @@ from typing import Protocol
 from agentserve.clock import Clock
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, pack_tokens
 from agentserve.metrics import Metrics
-from agentserve.server.engine_port import Engine, EngineDown, TurnStream
-from agentserve.server.errors import ApiError
+from agentserve.server.engine_port import Engine, TurnStream
 from agentserve.server.sessions.answer import Answer, Delta, Outcome
+from agentserve.server.sessions.errors import SessionClosed, TurnCancelled, TurnFailed, TurnRefused
 from agentserve.types import FinishReason, Sampling, SessionId, TurnId
 
 
@@ -38,6 +38,11 @@ class Seat(Protocol):
 
     @property
     def turn(self) -> TurnId: ...
+
+    @property
+    def live(self) -> bool:
+        """Whether the turn may still be committed: a session can be closed under it."""
+        ...
 
     def note(self, change: StateChange) -> None: ...
 
@@ -84,7 +89,8 @@ class TurnRunner:
             try:
                 if spec is not leader:
                     await prompt_ready.wait()
-                    self._engine.fork(leader.seat.key, spec.seat.key, len(spec.prompt))
+                    if spec.seat.live:
+                        self._engine.fork(leader.seat.key, spec.seat.key, len(spec.prompt))
                 await self._run(spec, lambda piece: queue.put_nowait((index, piece)), prompt_ready)
             except asyncio.CancelledError:
                 spec.seat.rollback("cancelled")  # does nothing after an end of its own
@@ -118,10 +124,9 @@ class TurnRunner:
         reason = FinishReason.ABORTED
         ended: TurnEnded | None = None
         try:
-            try:
-                stream = self._engine.submit(self._command(spec))
-            except EngineDown as error:
-                raise ApiError(str(error), status=503, headers={"retry-after": "1"}) from None
+            if not seat.live:  # a Submit would open the session on the engine again
+                raise SessionClosed
+            stream = self._engine.submit(self._command(spec))
             submitted = True
             self._metrics.turn_submitted()
             answer, ended = await self._follow(spec, stream, emit, first_token)
@@ -131,9 +136,7 @@ class TurnRunner:
                 reason = FinishReason.STOP  # we ended it, at a stop string
             delta, outcome = answer.finish(reason, ended.usage)
             if not seat.commit(spec.prompt, outcome):
-                raise ApiError(
-                    "The session was closed while its turn ran.", status=409, code="session_closed"
-                )
+                raise SessionClosed
             emit(delta)
             emit(outcome)
         except BaseException as error:
@@ -174,17 +177,17 @@ class TurnRunner:
                     emit(delta)
             else:
                 return answer, event
-        raise ApiError("The engine ended the turn without a result.", status=500)
+        raise TurnFailed("The engine ended the turn without a result.")
 
     @staticmethod
     def _check(ended: TurnEnded, stopped: bool) -> None:
-        """Endings that are not an answer become errors."""
+        """Endings that are not an answer become TurnErrors."""
         if ended.reason is FinishReason.REFUSED:
-            raise ApiError(ended.error or "The request cannot run on this server.", code="request_refused")
+            raise TurnRefused(ended.error or "The request cannot run on this server.")
         if ended.reason is FinishReason.ERROR:
-            raise ApiError(ended.error or "The engine failed on this turn.", status=500, code="engine_error")
+            raise TurnFailed(ended.error or "The engine failed on this turn.")
         if ended.reason is FinishReason.ABORTED and not stopped:
-            raise ApiError(ended.error or "The turn was cancelled.", status=409, code="turn_cancelled")
+            raise TurnCancelled(ended.error or "The turn was cancelled.")
 
     @staticmethod
     def _command(spec: TurnSpec) -> Submit:

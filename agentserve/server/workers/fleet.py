@@ -170,6 +170,7 @@ class Fleet:
         self._send_home(session, Close(session))
         self._homes.pop(session, None)
         for turn in [turn for turn in self._turns.values() if turn.key[0] == session]:
+            turn.aborted = True  # should its worker die before it reads this, the turn does not go on
             if turn.slot is None:
                 self._end(turn, FinishReason.ABORTED, "")
 
@@ -189,7 +190,7 @@ class Fleet:
             lambda request, slot: Describe(request, session if slot.index == home else None), ANSWER_SECONDS
         )
         found = next((answer.session for answer in answers if answer and answer.session), None)
-        views = tuple(view for slot in self._slots if (view := slot.view()) is not None)
+        views = tuple(slot.last_view for slot in self._slots if slot.last_view is not None)
         return FleetView(views, found)
 
     async def reset_prefix_cache(self) -> bool:
@@ -297,7 +298,20 @@ class Fleet:
     # --- keeping workers alive ----------------------------------------------------------
 
     async def _keep(self, slot: Slot) -> None:
-        """Read one place's worker and replace it when it dies, until told to stop or it is hopeless."""
+        """Keep one place until told to stop. If that fails by a fault of ours the place is given up, and
+        said to be: nobody waits for a worker that will not come."""
+        try:
+            await self._replace_deaths(slot)
+        except Exception:
+            log.exception("worker %d: its keeper failed", slot.index)
+            worker, slot.worker = slot.worker, None
+            if worker is not None:
+                await worker.end()
+            self._give_up(slot)
+            self._abandon(slot)
+
+    async def _replace_deaths(self, slot: Slot) -> None:
+        """Read one place's worker and replace it when it dies, until it is hopeless."""
         while slot.worker is not None:
             worker = slot.worker
             async for step in worker.steps():
@@ -331,7 +345,7 @@ class Fleet:
             await asyncio.sleep(pause)
             try:
                 worker = await self._start_worker(slot.index)
-            except WorkerFailed as error:
+            except (WorkerFailed, OSError) as error:  # OSError: no room for its socket, no descriptor left
                 log.error("worker %d could not be started again: %s", slot.index, error)
                 slot.failed_start()
                 continue
@@ -343,6 +357,10 @@ class Fleet:
                 self._place(turn)
             return
         log.error("worker %d is given up after %d quick deaths", slot.index, slot.quick_deaths)
+        self._give_up(slot)
+
+    def _give_up(self, slot: Slot) -> None:
+        slot.given_up = True
         if self.hopeless:
             for turn in list(self._turns.values()):
                 self._end(turn, FinishReason.ERROR, "no worker is left")

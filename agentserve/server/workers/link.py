@@ -159,11 +159,11 @@ class WorkerLink:
                 break
         return commands
 
-    def wait(self, timeout: float | None = None, wake: int | None = None) -> None:
-        """Sleep until there is something to read, room for the outbox, a byte on `wake`, or time is up."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Sleep until there is something to read, room for the outbox, or time is up."""
         if self.closed:
             return
-        readable = [self._socket.fileno(), *([wake] if wake is not None else [])]
+        readable = [self._socket.fileno()]
         writable = [self._socket.fileno()] if self._outbox else []
         select.select(readable, writable, [], timeout)
         if self._outbox:

@@ -11,19 +11,17 @@ from collections.abc import Iterable
 from typing import BinaryIO, Protocol
 
 from agentserve.clock import Clock
+from agentserve.core.engine import CoreEvent
 from agentserve.core.plan import Plan, StepResult
 from agentserve.core.ports import Executor
 from agentserve.core.record import Commanded, Entry, Failed, Finished, Planned, encode_entry, plan_digest
 from agentserve.messages import (
     Command,
     DefineGrammar,
-    Description,
     DropGrammar,
     Shutdown,
-    StateChange,
     StepDone,
     Submit,
-    Token,
     TurnEnded,
     TurnUsage,
     WorkerView,
@@ -34,8 +32,6 @@ from agentserve.types import FinishReason
 log = logging.getLogger(__name__)
 
 STALL_TICK = 0.05  # seconds to wait when there is work but none of it can run now
-
-CoreEvent = StateChange | Token | TurnEnded | Description
 
 
 class Core(Protocol):
@@ -82,24 +78,18 @@ class WorkerLoop:
         *,
         clock: Clock,
         recorder: Recorder,
-        wake: int | None = None,
     ) -> None:
         self._core = core
         self._executor = executor
         self._link = link
         self._clock = clock
         self._recorder = recorder
-        self._wake = wake  # file descriptor that a signal makes readable
         self._grammars: set[str] = set()
         self._refused: list[CoreEvent] = []
         self._stopping = False
 
-    def stop(self) -> None:
-        """Leave after the current step. Safe to call from a signal handler."""
-        self._stopping = True
-
     def run(self) -> None:
-        """Returns when stopped or when the API process is gone. A bad frame is logged and ends it too."""
+        """Returns after a Shutdown or when the API process is gone. A bad frame is logged and ends it too."""
         try:
             while not self._stopping and not self._link.closed:
                 self._turn()
@@ -112,12 +102,12 @@ class WorkerLoop:
         if self._stopping:
             return
         if self._link.congested:
-            self._link.wait(None, self._wake)  # the API process lags: produce nothing until it has read
+            self._link.wait()  # the API process lags: produce nothing until it has read
             return
-        stepped, seconds = self._step()
-        self._report(stepped, seconds)
+        stepped = self._step()
+        self._report(stepped)
         if not stepped:
-            self._link.wait(STALL_TICK if self._core.has_work else None, self._wake)
+            self._link.wait(STALL_TICK if self._core.has_work else None)
 
     def _apply(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -162,14 +152,14 @@ class WorkerLoop:
         )
         self._refused.append(TurnEnded(command.session, command.turn, FinishReason.REFUSED, usage, error))
 
-    def _step(self) -> tuple[bool, float]:
-        """One plan, if there is one: whether a step ran, and its seconds."""
+    def _step(self) -> bool:
+        """One plan, if there is one: whether a step ran."""
         began = self._clock.now()
         plan = self._core.begin_step(began)
         if self._recorder.active:
             self._recorder.add(Planned(began, plan_digest(plan)))
         if plan is None:
-            return False, 0.0
+            return False
         try:
             result = self._executor.run(plan)
         except Exception as error:  # whatever a kernel or torch raises: only this plan's turns fail
@@ -178,14 +168,14 @@ class WorkerLoop:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self._recorder.add(Failed(now, reason))
             self._core.fail_step(plan, reason, now)
-            return True, now - began
+            return True
         now = self._clock.now()
         self._recorder.add(Finished(now, result))
         self._core.finish_step(result, now)
-        return True, now - began
+        return True
 
-    def _report(self, stepped: bool, seconds: float) -> None:
+    def _report(self, stepped: bool) -> None:
         events = self._refused + self._core.take_events()
         self._refused = []
         if events or stepped:
-            self._link.send(StepDone(events, self._core.view(), seconds))
+            self._link.send(StepDone(events, self._core.view()))

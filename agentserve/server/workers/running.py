@@ -14,9 +14,8 @@ from collections import deque
 import msgspec
 
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, TurnUsage, pack_tokens
+from agentserve.server.engine_port import TurnEvent
 from agentserve.types import FinishReason, SessionId, SessionState, TurnId
-
-TurnEvent = StateChange | Token | TurnEnded
 
 
 class RunningTurn:

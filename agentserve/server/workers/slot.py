@@ -9,8 +9,6 @@ import msgspec
 from agentserve.messages import Command, WorkerView
 from agentserve.server.workers.supervisor import WorkerProcess
 
-# Counters of a WorkerView: they must not fall when a worker is replaced.
-_COUNTERS = ("prompt_tokens", "cached_tokens", "generated_tokens", "computed_tokens", "preemptions", "steps")
 _GAUGES = ("running", "waiting", "sessions", "pages_cached", "pages_live")
 
 
@@ -35,7 +33,6 @@ class Slot:
         self.given_up = False
         self._policy = policy
         self._since = 0.0
-        self._retired: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
 
     @property
     def pages_live(self) -> int:
@@ -46,13 +43,11 @@ class Slot:
         self._since = now
 
     def down(self, now: float) -> None:
-        """Its worker is gone: keep its counters, forget its load."""
+        """Its worker is gone, and with it its load."""
         self.worker = None
         self.quick_deaths = self.quick_deaths + 1 if now - self._since < self._policy.quick else 1
         if self.last_view is not None:
-            for name in _COUNTERS:
-                self._retired[name] += getattr(self.last_view, name)
-            cleared = dict.fromkeys(_COUNTERS + _GAUGES, 0)
+            cleared = dict.fromkeys(_GAUGES, 0)
             self.last_view = msgspec.structs.replace(
                 self.last_view, pages_free=self.last_view.pages, **cleared
             )
@@ -71,10 +66,3 @@ class Slot:
     def send(self, command: Command) -> None:
         if self.worker is not None:
             self.worker.send(command)
-
-    def view(self) -> WorkerView | None:
-        """What the worker last reported, with its predecessors' counters added."""
-        if self.last_view is None:
-            return None
-        totals = {name: getattr(self.last_view, name) + self._retired[name] for name in _COUNTERS}
-        return msgspec.structs.replace(self.last_view, **totals)

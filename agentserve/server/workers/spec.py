@@ -21,6 +21,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     max_num_seqs: int
     max_batched_tokens: int
     max_model_len: int | None
+    max_step_seconds: float | None
     device_kv: int | None  # bytes; None: sized from free memory
     kv_share: int  # workers that share this machine's free memory
     threads: int
@@ -46,6 +47,7 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         max_num_seqs=config.engine.max_num_seqs,
         max_batched_tokens=config.engine.max_batched_tokens,
         max_model_len=config.engine.max_model_len,
+        max_step_seconds=config.engine.max_step_seconds,
         device_kv=config.engine.device_kv,
         kv_share=count,
         threads=config.workers.threads or max(1, cores // count),

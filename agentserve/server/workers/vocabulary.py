@@ -1,13 +1,12 @@
 """What server and workers must agree on about a model's tokens, or grammars would not fit.
 
 A compiled grammar names the vocabulary it was compiled for (`tools_bridge.vocabulary`); both
-sides build that vocabulary from these two functions.
+sides build that vocabulary from this function and `TextModel.end_ids`.
 """
 
 from __future__ import annotations
 
 from agentserve.server.text_port import Tokenizer
-from agentserve.text import TextModel
 
 
 def shown_bytes(tokenizer: Tokenizer) -> list[bytes]:
@@ -18,9 +17,3 @@ def shown_bytes(tokenizer: Tokenizer) -> list[bytes]:
         if not fold.push(token) + fold.flush():
             shown[token] = b""
     return shown
-
-
-def end_ids(text: TextModel) -> tuple[int, ...]:
-    """Every token that ends a text or a chat message, ascending."""
-    turn_ends = text.template.stop_ids if text.template.available else ()
-    return tuple(sorted({*text.tokenizer.eos_ids, *turn_ends}))

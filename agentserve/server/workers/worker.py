@@ -1,137 +1,15 @@
-"""The worker's entry point: a real model behind the core. `python -m agentserve.server.workers.worker`.
+"""The worker's entry point: `python -m agentserve.server.workers.worker`, a WorkerSpec as JSON on stdin.
 
-Wiring only: model source -> weights and tokenizer -> decoder, KV pool, sampler -> executor and
-core. Models run here, in the worker process, and nowhere in the API process.
+`build` puts a real model behind the core, `worker_main` runs it to its end. Models run here, in the
+worker process, and nowhere in the API process.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
-from pathlib import Path
 
-import torch
-
-from agentserve.core.config import CoreConfig
-from agentserve.core.engine import EngineCore
-from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
-from agentserve.executor.runner import TorchExecutor
-from agentserve.executor.sampler import Sampler
-from agentserve.memory import available_memory, pool_bytes
-from agentserve.messages import PROTOCOL_VERSION, Hello
-from agentserve.models.config import DecoderConfig
-from agentserve.models.decoder import Decoder
-from agentserve.models.load import DTYPES, load_config, load_model
-from agentserve.models.source import resolve
-from agentserve.server.workers.spec import WorkerSpec
-from agentserve.server.workers.vocabulary import end_ids, shown_bytes
-from agentserve.server.workers.worker_process import BuiltEngine, main
-from agentserve.text import load
-from agentserve.types import KVGroup
-from agentserve.values import show_size
-from kernels import ops_for
-from tiering.keys import namespace_digest
-
-log = logging.getLogger(__name__)
-
-GPU_SHARE = 0.8  # of a GPU's free memory, once the weights are there; the rest is for activations
-
-
-def build_engine(spec: WorkerSpec) -> BuiltEngine:
-    """Load the model and put the engine together. Raises ValueError (ModelError, TextError) or OSError
-    with one line that says what is wrong with the model or the settings."""
-    torch.set_num_threads(spec.threads)
-    device, dtype = torch.device(spec.device), DTYPES[spec.dtype]
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {spec.device}: torch finds no CUDA device")
-    source = resolve(spec.model)
-    _check_early(spec, load_config(source), dtype)  # before minutes of reading weights
-    text = load(source.path, Path(spec.chat_template) if spec.chat_template else None)
-    loaded = load_model(source, dtype, device)
-    config = loaded.config
-    longest = _context(spec, config)
-    groups = kv_groups(config, spec.page_size, dtype)
-    pages = _pages(spec, groups, device)
-    ops = ops_for(device)
-    decoder = Decoder(config, loaded.weights, ops, positions=longest)
-    pool = KVPool(config, pages, spec.page_size, dtype, device)
-    sampler = Sampler(
-        config.vocab_size, shown_bytes(text.tokenizer), end_ids(text), max_sessions=4 * spec.max_num_seqs
-    )
-    namespace = namespace_digest(
-        {
-            "weights": loaded.digest,
-            "dtype": spec.dtype,
-            "layout": PAGE_LAYOUT,
-            "page_size": spec.page_size,
-            "rope": repr(config.rope),
-            "kernels": ops.numerics,
-        }
-    )
-    core_config = CoreConfig(
-        page_size=spec.page_size,
-        max_model_len=longest,
-        max_num_seqs=spec.max_num_seqs,
-        max_batched_tokens=spec.max_batched_tokens,
-        eos_token_ids=tuple(sorted({*config.eos_token_ids, *text.tokenizer.eos_ids})),
-        namespace=namespace,
-    )
-    core = EngineCore(core_config, groups, pages)
-    if core.limit < longest:
-        log.warning("the KV pool holds %d tokens, less than the context of %d", core.limit, longest)
-    hello = Hello(
-        protocol=PROTOCOL_VERSION,
-        pid=os.getpid(),
-        backend=ops.name,
-        device=spec.device,
-        dtype=spec.dtype,
-        vocab_size=config.vocab_size,
-        max_model_len=core.limit,
-        page_size=spec.page_size,
-        pages=min(pages),
-        kv_bytes=pool.nbytes,
-        parameters=decoder.parameters,
-        weights_digest=loaded.digest,
-    )
-    return BuiltEngine(core, TorchExecutor(decoder, pool, sampler), hello, core_config, groups, pages)
-
-
-def _check_early(spec: WorkerSpec, config: DecoderConfig, dtype: torch.dtype) -> None:
-    _context(spec, config)
-    if spec.device_kv is not None:
-        _page_count(spec.device_kv, kv_groups(config, spec.page_size, dtype))
-
-
-def _context(spec: WorkerSpec, config: DecoderConfig) -> int:
-    if spec.max_model_len is None:
-        return config.max_position
-    if spec.max_model_len > config.max_position:
-        raise ValueError(
-            f"--max-model-len {spec.max_model_len}: the model was made for {config.max_position} positions"
-        )
-    return spec.max_model_len
-
-
-def _pages(spec: WorkerSpec, groups: tuple[KVGroup, ...], device: torch.device) -> tuple[int, ...]:
-    """As many pages for every group as the pool's bytes allow."""
-    size = spec.device_kv
-    if size is None and device.type == "cuda":
-        size = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) // spec.kv_share
-    elif size is None:
-        size = pool_bytes(available_memory(), spec.kv_share)
-    return (_page_count(size, groups),) * len(groups)
-
-
-def _page_count(size: int, groups: tuple[KVGroup, ...]) -> int:
-    per_page = sum(group.page_bytes for group in groups)
-    if size < 2 * per_page:
-        raise ValueError(
-            f"a KV pool of {show_size(size)} holds {size // per_page} pages of {show_size(per_page)}: "
-            "give it more with --device-kv"
-        )
-    return size // per_page
-
+from agentserve.server.workers.build import build_engine
+from agentserve.server.workers.worker_main import main
 
 if __name__ == "__main__":
     sys.exit(main(build_engine))

@@ -1,11 +1,19 @@
-"""How much memory is free for a KV pool, and how large the pool shall be when nobody said."""
+"""What this machine leaves us: cores, memory, and how large a KV pool shall be when nobody said."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 POOL_SHARE = 0.4  # of what is available: the rest is for activations, the page cache, and others
 POOL_CAP = 16 * 2**30  # bytes; more is better asked for than taken
+
+
+def usable_cores() -> int:
+    """How many cores this process may use; less than the machine has in a container or under taskset."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

@@ -1,10 +1,13 @@
-"""The pool is sized from what is really free, containers included."""
+"""The pool is sized from what is really free, containers included; cores are those this process may use."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from agentserve.memory import POOL_CAP, available_memory, pool_bytes
+import pytest
+
+from agentserve.machine import POOL_CAP, available_memory, pool_bytes, usable_cores
 
 MEMINFO = "MemTotal: 100 kB\nMemFree: 10 kB\nMemAvailable:   2000000 kB\n"
 
@@ -35,3 +38,10 @@ def test_workers_share_the_pool_and_it_is_capped() -> None:
     assert pool_bytes(10_000, 4) == 1000
     assert pool_bytes(2**50, 2) == POOL_CAP // 2
     assert pool_bytes(None, 2) == 256 * 2**20
+
+
+def test_usable_cores_are_those_of_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
+    assert usable_cores() == 1
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cores() == (os.cpu_count() or 1)

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from agentserve.clock import WallClock
+from agentserve.core.cost import StepCost
 from agentserve.core.ports import Executor
 from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
 from agentserve.messages import Hello, StartFailed
@@ -35,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """What a builder hands to the worker. `config` is the core's, for the recorded log."""
+    """What a builder hands to the worker. `config` and `cost` are the core's, for the recorded log."""
 
     core: Core
     executor: Executor
@@ -43,6 +44,7 @@ class BuiltEngine:
     config: msgspec.Struct
     groups: tuple[KVGroup, ...]
     pages: tuple[int, ...]
+    cost: StepCost
 
 
 EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
@@ -59,7 +61,6 @@ def main(build: EngineBuilder) -> int:
         level=spec.log_level.upper(),
         format=f"%(asctime)s worker {spec.index} %(levelname)s %(message)s",
     )
-    wake = _wake_pipe()
     link = WorkerLink.connect(Path(spec.socket))
     try:
         built = build(spec)
@@ -70,8 +71,7 @@ def main(build: EngineBuilder) -> int:
         link.send(StartFailed(_one_line(error)))
         _drain_outbox(link)
         return 1
-    loop = WorkerLoop(built.core, built.executor, link, clock=WallClock(), recorder=recorder, wake=wake)
-    signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+    loop = WorkerLoop(built.core, built.executor, link, clock=WallClock(), recorder=recorder)
     link.send(built.hello)
     try:
         loop.run()
@@ -95,24 +95,18 @@ def _die_with(parent: int) -> None:
             log.warning("no parent-death signal: %s", os.strerror(ctypes.get_errno()))
     if os.getppid() != parent:
         raise SystemExit(1)
-    # Ctrl-C in a terminal reaches every process of the group; draining is the API process's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _wake_pipe() -> int:
-    """A descriptor that becomes readable when a signal arrives, so that a sleeping loop sees it."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    return reader
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group; draining is
+    # the API process's decision, and Shutdown or the end of the socket tell it to us.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _recorder(spec: WorkerSpec, built: BuiltEngine) -> Recorder:
     if spec.record is None:
         return Recorder(None)
     file = open(spec.record, "wb")  # noqa: SIM115  (closed by the recorder)
-    opened = Opened(RECORD_VERSION, msgspec.msgpack.encode(built.config), built.groups, built.pages)
+    config = msgspec.msgpack.encode(built.config)
+    opened = Opened(RECORD_VERSION, config, built.groups, built.pages, built.cost)
     file.write(encode_entry(opened))
     return Recorder(file)
 

@@ -1,0 +1,26 @@
+"""Why a turn has no answer. Plain errors: a dialect of the API says how its clients are told."""
+
+from __future__ import annotations
+
+
+class TurnError(Exception):
+    """A turn that was rolled back; the message is one line for the client."""
+
+
+class TurnRefused(TurnError):
+    """It can never run on this engine."""
+
+
+class TurnFailed(TurnError):
+    """The engine failed on it."""
+
+
+class TurnCancelled(TurnError):
+    """Somebody else ended it."""
+
+
+class SessionClosed(TurnError):
+    """Its session was closed before it was over."""
+
+    def __init__(self) -> None:
+        super().__init__("The session was closed while its turn ran.")

@@ -1,0 +1,158 @@
+"""The fleet with made-up worker objects: starts that fail by the system's fault, closes in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from agentserve.messages import (
+    PROTOCOL_VERSION,
+    Close,
+    Command,
+    Hello,
+    StepDone,
+    Submit,
+    TurnEnded,
+    pack_tokens,
+)
+from agentserve.server.engine_port import EngineDown
+from agentserve.server.workers.fleet import Fleet
+from agentserve.server.workers.running import RunningTurn
+from agentserve.server.workers.slot import RestartPolicy
+from agentserve.server.workers.supervisor import KERNEL_THREADS, WorkerProcess, worker_environment
+from agentserve.types import FinishReason, Sampling, SessionId, TurnId
+
+HELLO = Hello(PROTOCOL_VERSION, 1, "made-up", "cpu", "none", 10, 100, 4, 10, 10, 0, "")
+POLICY = RestartPolicy(first_pause=0.0, longest_pause=0.0, attempts=3)
+
+
+class Worker(WorkerProcess):
+    """Keeps what it was sent and reads none of it; dies when told to."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.hello = HELLO
+        self.sent: list[Command] = []
+        self.died = asyncio.Event()
+        self.ended = False
+        self._fault = fault
+
+    @property
+    def pid(self) -> int:
+        return 1
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+    async def steps(self) -> AsyncIterator[StepDone]:
+        await self.died.wait()
+        if self._fault is not None:
+            raise self._fault
+        return
+        yield
+
+    async def end(self, grace: float = 0.0) -> str:
+        self.ended = True
+        return "ended"
+
+
+class Starter:
+    """Hands out what it was given, one per start; an exception is raised."""
+
+    def __init__(self, *given: Worker | Exception) -> None:
+        self.given = list(given)
+
+    async def __call__(self, index: int) -> WorkerProcess:
+        found = self.given.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def submit(session: str = "s") -> Submit:
+    return Submit(SessionId(session), TurnId(1), pack_tokens(array("i", [1, 2])), Sampling(max_tokens=5))
+
+
+async def end_of(turn: RunningTurn) -> TurnEnded:
+    async with asyncio.timeout(20):
+        last = [event async for event in turn][-1]
+    assert isinstance(last, TurnEnded)
+    return last
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  (the fleet tells nobody)
+            await asyncio.sleep(0)
+
+
+async def test_a_start_that_fails_by_the_system_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = Worker(), Worker()
+    full = OSError(28, "No space left on device")
+    async with Fleet(Starter(first, full, second), 1, POLICY) as fleet:
+        turn = fleet.submit(submit())
+        first.died.set()
+        await until(lambda: bool(second.sent))
+        assert fleet.alive == 1
+        assert isinstance(second.sent[0], Submit)
+        assert "No space left" in caplog.text
+        fleet.abort(*turn.key)
+
+
+async def test_where_no_start_succeeds_any_more_turns_end_and_are_refused() -> None:
+    first = Worker()
+    async with Fleet(Starter(first, OSError("a"), OSError("b"), OSError("c")), 1, POLICY) as fleet:
+        turn = fleet.submit(submit())
+        first.died.set()
+        ended = await end_of(turn)
+        assert (ended.reason, ended.error) == (FinishReason.ERROR, "no worker is left")
+        assert fleet.hopeless
+        with pytest.raises(EngineDown):
+            fleet.submit(submit("t"))
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_keeper_that_fails_otherwise_gives_its_place_up(
+    others: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty = Worker(RuntimeError("a fault of ours"))
+    second = [Worker() for _ in range(others)]
+    async with Fleet(Starter(faulty, *second), 1 + others, POLICY) as fleet:
+        turn = fleet.submit(submit())
+        assert turn.slot == 0
+        faulty.died.set()
+        if others:
+            await until(lambda: bool(second[0].sent))
+            assert not fleet.hopeless
+        else:
+            assert (await end_of(turn)).error == "no worker is left"
+            assert fleet.hopeless
+        assert fleet.alive == others
+        assert faulty.ended
+        assert "a fault of ours" in caplog.text
+
+
+async def test_a_closed_sessions_turn_does_not_go_on_when_its_worker_dies() -> None:
+    first, second = Worker(), Worker()
+    async with Fleet(Starter(first, second), 1, POLICY) as fleet:
+        turn = fleet.submit(submit())
+        fleet.close(SessionId("s"))
+        assert isinstance(first.sent[-1], Close)
+        first.died.set()  # before it has read any of it
+        assert (await end_of(turn)).reason is FinishReason.ABORTED
+        await until(lambda: bool(fleet.alive))
+        assert not second.sent
+
+
+def test_workers_do_not_spin_unless_the_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KERNEL_THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH_OF_MINE", "kept")
+    found = worker_environment()
+    assert found["OMP_WAIT_POLICY"] == "passive"
+    assert 0 < int(found["GOMP_SPINCOUNT"]) < 10_000
+    assert found["PATH_OF_MINE"] == "kept"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert worker_environment()["OMP_WAIT_POLICY"] == "active"
