@@ -11,7 +11,7 @@ template <class Body> auto with_type(int type, const Body& body) {
 
 // Each row r < rows, split among threads.
 template <class Body> void rows_of(int64_t rows, int threads, const Body& body) {
-    with_team(threads, [&](Team& team) { team.each(rows, std::max<int64_t>(1, rows / (8 * threads)), body); });
+    with_team(threads, 1, [&](Team& team) { team.each(rows, std::max<int64_t>(1, rows / (8 * threads)), body); });
 }
 
 struct Opened {
@@ -36,7 +36,7 @@ int agentserve_lanes() { return W; }
 void agentserve_pack(int type, const void* w, int64_t n, int64_t k, int pair_halves, void* panels, int threads) {
     with_type(type, [&](auto t) {
         using T = decltype(t);
-        with_team(threads, [&](Team& team) {
+        with_team(threads, 1, [&](Team& team) {
             pack<T>(team, static_cast<const typename T::Stored*>(w), n, k, pair_halves != 0, static_cast<uint32_t*>(panels));
         });
     });
@@ -46,7 +46,7 @@ void agentserve_pack(int type, const void* w, int64_t n, int64_t k, int pair_hal
 void agentserve_linear(int type, const Matrix* w, const void* x, int rows, void* out, int threads) {
     with_type(type, [&](auto t) {
         using T = decltype(t);
-        with_team(threads, [&](Team& team) {
+        with_team(threads, 1, [&](Team& team) {
             product<T>(team, *w, static_cast<const uint32_t*>(x), w->steps, rows,
                        StoreRounded<T>{*w, static_cast<typename T::Stored*>(out), w->n});
         });
@@ -157,7 +157,7 @@ void agentserve_attention(int type, const void* plan, const Kv* kv, int heads, c
         std::vector<float> partials(static_cast<size_t>(p.partials * Attention<T>::partial_floats(heads, kv->dim)));
         const Pages<T> pages{static_cast<Stored*>(kv->base), kv->page_stride, kv->slots, kv->kv_heads, kv->dim};
         const Attention<T> attention(p, pages, heads, static_cast<const Stored*>(q), static_cast<Stored*>(out), partials.data());
-        with_team(threads, [&](Team& team) {
+        with_team(threads, Attention<T>::STAGES, [&](Team& team) {
             AttentionScratch<T> scratch;
             attention.run(team, scratch);
         });

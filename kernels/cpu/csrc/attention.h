@@ -65,6 +65,8 @@ public:
           scale_(1.44269504089f / std::sqrt(static_cast<float>(pages.dim))), wide_(widened(pages.dim)),
           gathered_(pages.slots % KEY_BLOCK != 0 || pages.dim != wide_) {}
 
+    static constexpr int STAGES = 2;  // tasks, merging
+
     static int widened(int dim) { return (dim + KEY_BLOCK - 1) / KEY_BLOCK * KEY_BLOCK; }
     static int64_t partial_floats(int heads, int dim) { return static_cast<int64_t>(heads) * (widened(dim) + W); }
 

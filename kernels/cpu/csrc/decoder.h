@@ -47,7 +47,7 @@ public:
     void forward(int rows, const int64_t* tokens, const int64_t* positions, const Group* groups, int group_count,
                  Stored* out, int threads) {
         fit(rows, groups, group_count, threads);
-        with_team(threads, [&](Team& team) {
+        with_team(threads, 2 + STAGES * m_.layers, [&](Team& team) {
             const Rows each_row{team, rows, std::max(1, rows / (8 * threads))};
             team.each(rows, each_row.grain, [&](int64_t r) {
                 embed(tokens[r], residual(r));
@@ -73,14 +73,14 @@ public:
     }
 
     void logits(int rows, const Stored* hidden, float* out, int threads) const {
-        with_team(threads, [&](Team& team) {
+        with_team(threads, 1, [&](Team& team) {
             product<T>(team, m_.head, reinterpret_cast<const uint32_t*>(hidden), m_.hidden / T::PAIR, rows,
                        StoreFloat{m_.head, out, m_.head.n});
         });
     }
 
 private:
-    // What is done row by row after a product: few rows by the last thread at the product's barrier,
+    // What is done row by row after a product: few rows by the thread that ends the product,
     // many rows by all threads in a stage of their own.
     struct Rows {
         Team& team;
@@ -95,6 +95,9 @@ private:
             if (rows > FEW) team.each(rows, grain, body);
         }
     };
+
+    // Per layer, at most: four products, what follows three of them row by row, attention.
+    static constexpr int STAGES = 7 + Attention<T>::STAGES;
 
     const Model m_;
     std::vector<float> residual_, qkv_, partials_;

@@ -15,7 +15,7 @@ constexpr int SEGMENT = 2 * TILE;     // keys whose part is kept apart and merge
 constexpr int TASK_QUERIES = 96;      // queries (tokens x heads of a group) of a task, at most (1 token: its group)
 constexpr int64_t SPLIT_TOKENS = 16;  // blocks of so few tokens give their segments to different threads
 
-constexpr int64_t FEW = 4;            // so few small pieces are not worth a barrier: one thread does them
+constexpr int64_t FEW = 4;            // so few small pieces are not worth a stage: one thread does them
 
 struct Span {
     int64_t row, rows, position;
