@@ -59,7 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     page_size: int = 16  # token slots
     max_num_seqs: int = 64
-    max_batched_tokens: int = 2048
+    max_batched_tokens: int = 512  # a CPU's step stays well under a second; a GPU wants 2048 or more
     max_model_len: int | None = None  # None: what the model was trained for
     max_step_seconds: float | None = None  # of a step's predicted time; None: no such limit
     device_kv: int | None = None  # bytes of KV pool per worker; None: from free memory

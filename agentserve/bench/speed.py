@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from agentserve.bench.limits import product_peak, read_bandwidth
 from agentserve.bench.report import Row
+from agentserve.executor.runner import TorchExecutor
 from agentserve.messages import Close, ResetPrefixCache, Submit, pack_tokens
 from agentserve.models.config import DecoderConfig
 from agentserve.models.load import DTYPES
@@ -51,9 +52,10 @@ class Costs:
 def measure(spec: WorkerSpec, runs: int = 3, steps: int = 10) -> list[Row]:
     """Rows for every decode and prefill size."""
     built = build_engine(spec)
-    config: DecoderConfig = built.executor._decoder.config  # type: ignore[attr-defined]
-    costs = Costs.of(config, built)
-    bandwidth, peak = read_bandwidth(), product_peak(DTYPES[spec.dtype])
+    assert isinstance(built.executor, TorchExecutor)
+    decoder = built.executor.decoder
+    costs = Costs.of(decoder.config, built)
+    bandwidth, peak = read_bandwidth(), product_peak(DTYPES[spec.dtype], decoder.ops)
     rows = [
         Row("memory read", bandwidth / 1e9, "GB/s", higher_is_better=True),
         Row(f"{spec.dtype} matrix product", peak / 1e9, "GFLOP/s", higher_is_better=True),

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from agentserve.cli.output import fail
 from agentserve.config import load
 from agentserve.machine import usable_cores
 
@@ -30,7 +31,12 @@ def bench(
     overhead: Annotated[bool, typer.Option(help="Also measure the engine without a model.")] = True,
     results: Annotated[Path | None, typer.Option(help="Write JSON into this folder.")] = None,
 ) -> None:
-    """Measure this machine: engine overhead, decode and prefill, beside the limits."""
+    """Measure this machine: engine overhead, decode and prefill, beside the limits. Takes some minutes."""
+    from agentserve.server.workers.supervisor import worker_environment
+
+    # The model runs in this process: its kernel threads must wait as a worker's do. Read by libgomp
+    # when torch loads it, so before that import.
+    os.environ.update(worker_environment())
     from agentserve.bench import overhead as overheads
     from agentserve.bench import report, speed
     from agentserve.server.workers.spec import worker_spec
@@ -38,8 +44,11 @@ def bench(
     flags = {"model": model, "dtype": dtype, "device": device, "device_kv": device_kv, "threads": threads}
     settings = load(flags, None)
     spec = worker_spec(settings, 0, "", os.getpid(), usable_cores())
-    rows = overheads.measure() if overhead else []
-    rows += speed.measure(spec, runs)
+    try:
+        rows = overheads.measure() if overhead else []
+        rows += speed.measure(spec, runs)
+    except (ValueError, OSError) as error:
+        fail(str(error))
     _show(rows)
     if results is not None:
         command = shlex.join(["agentserve", *sys.argv[1:]])

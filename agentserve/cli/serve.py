@@ -42,7 +42,7 @@ def serve(
     page_size: Annotated[str | None, typer.Option(help="Token slots per page.", show_default="16")] = None,
     max_num_seqs: Annotated[str | None, typer.Option(help="Turns per step.", show_default="64")] = None,
     max_batched_tokens: Annotated[
-        str | None, typer.Option(help="Tokens per step.", show_default="2048")
+        str | None, typer.Option(help="Tokens per step.", show_default="512")
     ] = None,
     max_model_len: Annotated[
         str | None, typer.Option(help="Longest context.", show_default="the model's")

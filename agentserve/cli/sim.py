@@ -38,6 +38,7 @@ def run(
     from agentserve.core.record import Entry, encode_entry
     from agentserve.sim.run import Simulation
     from agentserve.sim.workload import WorkloadSpec, make_workload
+    from agentserve.types import FinishReason
 
     spec = WorkloadSpec(
         agents=agents, turns=turns, task=task, append=append, output=output,
@@ -68,6 +69,9 @@ def run(
         f"computed {sum(turn.computed for turn in outcome.turns)}, "
         f"preemptions {sum(turn.preemptions for turn in outcome.turns)}"
     )
+    refused = sum(turn.reason is FinishReason.REFUSED for turn in outcome.turns)
+    if refused:
+        fail(f"{refused} turns were refused: they do not fit the pool of {pool} tokens")
     if outcome.unfinished:
         fail(f"never finished: {', '.join(outcome.unfinished)}")
 
@@ -87,7 +91,10 @@ def replay(
         fail(f"{log}: {error}")
     if found.differs_at is not None:
         fail(f"{log}: plan {found.differs_at} differs from the recorded one")
-    typer.echo(f"{found.commands} commands replayed, {found.plans} plans, all identical")
+    if not found.plans:
+        fail(f"{log}: no plan to compare{', the log is cut short' if found.cut else ''}")
+    cut = "; the log is cut short after them" if found.cut else ""
+    typer.echo(f"{found.commands} commands replayed, {found.plans} plans, all identical{cut}")
 
 
 def _spread(values: list[float]) -> str:

@@ -60,7 +60,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: str
 
 
-Entry = Opened | Commanded | Planned | Finished | Failed
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """Never written: what a reader finds at the end of a log whose last entry is not whole."""
+
+
+Entry = Opened | Commanded | Planned | Finished | Failed | Cut
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
@@ -72,7 +76,7 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def decode_entries(data: bytes) -> Iterator[Entry]:
-    """Entries in order. A last one that was cut short (the process was killed) is left out.
+    """Entries in order. A last one that was cut short (the process was killed) becomes a `Cut`.
 
     Raises msgspec.MsgspecError on bytes that are no log.
     """
@@ -81,9 +85,13 @@ def decode_entries(data: bytes) -> Iterator[Entry]:
         (length,) = _HEADER.unpack_from(data, start)
         start += _HEADER.size
         if len(data) - start < length:
-            return
+            break
         yield _decoder.decode(data[start : start + length])
         start += length
+    else:
+        if start == len(data):
+            return
+    yield Cut()
 
 
 def plan_digest(plan: Plan | None) -> bytes:

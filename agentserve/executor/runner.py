@@ -52,6 +52,11 @@ class TorchExecutor:
         self._sampler = sampler
         self._most_rows = most_rows
 
+    @property
+    def decoder(self) -> Decoder:
+        """The model that it runs."""
+        return self._decoder
+
     def define_grammar(self, grammar_id: str, compiled: str) -> None:
         self._sampler.define_grammar(grammar_id, compiled)
 

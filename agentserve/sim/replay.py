@@ -16,6 +16,7 @@ from agentserve.core.plan import Plan
 from agentserve.core.record import (
     RECORD_VERSION,
     Commanded,
+    Cut,
     Entry,
     Failed,
     Finished,
@@ -33,6 +34,7 @@ class Replay(msgspec.Struct, frozen=True):
     plans: int  # plans compared
     commands: int
     differs_at: int | None  # number of the first plan that came out otherwise; nothing after it was run
+    cut: bool = False  # the log ends in the middle of an entry: its process was killed
 
 
 def replay(entries: Iterable[Entry]) -> Replay:
@@ -63,6 +65,8 @@ def replay(entries: Iterable[Entry]) -> Replay:
                 if plan is None:
                     raise ReplayError("a step failed that was never planned")
                 core.fail_step(plan, error, now)
+            case Cut():
+                return Replay(plans, commands, None, cut=True)
             case Opened():
                 raise ReplayError("the log has a second opened entry")
         core.take_events()

@@ -9,7 +9,7 @@ import pytest
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.plan import PageCopy
-from agentserve.core.record import Commanded, Entry, decode_entries, encode_entry
+from agentserve.core.record import Commanded, Cut, Entry, decode_entries, encode_entry
 from agentserve.messages import Submit
 from agentserve.sim.executor import SimExecutor, WrongKV
 from agentserve.sim.replay import ReplayError, replay
@@ -100,6 +100,17 @@ def test_a_changed_log_is_noticed() -> None:
     )
     log[at] = Commanded(entry.now, shorter)
     assert replay(log).differs_at is not None
+
+
+def test_a_log_that_was_cut_short_says_so() -> None:
+    log: list[Entry] = []
+    oversubscribed(7, log=log)
+    data = b"".join(encode_entry(entry) for entry in log)
+    for length in (len(data) - 1, len(data) // 2 + 1, 3):
+        found = replay(decode_entries(data[:length])) if length > 2000 else None
+        assert found is None or (found.cut and found.differs_at is None)
+        assert isinstance(list(decode_entries(data[:length]))[-1], Cut)
+    assert not replay(decode_entries(data)).cut
 
 
 def test_a_log_must_say_how_the_core_was_built() -> None:
