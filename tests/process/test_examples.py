@@ -1,0 +1,38 @@
+"""The examples as a user runs them: as scripts, against a real server with the real model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.process.test_api_real import url  # noqa: F401  (a fixture)
+
+pytestmark = [pytest.mark.process, pytest.mark.model]
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+def run(name: str, url: str) -> str:  # noqa: F811
+    command = [sys.executable, str(EXAMPLES / name), url]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_tool_session(url: str) -> None:  # noqa: F811
+    said = run("tool_session.py", url)
+    assert said.startswith("call: weather({")
+    prompt, cached = (int(word) for word in said.rsplit("resume: ", 1)[1].split() if word.isdigit())
+    assert cached > 150
+    assert prompt - cached < 60
+
+
+def test_langgraph_agent(url: str) -> None:  # noqa: F811
+    said = run("langgraph_agent.py", url)
+    kinds = [
+        line.split(":")[0] for line in said.splitlines() if line.split(":")[0] in ("human", "ai", "tool")
+    ]
+    assert kinds[:4] == ["human", "ai", "tool", "ai"]
