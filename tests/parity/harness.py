@@ -25,6 +25,7 @@ from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels import ops_for
+from kernels.ops import Ops
 
 CPU = torch.device("cpu")
 VOCAB = 96
@@ -145,9 +146,11 @@ class Engine:
         page_size: int = 16,
         seed: int = 0,
         most_rows: int = 512,
+        ops: Ops | None = None,
     ) -> None:
+        """ops: the backend; by default the one that a server on this machine would use."""
         self.config = config
-        self.decoder = Decoder(config, weights, ops_for(CPU), positions=4096)
+        self.decoder = Decoder(config, weights, ops or ops_for(CPU), positions=4096)
         count = len(config.layer_groups())
         self.pool = KVPool(config, [pages] * count, page_size, weights.dtype)
         for storage in self.pool.storages:
@@ -216,13 +219,14 @@ class Case:
     weights: DecoderWeights
     tokens: list[int]
     expected: Tensor  # [tokens, vocab]
+    ops: Ops | None = None
 
     def engine(self, **options: Any) -> Engine:
-        return Engine(self.config, self.weights, **options)
+        return Engine(self.config, self.weights, ops=self.ops, **options)
 
     def altered(self, **changes: Any) -> Engine:
         """An engine with a wrong config, to show that parity would notice."""
-        return Engine(replace(self.config, **changes), self.weights)
+        return Engine(replace(self.config, **changes), self.weights, ops=self.ops)
 
     def error(self, found: dict[int, Tensor]) -> float:
         """Largest absolute difference from transformers, over the positions found."""

@@ -11,16 +11,24 @@ import torch
 
 from agentserve.core.plan import PageCopy
 from agentserve.models.weights import LayerWeights
-from tests.parity.harness import ARCHITECTURES, Case, Engine, make_case
+from kernels import ops_for
+from kernels.reference import ReferenceOps
+from tests.parity.harness import ARCHITECTURES, CPU, Case, Engine, make_case
 
 TOLERANCE = 1e-4
 CLEAR = 1e-2  # what a real mistake exceeds by far
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     torch.manual_seed(0)
     return make_case(Path(tmp_path_factory.mktemp("model")) / "m", request.param)
+
+
+@pytest.fixture(scope="module", params=["reference", "served"])
+def case(made: Case, request: pytest.FixtureRequest) -> Case:
+    """On the reference operations, and on those that a server on this machine would use."""
+    return replace(made, ops=ReferenceOps(CPU) if request.param == "reference" else ops_for(CPU))
 
 
 def test_whole_prefill_and_the_logits_are_spread_out(case: Case) -> None:
@@ -100,11 +108,11 @@ def test_a_wrong_rope_theta_shows(case: Case) -> None:
     assert whole(case, case.altered(rope=wrong)) > CLEAR
 
 
-@pytest.mark.parametrize("case", ["qwen3", "qwen3-yarn"], indirect=True)
+@pytest.mark.parametrize("made", ["qwen3", "qwen3-yarn"], indirect=True)
 def test_missing_qk_norm_shows(case: Case) -> None:
     assert case.config.qk_norm
     layers = tuple(replace(layer, q_norm=None, k_norm=None) for layer in case.weights.layers)
-    assert whole(case, Engine(case.config, replace(case.weights, layers=layers))) > CLEAR
+    assert whole(case, Engine(case.config, replace(case.weights, layers=layers), ops=case.ops)) > CLEAR
 
 
 def test_positions_off_by_one_show(case: Case) -> None:
@@ -125,16 +133,16 @@ def test_swapped_gqa_heads_show(case: Case) -> None:
         return replace(layer, qkv=qkv.view_as(layer.qkv))
 
     layers = tuple(swap(layer) for layer in case.weights.layers)
-    assert whole(case, Engine(case.config, replace(case.weights, layers=layers))) > CLEAR
+    assert whole(case, Engine(case.config, replace(case.weights, layers=layers), ops=case.ops)) > CLEAR
 
 
-@pytest.mark.parametrize("case", ["mistral-window", "qwen2-windows"], indirect=True)
+@pytest.mark.parametrize("made", ["mistral-window", "qwen2-windows"], indirect=True)
 def test_a_missing_window_shows(case: Case) -> None:
-    engine = Engine(replace(case.config, windows=(None,) * case.config.layers), case.weights)
+    engine = Engine(replace(case.config, windows=(None,) * case.config.layers), case.weights, ops=case.ops)
     assert whole(case, engine) > CLEAR
 
 
-@pytest.mark.parametrize("case", ["mistral-window", "qwen2-windows"], indirect=True)
+@pytest.mark.parametrize("made", ["mistral-window", "qwen2-windows"], indirect=True)
 def test_pages_behind_the_window_are_never_read(case: Case) -> None:
     """Released pages may be anyone's: their table entries can be nonsense."""
     engine = case.engine()

@@ -84,7 +84,6 @@ async def test_a_moved_turn_says_the_same_bit_for_bit(sampling: Sampling) -> Non
         ({"model": "/nowhere.gguf"}, "/nowhere.gguf"),
         ({"device_kv": "100KB"}, "KV pool"),
         ({"max_step_ms": "0.001"}, "--max-step-ms 0.001: one token alone takes"),
-        ({"page_size": 48}, "--page-size 48: page size 48 does not divide"),
         ({"max_model_len": 10**6}, "--max-model-len 1000000"),
         ({"device": "cuda:77"}, "cuda:77"),
     ],

@@ -17,7 +17,8 @@ from agentserve.executor.sampler import NotSampled
 from agentserve.models.config import DecoderConfig
 from agentserve.models.hf_config import hf_config
 from agentserve.models.weights import DecoderWeights, random_weights
-from tests.parity.harness import VOCAB, Engine, config_json
+from kernels.reference import ReferenceOps
+from tests.parity.harness import CPU, VOCAB, Engine, config_json
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 
@@ -33,7 +34,7 @@ def weights_of(config: DecoderConfig) -> DecoderWeights:
 @pytest.fixture
 def engine() -> Engine:
     config = config_of()
-    return Engine(config, weights_of(config), pages=24)
+    return Engine(config, weights_of(config), pages=24, ops=ReferenceOps(CPU))
 
 
 def whole(engine: Engine, session: str = "s") -> Chunk:
@@ -114,7 +115,7 @@ def test_an_output_that_is_not_finite_is_that_chunks_error(engine: Engine) -> No
     config = config_of()
     weights = weights_of(config)
     weights.embedding[95] = float("inf")
-    broken = Engine(config, weights, pages=24, most_rows=8)
+    broken = Engine(config, weights, pages=24, most_rows=8, ops=ReferenceOps(CPU))
     engine.run(whole(engine))
     bad_tokens = [95, *TOKENS[1:]]
     bad = broken.chunk("bad", bad_tokens, 0, len(TOKENS), broken.tables(len(TOKENS)))
@@ -134,7 +135,7 @@ def test_logits_that_are_not_finite_are_that_chunks_error() -> None:
     """The hidden states are fine, but one's product with the head overflows."""
     config = config_of()
     weights = weights_of(config)
-    engine = Engine(config, weights, pages=24)
+    engine = Engine(config, weights, pages=24, ops=ReferenceOps(CPU))
     weights.lm_head[: config.hidden_size] = torch.eye(config.hidden_size)  # logits show the hidden state
     engine.run(whole(engine), engine.chunk("t", TOKENS, 0, 7, engine.tables(7)))
     hidden, other = engine.spy.rows["s"].abs(), engine.spy.rows["t"].abs()
