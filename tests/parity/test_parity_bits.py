@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import pytest
@@ -18,6 +18,9 @@ from agentserve.models.hf_config import hf_config
 from agentserve.models.load import load_model
 from agentserve.models.source import resolve
 from agentserve.models.weights import DecoderWeights, random_weights
+from kernels import ops_for
+from kernels.ops import Ops
+from kernels.reference import ReferenceOps
 from tests.parity.harness import CPU, VOCAB, Engine, config_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -25,15 +28,21 @@ NAMES = ("llama", "qwen3", "qwen2-windows")
 LENGTH = 330  # several attention tiles
 
 
+BACKENDS: dict[str, Callable[[], Ops]] = {
+    "reference": lambda: ReferenceOps(CPU),
+    "served": lambda: ops_for(CPU),  # what a server on this machine would use
+}
+
+
 @lru_cache
 def tiny(
-    name: str, dtype: torch.dtype
+    name: str, dtype: torch.dtype, backend: str = "served"
 ) -> tuple[DecoderConfig, DecoderWeights, list[int], tuple[Tensor, ...]]:
     """A tiny model, a history, and the cold logits at each of its positions."""
     config = hf_config(config_json(name), name)
     weights = random_weights(config, 3, std=0.25, dtype=dtype)
     tokens = random.Random(name).choices(range(VOCAB), k=LENGTH)
-    found = Engine(config, weights, pages=64).logits(tokens, [1])
+    found = Engine(config, weights, pages=64, ops=BACKENDS[backend]()).logits(tokens, [1])
     return config, weights, tokens, tuple(found[at] for at in range(LENGTH))
 
 
@@ -69,6 +78,7 @@ def run_in_company(
     return found
 
 
+@pytest.mark.parametrize("backend", list(BACKENDS))
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=10, deadline=None)
@@ -78,22 +88,25 @@ def run_in_company(
     most_rows=st.sampled_from((5, 64, 512)),
 )
 def test_chunks_mates_and_pages_leave_no_trace(
-    name: str, dtype: str, cuts: set[int], seed: int, most_rows: int
+    name: str, dtype: str, backend: str, cuts: set[int], seed: int, most_rows: int
 ) -> None:
-    config, weights, tokens, cold = tiny(name, DTYPES[dtype])
-    engine = Engine(config, weights, pages=96, seed=seed, most_rows=most_rows)
+    config, weights, tokens, cold = tiny(name, DTYPES[dtype], backend)
+    engine = Engine(config, weights, pages=96, seed=seed, most_rows=most_rows, ops=BACKENDS[backend]())
     found = run_in_company(engine, tokens, sorted(cuts), random.Random(seed))
     for at, row in found.items():
         assert torch.equal(row, cold[at]), at
 
 
+@pytest.mark.parametrize("backend", list(BACKENDS))
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=8, deadline=None)
 @given(shared=st.integers(1, LENGTH - 2), seed=st.integers(0, 2**16))
-def test_a_fork_with_a_copied_page_leaves_no_trace(name: str, dtype: str, shared: int, seed: int) -> None:
-    config, weights, tokens, cold = tiny(name, DTYPES[dtype])
-    engine = Engine(config, weights, pages=96, seed=seed)
+def test_a_fork_with_a_copied_page_leaves_no_trace(
+    name: str, dtype: str, backend: str, shared: int, seed: int
+) -> None:
+    config, weights, tokens, cold = tiny(name, DTYPES[dtype], backend)
+    engine = Engine(config, weights, pages=96, seed=seed, ops=BACKENDS[backend]())
     full, slots = divmod(shared, 16)
     donor_tokens = [*tokens[:shared], *reversed(tokens[shared:])]
     donor, fresh = engine.tables(LENGTH), engine.tables(LENGTH)

@@ -30,6 +30,7 @@ from agentserve.models.source import resolve
 from agentserve.models.weights import DecoderWeights, random_weights
 from agentserve.types import SessionId, TurnId
 from kernels import ops_for
+from kernels.reference import ReferenceOps
 from tests.engines import Rig
 from tests.parity.harness import CPU, VOCAB, config_json
 
@@ -97,6 +98,7 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.parametrize("backend", ["reference", "served"])
 @pytest.mark.parametrize(("name", "dtype"), [("llama", "bf16"), ("qwen3", "fp32"), ("qwen2-windows", "bf16")])
 @settings(max_examples=12, deadline=None)
 @given(
@@ -105,9 +107,18 @@ STEPS = st.one_of(
     budget=st.sampled_from((16, 40, 512)),
     seed=st.integers(0, 99),
 )
-def test_random_histories(name: str, dtype: str, history: list, pages: int, budget: int, seed: int) -> None:  # type: ignore[type-arg]
+def test_random_histories(
+    name: str,
+    dtype: str,
+    backend: str,
+    history: list,
+    pages: int,
+    budget: int,
+    seed: int,  # type: ignore[type-arg]
+) -> None:  # type: ignore[type-arg]
     config, weights = tiny(name, DTYPES[dtype])
-    decoder = Decoder(config, weights, ops_for(CPU), positions=512)
+    ops = ReferenceOps(CPU) if backend == "reference" else ops_for(CPU)
+    decoder = Decoder(config, weights, ops, positions=512)
     ledger = Ledger()
     rig = real_rig(decoder, ledger, pages, max_batched_tokens=budget, max_num_seqs=4)
     asked: list[tuple[list[int], int]] = []
