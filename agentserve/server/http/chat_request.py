@@ -53,7 +53,9 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
     template = template_of(context)
     grammar = await context.grammars.define(form)
     keys = await context.off_loop(chain_keys, context.chain, messages)
-    claim = Claim(DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys)
+    claim = Claim(
+        DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys, history.call_ids(messages)
+    )
     lease = context.directory.begin(claim, context.clock.now())
     seats = [_seat(context, lease)]
     try:

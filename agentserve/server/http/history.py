@@ -34,6 +34,11 @@ def trailing_call_ids(messages: Sequence[JsonObject]) -> tuple[str, ...]:
     return tuple(reversed(ids))
 
 
+def call_ids(messages: Sequence[JsonObject]) -> tuple[str, ...]:
+    """All tool calls in the history, oldest first."""
+    return tuple(call["id"] for message in messages for call in message.get("tool_calls") or () if call["id"])
+
+
 def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObject]:
     """The function tools as plain dicts; kinds this server cannot run are a 400 that says which."""
     if tools is None:
