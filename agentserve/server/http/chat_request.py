@@ -150,9 +150,7 @@ def _spec(
         seat=seat,
         prompt=prompt,
         sampling=settings,
-        answer=answer_factory(
-            context, settings, parse=form.calls, continues=bool(fields.continue_final_message)
-        ),
+        answer=answer_factory(context, settings, form=form, continues=bool(fields.continue_final_message)),
         namespace=namespace(seat.lease.session.tenant, fields.cache_salt),
         priority=fields.priority or 0,
     )
