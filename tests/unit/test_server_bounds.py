@@ -155,6 +155,30 @@ async def test_calls_without_any_result_leave_the_session_usable() -> None:
     assert len(rig.engine.submits) == 1
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("structured_outputs", {"choice": ["a"]}),
+        ("guided_json", {"type": "object"}),
+        ("guided_regex", "a+"),
+        ("guided_choice", ["a", "b"]),
+        ("guided_grammar", "root ::= 'a'"),
+        ("functions", [{"name": "f"}]),
+        ("function_call", "auto"),
+    ],
+)
+async def test_a_constraint_that_is_not_kept_is_refused(path: str, field: str, value: Any) -> None:
+    rig = Rig()
+    body: dict[str, Any] = {"messages": [user("a")]} if path == CHAT else {"prompt": "a"}
+    reply = await rig.post(path, body | {field: value})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == field
+    assert reply.json()["error"]["message"] == f"{field}: not supported yet; use response_format or tools"
+    assert not rig.engine.submits
+    assert (await rig.post(path, body | {field: None})).status_code == 200
+
+
 async def test_unknown_fields_and_parts_of_clients_are_ignored() -> None:
     rig = Rig()
     await rig.chat(
