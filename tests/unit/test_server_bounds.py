@@ -121,6 +121,8 @@ async def test_a_value_out_of_range_names_its_parameter(fields: dict[str, Any], 
             "messages[1].tool_calls[0]",
         ),
         ([user("a"), asked(CALL | {"type": "custom"})], "messages[1].tool_calls[0]"),
+        ([user("a"), asked(CALL | {"id": ["c1"]})], "messages[1].tool_calls[0]"),
+        ([user("a"), asked(CALL), {"role": "tool", "tool_call_id": {}, "content": "r"}], "messages[2]"),
     ],
 )
 async def test_a_broken_tool_history_names_the_message(messages: list[dict[str, Any]], where: str) -> None:

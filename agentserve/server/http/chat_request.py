@@ -20,6 +20,7 @@ from agentserve.server.sessions.seats import SessionSeat, chain_keys
 from agentserve.server.sessions.session_record import Claim, Lease
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import ChatTemplate, JsonObject
+from agentserve.text.unfinished import call_ids
 from agentserve.types import Sampling
 
 
@@ -46,7 +47,9 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
     logprobs = _logprobs(fields, limits.top_logprobs)
-    messages = await context.off_loop(history.message_dicts, fields.messages, limits)
+    issued = context.directory.issued
+    ours = {id_ for raw in fields.messages for id_ in call_ids(raw) if issued(DEFAULT_TENANT, id_)}
+    messages = await context.off_loop(history.message_dicts, fields.messages, limits, ours)
     tools = history.tool_dicts(fields.tools, limits)
     form = chat_form(fields, tools, limits)
     named = session_name(request, fields.session_id, limits)

@@ -5,22 +5,28 @@ What a valid history is, the text room decides (`agentserve.text.conversation`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.schemas import ToolDef
 from agentserve.server.limits import Limits
 from agentserve.server.text_port import JsonObject
 from agentserve.text.conversation import openai_shape, parse_messages
+from agentserve.text.unfinished import told_as_text
 
 
-def message_dicts(messages: Sequence[JsonObject], limits: Limits) -> list[JsonObject]:
-    """The messages in one shape, tool results in call order; a broken one is a ValueError (TextError)."""
+def message_dicts(
+    messages: Sequence[JsonObject], limits: Limits, ours: Collection[str] = frozenset()
+) -> list[JsonObject]:
+    """The messages in one shape, tool results in call order; a broken one is a ValueError (TextError).
+
+    `ours`: ids of calls this server handed out; an unfinished one of them is taken as text.
+    """
     if len(messages) > limits.messages:
         raise ApiError(
             f"messages: {len(messages)} messages, at most {limits.messages} are allowed", param="messages"
         )
-    return [openai_shape(message) for message in parse_messages(messages)]
+    return [openai_shape(message) for message in parse_messages(told_as_text(messages, ours))]
 
 
 def trailing_call_ids(messages: Sequence[JsonObject]) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from agentserve.server.http.schemas import SamplingFields
 from agentserve.server.limits import INT64_MAX, INT64_MIN, Limits
 from agentserve.types import Sampling
 
-
 UNSUPPORTED = (
     "structured_outputs",
     "guided_json",

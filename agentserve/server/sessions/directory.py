@@ -72,6 +72,10 @@ class SessionDirectory:
         """Most recently used first."""
         return (s for s in reversed(self._sessions.values()) if s.tenant == tenant)
 
+    def issued(self, tenant: str, call_id: str) -> bool:
+        """Whether a session that is still known handed out a tool call of this id."""
+        return (tenant, call_id) in self._calls
+
     def by_state(self) -> dict[SessionState, int]:
         counts = dict.fromkeys(SessionState, 0)
         for session in self._sessions.values():
@@ -213,10 +217,11 @@ class SessionDirectory:
         calls: Sequence[tuple[str, str, str]],
         now: float,
         usage: Mapping[str, int] | None = None,
+        unfinished: Sequence[str] = (),
     ) -> bool:
         """Make the turn part of the session: `reply` is the chain key with the answer, `calls` its
-        (id, name, arguments) still to be answered, `length` the tokens of prompt and answer. False
-        when the session was closed meanwhile.
+        (id, name, arguments) still to be answered, `unfinished` the ids of calls that can have no
+        answer, `length` the tokens of prompt and answer. False when the session was closed meanwhile.
 
         `generated` None means that the ids do not spell the text the client got; the answer will be
         encoded afresh.
@@ -239,7 +244,7 @@ class SessionDirectory:
         session.pending = {
             id_: PendingCall(id_, name, arguments, lease.turn) for id_, name, arguments in calls
         }
-        for id_ in session.pending:
+        for id_ in (*session.pending, *unfinished):
             session.issued[id_] = None
             self._calls[(session.tenant, id_)] = session.key
         for name, amount in (usage or {}).items():

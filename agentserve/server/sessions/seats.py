@@ -12,6 +12,7 @@ from agentserve.server.sessions.answer import Outcome
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.session_record import Lease
 from agentserve.server.text_port import JsonObject
+from agentserve.text.unfinished import told_as_text
 from agentserve.types import SessionId, TurnId
 
 Chain = Callable[[bytes, JsonObject], bytes]
@@ -27,10 +28,10 @@ def chain_keys(chain: Chain, messages: list[JsonObject]) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
-def reply_message(outcome: Outcome, *, broken_calls: bool = True) -> JsonObject:
+def reply_message(outcome: Outcome) -> JsonObject:
     """The assistant message as a client will send it back."""
     message: JsonObject = {"role": "assistant", "content": outcome.text}
-    if outcome.calls and (broken_calls or all(call.complete for call in outcome.calls)):
+    if outcome.calls:
         message["tool_calls"] = [
             {
                 "id": call.id,
@@ -75,6 +76,7 @@ class SessionSeat:
         self._over = True
         usage = outcome.usage
         calls = [(call.id, call.name, call.arguments) for call in outcome.calls] if outcome.has_calls else []
+        unfinished = [] if outcome.has_calls else [call.id for call in outcome.calls]
         generated = len(outcome.tokens if outcome.generated is None else outcome.generated)
         broken = any(not call.complete for call in outcome.calls)
         done = self._directory.commit(
@@ -83,6 +85,7 @@ class SessionSeat:
             length=len(prompt) + generated,
             generated=None if broken else outcome.generated,
             calls=calls,
+            unfinished=unfinished,
             now=self._clock.now(),
             usage={
                 "prompt_tokens": usage.prompt,
@@ -112,8 +115,9 @@ class SessionSeat:
 
     def _reply_key(self, outcome: Outcome) -> bytes:
         before = self.lease.keys[-1] if self.lease.keys else b""
-        # Calls that cannot be run cannot be sent back either: a client goes on without them.
-        return self._chain(before, reply_message(outcome, broken_calls=False))
+        ours = {call.id for call in outcome.calls}
+        [message] = told_as_text([reply_message(outcome)], ours)  # as it will be read when it comes back
+        return self._chain(before, dict(message))
 
     def _tell_engine(self) -> None:
         for key, turn in self._directory.take_released():
