@@ -20,11 +20,13 @@ def call_ids(message: RawMessage) -> list[str]:
     return [id_ for call in _items(message) if (id_ := _id(call, "id")) is not None]
 
 
-def told_as_text(messages: Sequence[RawMessage], ours: Collection[str]) -> list[RawMessage]:
-    """The messages, with unfinished calls put after their message's text.
+def told_as_text(
+    messages: Sequence[RawMessage], cut: Collection[str], *, shown: bool = True
+) -> list[RawMessage]:
+    """The messages, with unfinished calls put after their message's text (left out if not `shown`).
 
-    Only those with an id of `ours`, calls that this server handed out, are: others stay as they are,
-    to be refused. A result for such a call answers no call any more and becomes a user's message,
+    Only those with an id of `cut`, calls that this server handed out so, are: others stay as they
+    are, to be refused. A result for such a call answers no call any more and becomes a user's message,
     after the results of its neighbours. The messages need not have been checked.
     """
     told: list[RawMessage] = []
@@ -39,9 +41,9 @@ def told_as_text(messages: Sequence[RawMessage], ours: Collection[str]) -> list[
             continue
         told += late
         late = []
-        broken = [call for call in _items(message) if _id(call, "id") in ours and _unfinished(call)]
+        broken = [call for call in _items(message) if _id(call, "id") in cut and _unfinished(call)]
         gone = {str(call["id"]) for call in broken}
-        told.append(_without(message, broken) if broken else message)
+        told.append(_without(message, broken, shown) if broken else message)
     return told + late
 
 
@@ -67,11 +69,11 @@ def _unfinished(call: Mapping[str, object]) -> bool:
     return False
 
 
-def _without(message: RawMessage, broken: Sequence[Mapping[str, object]]) -> RawMessage:
+def _without(message: RawMessage, broken: Sequence[Mapping[str, object]], shown: bool) -> RawMessage:
     content = message.get("content")
     kept = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
     rest = [call for call in _items(message) if call not in broken]
-    texts = [{"type": "text", "text": _text(call)} for call in broken]
+    texts = [{"type": "text", "text": _text(call)} for call in broken if shown]
     changed: dict[str, object] = {**message, "content": [*kept, *texts], "tool_calls": rest}
     if not rest:
         del changed["tool_calls"]

@@ -47,15 +47,18 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
     logprobs = _logprobs(fields, limits.top_logprobs)
-    issued = context.directory.issued
-    ours = {id_ for raw in fields.messages for id_ in call_ids(raw) if issued(DEFAULT_TENANT, id_)}
-    messages = await context.off_loop(history.message_dicts, fields.messages, limits, ours)
+    was_cut = context.directory.cut
+    cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
+    messages = await context.off_loop(history.message_dicts, fields.messages, limits, cut)
     tools = history.tool_dicts(fields.tools, limits)
     form = chat_form(fields, tools, limits)
     named = session_name(request, fields.session_id, limits)
     template = template_of(context)
     grammar = await context.grammars.define(form)
-    keys = await context.off_loop(chain_keys, context.chain, messages)
+    keyed = messages
+    if cut:  # a history is the same with and without them
+        keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
+    keys = await context.off_loop(chain_keys, context.chain, keyed)
     claim = Claim(
         DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys, history.call_ids(messages)
     )

@@ -16,17 +16,17 @@ from agentserve.text.unfinished import told_as_text
 
 
 def message_dicts(
-    messages: Sequence[JsonObject], limits: Limits, ours: Collection[str] = frozenset()
+    messages: Sequence[JsonObject], limits: Limits, cut: Collection[str] = frozenset(), *, shown: bool = True
 ) -> list[JsonObject]:
     """The messages in one shape, tool results in call order; a broken one is a ValueError (TextError).
 
-    `ours`: ids of calls this server handed out; an unfinished one of them is taken as text.
+    `cut`: ids of calls this server handed out unfinished; they are taken as text, or left out.
     """
     if len(messages) > limits.messages:
         raise ApiError(
             f"messages: {len(messages)} messages, at most {limits.messages} are allowed", param="messages"
         )
-    return [openai_shape(message) for message in parse_messages(told_as_text(messages, ours))]
+    return [openai_shape(message) for message in parse_messages(told_as_text(messages, cut, shown=shown))]
 
 
 def trailing_call_ids(messages: Sequence[JsonObject]) -> tuple[str, ...]:

@@ -72,9 +72,10 @@ class SessionDirectory:
         """Most recently used first."""
         return (s for s in reversed(self._sessions.values()) if s.tenant == tenant)
 
-    def issued(self, tenant: str, call_id: str) -> bool:
-        """Whether a session that is still known handed out a tool call of this id."""
-        return (tenant, call_id) in self._calls
+    def cut(self, tenant: str, call_id: str) -> bool:
+        """Whether a session that is still known handed out a tool call of this id that is not whole."""
+        key = self._calls.get((tenant, call_id))
+        return key is not None and not self._sessions[key].issued[call_id]
 
     def by_state(self) -> dict[SessionState, int]:
         counts = dict.fromkeys(SessionState, 0)
@@ -217,11 +218,12 @@ class SessionDirectory:
         calls: Sequence[tuple[str, str, str]],
         now: float,
         usage: Mapping[str, int] | None = None,
-        unfinished: Sequence[str] = (),
+        handed: Mapping[str, bool] | None = None,
     ) -> bool:
         """Make the turn part of the session: `reply` is the chain key with the answer, `calls` its
-        (id, name, arguments) still to be answered, `unfinished` the ids of calls that can have no
-        answer, `length` the tokens of prompt and answer. False when the session was closed meanwhile.
+        (id, name, arguments) still to be answered, `handed` the ids of all calls that the client got
+        and whether they are whole, `length` the tokens of prompt and answer. False when the session
+        was closed meanwhile.
 
         `generated` None means that the ids do not spell the text the client got; the answer will be
         encoded afresh.
@@ -244,8 +246,8 @@ class SessionDirectory:
         session.pending = {
             id_: PendingCall(id_, name, arguments, lease.turn) for id_, name, arguments in calls
         }
-        for id_ in (*session.pending, *unfinished):
-            session.issued[id_] = None
+        for id_, whole in (dict.fromkeys(session.pending, True) | dict(handed or {})).items():
+            session.issued[id_] = whole
             self._calls[(session.tenant, id_)] = session.key
         for name, amount in (usage or {}).items():
             session.usage[name] = session.usage.get(name, 0) + amount

@@ -76,7 +76,6 @@ class SessionSeat:
         self._over = True
         usage = outcome.usage
         calls = [(call.id, call.name, call.arguments) for call in outcome.calls] if outcome.has_calls else []
-        unfinished = [] if outcome.has_calls else [call.id for call in outcome.calls]
         generated = len(outcome.tokens if outcome.generated is None else outcome.generated)
         broken = any(not call.complete for call in outcome.calls)
         done = self._directory.commit(
@@ -85,7 +84,7 @@ class SessionSeat:
             length=len(prompt) + generated,
             generated=None if broken else outcome.generated,
             calls=calls,
-            unfinished=unfinished,
+            handed={call.id: call.complete for call in outcome.calls},
             now=self._clock.now(),
             usage={
                 "prompt_tokens": usage.prompt,
@@ -115,8 +114,9 @@ class SessionSeat:
 
     def _reply_key(self, outcome: Outcome) -> bytes:
         before = self.lease.keys[-1] if self.lease.keys else b""
-        ours = {call.id for call in outcome.calls}
-        [message] = told_as_text([reply_message(outcome)], ours)  # as it will be read when it comes back
+        cut = {call.id for call in outcome.calls if not call.complete}
+        # A call that was cut is no part of the key: some clients send it back, others go on without it.
+        [message] = told_as_text([reply_message(outcome)], cut, shown=False)
         return self._chain(before, dict(message))
 
     def _tell_engine(self) -> None:

@@ -64,7 +64,7 @@ class Session:
     replies: dict[int, array[int]] = field(default_factory=dict)  # message index -> generated ids
     points: dict[bytes, int] = field(default_factory=dict)  # committed at this key -> tokens up to there
     pending: dict[str, PendingCall] = field(default_factory=dict)
-    issued: dict[str, None] = field(default_factory=dict)  # ids of all its calls, answered ones too
+    issued: dict[str, bool] = field(default_factory=dict)  # all its calls, answered ones too: whole?
     history: deque[Transition] = field(default_factory=deque)
     usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
 
