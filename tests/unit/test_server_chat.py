@@ -340,6 +340,10 @@ async def test_usage_can_be_forced_and_continuous() -> None:
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1]]
     assert counts == sorted(counts)
     assert counts[-1] == 4
+    *early, last = [chunk["usage"] for chunk in chunks[:-1]]
+    assert last["prompt_tokens_details"]["cached_tokens"] > 0
+    # The engine tells it with the turn's end: until then it is not known, and not 0.
+    assert all("prompt_tokens_details" not in usage for usage in early)
 
 
 async def test_token_ids_on_request() -> None:

@@ -5,6 +5,7 @@ What a valid history is, the text room decides (`agentserve.text.conversation`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 
 from agentserve.server.errors import ApiError
@@ -13,6 +14,8 @@ from agentserve.server.limits import Limits
 from agentserve.server.text_port import JsonObject
 from agentserve.text.conversation import openai_shape, parse_messages
 from agentserve.text.unfinished import told_as_text
+
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def message_dicts(
@@ -61,9 +64,9 @@ def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObje
                 code="unsupported_tool",
             )
         function = tool.function
-        if not function.name or len(function.name) > 256:
+        if not _TOOL_NAME.fullmatch(function.name):
             raise ApiError(
-                f"tools[{i}].function.name: 1 to 256 characters", param=f"tools[{i}].function.name"
+                f"tools[{i}].function.name: 1 to 64 of a-z A-Z 0-9 _ -", param=f"tools[{i}].function.name"
             )
         if function.name in names:
             raise ApiError(

@@ -42,9 +42,15 @@ def number(name: str, value: float | None, default: float, low: float, high: flo
 def integer(name: str, value: int | None, default: int, low: int, high: int) -> int:
     if value is None:
         return default
-    if not low <= value <= high:
-        raise ApiError(f"{name}: must be between {low} and {high}", param=name)
-    return value
+    if low <= value <= high:
+        return value
+    if (low, high) == (INT64_MIN, INT64_MAX) or value > high == INT64_MAX:
+        problem = "must fit into 64 bits"
+    elif high == INT64_MAX:
+        problem = f"must be at least {low}"
+    else:
+        problem = f"must be between {low} and {high}"
+    raise ApiError(f"{name}: {problem}, got {value}", param=name)
 
 
 def stop_strings(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
