@@ -128,6 +128,27 @@ async def test_whole_calls_are_waited_for_also_when_max_tokens_ended_the_turn() 
     assert (await rig.session(third["session_id"]))["state"] == "IDLE"
 
 
+async def test_equal_histories_of_two_clients_are_told_apart_by_their_call_ids() -> None:
+    rig = Rig(ScriptedEngine(lambda submit: say("done" if b"noon" in submit.tokens[::4] else CALL)))
+    told = {}
+    for name in ("agentA", "agentB"):
+        first = assistant(await rig.chat([user("a")], tools=TOOLS, session_id=name))
+        [call] = first["tool_calls"]
+        told[name] = [user("a"), first, {"role": "tool", "tool_call_id": call["id"], "content": "noon"}]
+    await rig.chat(told["agentA"], tools=TOOLS, session_id="agentA")
+    again = await rig.chat(told["agentA"], tools=TOOLS)
+    assert (await rig.session(again["session_id"]))["parent"] == "agentA"
+    assert (await rig.session("agentB"))["state"] == "WAITING_TOOL"
+    later = [*told["agentA"], assistant(again), user("more")]
+    done = await rig.chat(told["agentB"], tools=TOOLS, session_id="agentB")
+    assert assistant(done) == assistant(again)
+    for _ in range(2):
+        follows = await rig.session((await rig.chat(later, tools=TOOLS))["session_id"])
+        assert "agentB" not in (follows["id"], follows["parent"])
+    rig.check_rest()
+
+
+CALL = hermes("now", "{}")
 CUT = hermes("weather", '{"city": "Oslo"}').split("slo")[0]
 
 
