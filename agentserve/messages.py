@@ -173,7 +173,7 @@ class TurnUsage(msgspec.Struct, frozen=True):
     generated: int
     computed: int  # token rows the executor ran for this turn, recomputation included
     preemptions: int
-    arrived: float  # worker's monotonic clock, seconds
+    arrived: float  # monotonic clock of the machine, seconds; clients get the API side's reading of it
     admitted: float
     first_token: float
     ended: float

@@ -17,7 +17,7 @@ from tools_bridge.types import ToolSpec
 
 __all__ = ["GrammarError", "GrammarSource", "ResponseFormat", "ToolChoice", "hermes_grammar"]
 
-MAX_BLANKS = 4  # per gap between JSON tokens: a small model could go on with blanks for ever
+MAX_BLANKS = 2  # per gap between JSON tokens: a small model could go on with blanks for ever
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 Format = dict[str, object]

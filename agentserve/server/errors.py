@@ -59,6 +59,16 @@ def json_response(value: object, *, status: int = 200, headers: Mapping[str, str
     )
 
 
+def shutting_down() -> ApiError:
+    """The server leaves before the answer was ready."""
+    return ApiError(
+        "The server is shutting down; the answer was not finished.",
+        status=503,
+        code="server_shutting_down",
+        headers={"retry-after": "1"},
+    )
+
+
 def context_too_long(prompt: int, limit: int, param: str) -> ApiError:
     return ApiError(
         f"This model's maximum context length is {limit} tokens, "

@@ -31,10 +31,15 @@ class Harness:
         self.now = 0.0
 
     def begin(
-        self, *messages: str, named: str | None = None, calls: tuple[str, ...] = (), tenant: str = "t"
+        self,
+        *messages: str,
+        named: str | None = None,
+        calls: tuple[str, ...] = (),
+        past: tuple[str, ...] = (),
+        tenant: str = "t",
     ) -> Lease:
         self.now += 1
-        return self.directory.begin(Claim(tenant, named, calls, keys_of(messages)), self.now)
+        return self.directory.begin(Claim(tenant, named, calls, keys_of(messages), past), self.now)
 
     def commit(self, lease: Lease, *messages: str, calls: tuple[str, ...] = (), ids: str = "xy") -> bool:
         """`messages`: the request's messages and the reply."""
@@ -61,7 +66,8 @@ class Harness:
         points = {(s.tenant, point, s.key) for s in sessions for point in s.points}
         indexed = {(t, p, key) for (t, p), names in directory._points.items() for key in names}
         assert points == indexed
-        calls = {(s.tenant, call): s.key for s in sessions for call in s.pending}
+        calls = {(s.tenant, call): s.key for s in sessions for call in s.issued}
+        assert all(s.pending.keys() <= s.issued.keys() for s in sessions)
         assert calls == directory._calls
         waiting = {s.key for s in sessions if s.state is SessionState.WAITING_TOOL and s.running is None}
         assert waiting == directory._waits.keys()
@@ -184,6 +190,44 @@ def test_tool_results_find_the_session_that_asked() -> None:
     sibling = h.begin("something else", "x", calls=("c9",))
     assert sibling.copied_from is rewritten.session
     h.check()
+
+
+def test_an_answered_call_still_says_whose_history_it_is() -> None:
+    h = Harness()
+    ours = h.begin("u1", named="agentA")
+    h.commit(ours, "u1", "call", calls=("c1",), ids="aa")
+    theirs = h.begin("u1", named="agentB")
+    h.commit(theirs, "u1", "call", calls=("c2",), ids="bb")
+    h.commit(h.begin("u1", "call", "r1", named="agentA", calls=("c1",)), "u1", "call", "r1", "a2")
+    again = h.begin("u1", "call", "r1", calls=("c1",), past=("c1",))
+    assert again.session.parent == "agentA"
+    assert again.spliced == {1: array("i", list(b"aa"))}
+    assert theirs.session.pending.keys() == {"c2"}
+    h.check()
+
+
+def test_a_later_question_goes_to_the_family_of_its_calls() -> None:
+    h = Harness()
+    for name, call in (("agentA", "c1"), ("agentB", "c2")):
+        h.turn("u1", "call", named=name, calls=())
+        lease = h.begin("u1", "call", "u2", named=name)
+        h.commit(lease, "u1", "call", "u2", "call2", calls=(call,))
+        lease = h.begin("u1", "call", "u2", "call2", "r", named=name, calls=(call,))
+        h.commit(lease, "u1", "call", "u2", "call2", "r", "a")
+    goes_on = h.begin("u1", "call", "u2", "call2", "r", "a", "u3", past=("c1",))
+    assert goes_on.session.public_id == "agentA"
+    h.check()
+
+
+def test_calls_are_forgotten_with_their_session() -> None:
+    h = Harness()
+    first = h.turn("u1", "call", calls=("c1",))
+    before = h.directory.size_bytes
+    h.turn("u1", "call", "r1", "a2", named="s1", calls=())
+    assert h.directory.size_bytes > before
+    h.directory.close(first.session)
+    assert not h.directory._calls
+    assert h.begin("u1", "call", "r1", calls=("c1",)).session is not first.session
 
 
 def test_rollback_leaves_the_session_as_it_was() -> None:

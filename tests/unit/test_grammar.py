@@ -106,9 +106,25 @@ def test_response_formats(accepts):
 
 def test_blanks_are_bounded(accepts):
     source = hermes_grammar(response=ResponseFormat("json_object"))
-    assert accepts(source, '{"a":    1}') == "over"
-    assert accepts(source, '{"a":     1}') is False
-    assert accepts(source, " " * 5) is False
+    assert accepts(source, '{"a":  1}') == "over"
+    assert accepts(source, " " * 3) is False
+    blanks = " \n\n"
+    gaps = [
+        "{%s}",
+        '{%s"a": 1}',
+        '{"a"%s: 1}',
+        '{"a":%s1}',
+        '{"a": 1%s}',
+        '{"a": 1,%s"b": 2}',
+        '{"a": [1,%s2]}',
+    ]
+    for gap in gaps:
+        assert accepts(source, gap % blanks) is False, gap
+        assert accepts(source, gap % "\n") == "over", gap
+        arguments = hermes_grammar([ToolSpec("f", {"type": "object"})], REQUIRED)
+        begin = '<tool_call>\n{"name": "f", "arguments": '
+        assert accepts(arguments, begin + gap % blanks) is False, gap
+        assert accepts(arguments, begin + gap % "\n" + "}\n</tool_call>") is True, gap
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "näme", "</tool_call>", "a.b-c", "{}"])

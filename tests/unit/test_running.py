@@ -35,7 +35,7 @@ async def test_an_undisturbed_turn_passes_through_untouched() -> None:
     usage = TurnUsage(3, 2, 2, 3, 0, 1.0, 2.0, 3.0, 4.0)
     events = [StateChange(S, T, SessionState.DECODING, 2.0), token(0), token(1), ended(usage)]
     for event in events:
-        turn.accept(event, 9.0)
+        turn.accept(event, event.usage.ended if isinstance(event, TurnEnded) else 3.0)
     assert await drained(turn) == events
     assert turn.continuation().tokens != submit().tokens
     assert RunningTurn(submit(), 1.0).continuation() == submit()
@@ -50,6 +50,15 @@ def test_a_continuation_is_the_same_turn_with_more_context() -> None:
     assert unpack_tokens(moved.tokens).tolist() == [1, 2, 3, 100, 101, 102]
     assert moved.generated == 3
     assert (moved.sampling, moved.namespace, moved.priority) == (submit().sampling, "salt", 2)
+
+
+async def test_the_wait_for_the_running_step_counts() -> None:
+    turn = RunningTurn(submit(), 1.0)
+    turn.accept(token(0), 7.5)  # the worker read the command at 4, after a step
+    turn.accept(ended(TurnUsage(3, 0, 1, 3, 0, 4.0, 5.0, 7.0, 8.0)), 8.5)
+    (_, last) = await drained(turn)
+    assert isinstance(last, TurnEnded)
+    assert last.usage == TurnUsage(3, 0, 1, 3, 0, 1.0, 5.0, 7.5, 8.0)
 
 
 async def test_usage_of_a_moved_turn_is_the_whole_turns() -> None:

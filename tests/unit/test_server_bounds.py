@@ -75,6 +75,10 @@ def result(call: str | None, text: str = "r") -> dict[str, Any]:
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        *(
+            ({"tools": [{"type": "function", "function": {"name": name}}]}, "tools[0].function.name")
+            for name in ("", "a b", "a.b", "n\u00e4me", "a\n", "x" * 65)
+        ),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name"),
         ({"tools": TOOLS[:1] * 300}, "tools"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -121,6 +125,8 @@ async def test_a_value_out_of_range_names_its_parameter(fields: dict[str, Any], 
             "messages[1].tool_calls[0]",
         ),
         ([user("a"), asked(CALL | {"type": "custom"})], "messages[1].tool_calls[0]"),
+        ([user("a"), asked(CALL | {"id": ["c1"]})], "messages[1].tool_calls[0]"),
+        ([user("a"), asked(CALL), {"role": "tool", "tool_call_id": {}, "content": "r"}], "messages[2]"),
     ],
 )
 async def test_a_broken_tool_history_names_the_message(messages: list[dict[str, Any]], where: str) -> None:
@@ -153,6 +159,44 @@ async def test_calls_without_any_result_leave_the_session_usable() -> None:
     rig = Rig()
     await rig.chat([user("a"), asked(CALL), user("never mind")], tools=TOOLS)
     assert len(rig.engine.submits) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens: must be at least 1, got 0"),
+        ({"max_tokens": 2**63}, f"max_tokens: must fit into 64 bits, got {2**63}"),
+        ({"seed": -(2**64)}, f"seed: must fit into 64 bits, got {-(2**64)}"),
+        ({"n": 0}, "n: must be between 1 and 128, got 0"),
+    ],
+)
+async def test_a_range_is_told_in_words_of_use(fields: dict[str, Any], message: str) -> None:
+    reply = await Rig().post(CHAT, {"messages": [user("a")]} | fields)
+    assert reply.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("structured_outputs", {"choice": ["a"]}),
+        ("guided_json", {"type": "object"}),
+        ("guided_regex", "a+"),
+        ("guided_choice", ["a", "b"]),
+        ("guided_grammar", "root ::= 'a'"),
+        ("functions", [{"name": "f"}]),
+        ("function_call", "auto"),
+    ],
+)
+async def test_a_constraint_that_is_not_kept_is_refused(path: str, field: str, value: Any) -> None:
+    rig = Rig()
+    body: dict[str, Any] = {"messages": [user("a")]} if path == CHAT else {"prompt": "a"}
+    reply = await rig.post(path, body | {field: value})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == field
+    assert reply.json()["error"]["message"] == f"{field}: not supported yet; use response_format or tools"
+    assert not rig.engine.submits
+    assert (await rig.post(path, body | {field: None})).status_code == 200
 
 
 async def test_unknown_fields_and_parts_of_clients_are_ignored() -> None:

@@ -290,6 +290,24 @@ async def test_forced_calls_get_a_grammar() -> None:
     assert set(rig.engine.grammars) == {"g1", "g2"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("shown", ["<", "<tool", '<tool_call>\n{"na', hermes("now", "{}") + "\n<tool"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+async def test_a_forced_call_that_is_cut_shows_no_text(stream: bool, shown: str, choice: Any) -> None:
+    rig = Rig(ScriptedEngine(say(hermes("now", "{}") + "\n" + hermes("now", "{}"))))
+    fields = {"tools": TOOLS, "tool_choice": choice, "max_tokens": len(shown)}
+    if stream:
+        chunks = await rig.chat_stream([user("a")], **fields)
+        texts = [c["delta"].get("content") for chunk in chunks[:-1] for c in chunk["choices"]]
+        assert texts == [None] * len(texts)
+        message = joined(chunks)
+        assert message["finish_reason"] == "length"
+    else:
+        message = (await rig.chat([user("a")], **fields))["choices"][0]["message"]
+        assert message["content"] is None
+    assert len(message.get("tool_calls", ())) == ("{}" in shown)
+
+
 async def test_a_response_format_gets_a_grammar() -> None:
     rig = Rig(ScriptedEngine(say("{}")))
     await rig.chat([user("a")], response_format={"type": "json_object"})
@@ -322,6 +340,10 @@ async def test_usage_can_be_forced_and_continuous() -> None:
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks[:-1]]
     assert counts == sorted(counts)
     assert counts[-1] == 4
+    *early, last = [chunk["usage"] for chunk in chunks[:-1]]
+    assert last["prompt_tokens_details"]["cached_tokens"] > 0
+    # The engine tells it with the turn's end: until then it is not known, and not 0.
+    assert all("prompt_tokens_details" not in usage for usage in early)
 
 
 async def test_token_ids_on_request() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.api_rig import CHAT, TOOLS, Rig, hermes, served, settled, user
+from tests.api_rig import CHAT, TOOLS, Rig, events, hermes, served, settled, user
 from tests.fakes import ScriptedEngine, say
 
 CALL = hermes("weather", '{"city": "Oslo"}')
@@ -73,6 +73,33 @@ async def test_leaving_during_a_first_turn_leaves_no_session(stream: bool) -> No
         await settled(lambda: len(rig.context.directory) == 0)
     assert not rig.engine.live
     assert {submit.session for submit in rig.engine.submits} <= set(rig.engine.closed)
+    rig.check_rest()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_end_of_the_drain_tells_the_client(stream: bool) -> None:
+    rig = Rig(ScriptedEngine(say("abc", hold_at=1)))
+    content = json.dumps({"messages": [user("a")], "stream": stream}).encode()
+    inbox: asyncio.Queue[Any] = asyncio.Queue()
+    inbox.put_nowait({"type": "http.request", "body": content, "more_body": False})
+    sent: list[Any] = []
+
+    async def deliver(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b""}
+    answer = asyncio.create_task(rig.app(scope, inbox.get, deliver))
+    await settled(
+        lambda: rig.engine.live and (not stream or b'"a"' in b"".join(m.get("body", b"") for m in sent))
+    )
+    answer.cancel()  # as the HTTP server does
+    await answer  # no exception is left for it to log
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert sent[0]["status"] == (200 if stream else 503)
+    assert sent[-1].get("more_body", False) is False
+    error = events(body)[-1] if stream else json.loads(body)
+    assert error["error"]["code"] == "server_shutting_down"
+    assert not rig.engine.live
     rig.check_rest()
 
 

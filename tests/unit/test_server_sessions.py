@@ -128,6 +128,64 @@ async def test_whole_calls_are_waited_for_also_when_max_tokens_ended_the_turn() 
     assert (await rig.session(third["session_id"]))["state"] == "IDLE"
 
 
+async def test_equal_histories_of_two_clients_are_told_apart_by_their_call_ids() -> None:
+    rig = Rig(ScriptedEngine(lambda submit: say("done" if b"noon" in submit.tokens[::4] else CALL)))
+    told = {}
+    for name in ("agentA", "agentB"):
+        first = assistant(await rig.chat([user("a")], tools=TOOLS, session_id=name))
+        [call] = first["tool_calls"]
+        told[name] = [user("a"), first, {"role": "tool", "tool_call_id": call["id"], "content": "noon"}]
+    await rig.chat(told["agentA"], tools=TOOLS, session_id="agentA")
+    again = await rig.chat(told["agentA"], tools=TOOLS)
+    assert (await rig.session(again["session_id"]))["parent"] == "agentA"
+    assert (await rig.session("agentB"))["state"] == "WAITING_TOOL"
+    later = [*told["agentA"], assistant(again), user("more")]
+    done = await rig.chat(told["agentB"], tools=TOOLS, session_id="agentB")
+    assert assistant(done) == assistant(again)
+    for _ in range(2):
+        follows = await rig.session((await rig.chat(later, tools=TOOLS))["session_id"])
+        assert "agentB" not in (follows["id"], follows["parent"])
+    rig.check_rest()
+
+
+CALL = hermes("now", "{}")
+CUT = hermes("weather", '{"city": "Oslo"}').split("slo")[0]
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": len(CUT)}, {"stop": "slo"}])
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_call_that_was_cut_can_be_sent_back(fields: dict[str, Any], answered: bool) -> None:
+    rig = Rig(ScriptedEngine(say(hermes("weather", '{"city": "Oslo"}'))))
+    first = await rig.chat([user("a")], tools=TOOLS, **fields)
+    told = assistant(first)
+    [call] = told["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "O'
+    after = {"role": "tool", "tool_call_id": call["id"], "content": "b"} if answered else user("b")
+    second = await rig.chat([user("a"), told, after], tools=TOOLS)
+    assert second["session_id"] == first["session_id"]
+    prompt = bytes(t for t in unpack_tokens(rig.engine.submits[1].tokens) if t < 256)
+    assert f"assistant\n{CUT}\nuser\nb".encode() in prompt
+    stranger = told | {"tool_calls": [call | {"id": "call_of_somebody"}]}
+    reply = await rig.post(CHAT, {"messages": [user("a"), stranger, user("b")], "tools": TOOLS})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "messages[1].tool_calls[0].function.arguments"
+    rig.check_rest()
+
+
+async def test_whole_calls_before_one_that_was_cut_keep_their_results() -> None:
+    rig = Rig(ScriptedEngine(say("Well. " + hermes("now", "{}") + CUT)))
+    first = await rig.chat([user("a")], tools=TOOLS)
+    told = assistant(first)
+    now, cut = told["tool_calls"]
+    results = [
+        {"role": "tool", "tool_call_id": c["id"], "content": f"r{n}"} for n, c in enumerate((cut, now))
+    ]
+    second = await rig.chat([user("a"), told, *results], tools=TOOLS)
+    assert second["session_id"] == first["session_id"]
+    prompt = bytes(t for t in unpack_tokens(rig.engine.submits[1].tokens) if t < 256)
+    assert prompt.index(CUT.encode()) < prompt.index(b"tool\nr1") < prompt.index(b"user\nr0")
+
+
 async def test_the_session_is_found_by_its_call_ids_alone() -> None:
     """A client that rewrote the call's text still gets its lineage, as a sibling."""
     texts = iter([hermes("now", "{}"), "done", "done"])

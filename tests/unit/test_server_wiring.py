@@ -113,6 +113,12 @@ async def test_grammars_are_compiled_for_the_real_vocabulary(text: TextModel) ->
     bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
     reply = await model.client.post(CHAT, json={"messages": [user("a")], "response_format": bad})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_schema")
+    loose = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"$ref": "http://x"}, "strict": True},
+    }
+    reply = await model.client.post(CHAT, json={"messages": [user("a")], "response_format": loose})
+    assert reply.json()["error"]["message"].startswith("response_format.json_schema.schema: ")
 
 
 async def test_white_space_a_client_rewrites_keeps_the_session(text: TextModel) -> None:

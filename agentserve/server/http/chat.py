@@ -60,7 +60,7 @@ class _ChatShape:
 
     def opening(self, index: int) -> JsonObject:
         chunk: JsonObject = {
-            "choices": [self._chunk(index, {"role": "assistant", "content": ""}, None, None)]
+            "choices": [self._chunk(index, {"role": "assistant", "content": self._no_text()}, None, None)]
         }
         if self._token_ids and index == 0:
             chunk["prompt_token_ids"] = self._job.prompt.tolist()
@@ -89,8 +89,8 @@ class _ChatShape:
 
     def choice(self, index: int, outcome: Outcome) -> JsonObject:
         message = reply_message(outcome) | {"refusal": None, "annotations": []}
-        if outcome.calls and not outcome.text:
-            message["content"] = None
+        if not outcome.text:
+            message["content"] = None if outcome.calls else self._no_text()
         choice: JsonObject = {
             "index": index,
             "message": message,
@@ -112,6 +112,10 @@ class _ChatShape:
         if index:
             choice["session_id"] = self._job.seats[index].lease.session.public_id
         return choice
+
+    def _no_text(self) -> str | None:
+        """An answer that must be calls has no text, not an empty one."""
+        return None if self._job.form.forced else ""
 
     def _finish_reason(self, outcome: Outcome) -> str:
         return wire.finish_reason(outcome, named=self._job.form.choice == "named")

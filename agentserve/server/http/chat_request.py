@@ -20,6 +20,7 @@ from agentserve.server.sessions.seats import SessionSeat, chain_keys
 from agentserve.server.sessions.session_record import Claim, Lease
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import ChatTemplate, JsonObject
+from agentserve.text.unfinished import call_ids
 from agentserve.types import Sampling
 
 
@@ -46,14 +47,21 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
     logprobs = _logprobs(fields, limits.top_logprobs)
-    messages = await context.off_loop(history.message_dicts, fields.messages, limits)
+    was_cut = context.directory.cut
+    cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
+    messages = await context.off_loop(history.message_dicts, fields.messages, limits, cut)
     tools = history.tool_dicts(fields.tools, limits)
     form = chat_form(fields, tools, limits)
     named = session_name(request, fields.session_id, limits)
     template = template_of(context)
     grammar = await context.grammars.define(form)
-    keys = await context.off_loop(chain_keys, context.chain, messages)
-    claim = Claim(DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys)
+    keyed = messages
+    if cut:  # a history is the same with and without them
+        keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
+    keys = await context.off_loop(chain_keys, context.chain, keyed)
+    claim = Claim(
+        DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys, history.call_ids(messages)
+    )
     lease = context.directory.begin(claim, context.clock.now())
     seats = [_seat(context, lease)]
     try:
@@ -148,9 +156,7 @@ def _spec(
         seat=seat,
         prompt=prompt,
         sampling=settings,
-        answer=answer_factory(
-            context, settings, parse=form.calls, continues=bool(fields.continue_final_message)
-        ),
+        answer=answer_factory(context, settings, form=form, continues=bool(fields.continue_final_message)),
         namespace=namespace(seat.lease.session.tenant, fields.cache_salt),
         priority=fields.priority or 0,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 
@@ -9,7 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve.metrics import Metrics
-from agentserve.server.errors import ApiError
+from agentserve.server.errors import ApiError, shutting_down
 from agentserve.server.http.context import ServerOptions
 from agentserve.server.http.names import REQUEST_HEADER, request_id
 
@@ -52,6 +53,11 @@ class Gate:
             return
         try:
             await self._app(scope, receive, labelled)
+        except asyncio.CancelledError:
+            # The HTTP server cancels what still runs when its drain is over, and does nothing after
+            # that: the cancellation ends here, with an answer where none has begun.
+            if not started:
+                await shutting_down().response()(scope, receive, labelled)
         except Exception:
             if started:
                 raise  # nothing can be said any more; the server closes the connection

@@ -5,22 +5,31 @@ What a valid history is, the text room decides (`agentserve.text.conversation`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.schemas import ToolDef
 from agentserve.server.limits import Limits
 from agentserve.server.text_port import JsonObject
 from agentserve.text.conversation import openai_shape, parse_messages
+from agentserve.text.unfinished import told_as_text
+
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-def message_dicts(messages: Sequence[JsonObject], limits: Limits) -> list[JsonObject]:
-    """The messages in one shape, tool results in call order; a broken one is a ValueError (TextError)."""
+def message_dicts(
+    messages: Sequence[JsonObject], limits: Limits, cut: Collection[str] = frozenset(), *, shown: bool = True
+) -> list[JsonObject]:
+    """The messages in one shape, tool results in call order; a broken one is a ValueError (TextError).
+
+    `cut`: ids of calls this server handed out unfinished; they are taken as text, or left out.
+    """
     if len(messages) > limits.messages:
         raise ApiError(
             f"messages: {len(messages)} messages, at most {limits.messages} are allowed", param="messages"
         )
-    return [openai_shape(message) for message in parse_messages(messages)]
+    return [openai_shape(message) for message in parse_messages(told_as_text(messages, cut, shown=shown))]
 
 
 def trailing_call_ids(messages: Sequence[JsonObject]) -> tuple[str, ...]:
@@ -32,6 +41,11 @@ def trailing_call_ids(messages: Sequence[JsonObject]) -> tuple[str, ...]:
         if message["role"] == "tool" and message["tool_call_id"]:
             ids.append(message["tool_call_id"])
     return tuple(reversed(ids))
+
+
+def call_ids(messages: Sequence[JsonObject]) -> tuple[str, ...]:
+    """All tool calls in the history, oldest first."""
+    return tuple(call["id"] for message in messages for call in message.get("tool_calls") or () if call["id"])
 
 
 def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObject]:
@@ -50,9 +64,9 @@ def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObje
                 code="unsupported_tool",
             )
         function = tool.function
-        if not function.name or len(function.name) > 256:
+        if not _TOOL_NAME.fullmatch(function.name):
             raise ApiError(
-                f"tools[{i}].function.name: 1 to 256 characters", param=f"tools[{i}].function.name"
+                f"tools[{i}].function.name: 1 to 64 of a-z A-Z 0-9 _ -", param=f"tools[{i}].function.name"
             )
         if function.name in names:
             raise ApiError(

@@ -10,6 +10,16 @@ from agentserve.server.http.schemas import SamplingFields
 from agentserve.server.limits import INT64_MAX, INT64_MIN, Limits
 from agentserve.types import Sampling
 
+UNSUPPORTED = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "functions",
+    "function_call",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -32,9 +42,15 @@ def number(name: str, value: float | None, default: float, low: float, high: flo
 def integer(name: str, value: int | None, default: int, low: int, high: int) -> int:
     if value is None:
         return default
-    if not low <= value <= high:
-        raise ApiError(f"{name}: must be between {low} and {high}", param=name)
-    return value
+    if low <= value <= high:
+        return value
+    if (low, high) == (INT64_MIN, INT64_MAX) or value > high == INT64_MAX:
+        problem = "must fit into 64 bits"
+    elif high == INT64_MAX:
+        problem = f"must be at least {low}"
+    else:
+        problem = f"must be between {low} and {high}"
+    raise ApiError(f"{name}: {problem}, got {value}", param=name)
 
 
 def stop_strings(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
@@ -75,6 +91,13 @@ def choices(fields: SamplingFields, limits: Limits) -> int:
 
 def check_fields(fields: SamplingFields, facts: ModelFacts, limits: Limits) -> None:
     """Everything that does not depend on the prompt, before the prompt is looked at."""
+    for name in UNSUPPORTED:
+        if getattr(fields, name) is not None:
+            raise ApiError(
+                f"{name}: not supported yet; use response_format or tools",
+                param=name,
+                code="unsupported_parameter",
+            )
     build(fields, facts, limits, prompt=1, max_tokens=None, seed=0, logprobs=None)
     integer("priority", fields.priority, 0, -limits.priority, limits.priority)
     if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= limits.cache_salt_chars:

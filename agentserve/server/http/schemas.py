@@ -81,6 +81,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
+    # not supported: known by name, because an answer without the asked-for form is worse than none
+    structured_outputs: object = None
+    guided_json: object = None
+    guided_regex: object = None
+    guided_choice: object = None
+    guided_grammar: object = None
+    functions: object = None
+    function_call: object = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):

@@ -9,7 +9,7 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agentserve.server.errors import dump_json
+from agentserve.server.errors import dump_json, shutting_down
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -80,6 +80,13 @@ class EventStream(Response):
             await asyncio.wait({pump, watcher}, return_when=asyncio.FIRST_COMPLETED)
             if pump.done():
                 pump.result()
+        except asyncio.CancelledError:
+            # The server's drain is over. Frames are sent whole, so one more may follow.
+            await _end(pump)
+            if pump.cancelled() and not watcher.done():
+                last = frame(shutting_down().body())
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+            raise
         finally:
             await _end(pump)
             await _end(watcher)

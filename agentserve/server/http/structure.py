@@ -69,7 +69,10 @@ class Grammars:
             made = await loop.run_in_executor(self._executor, self._maker.compile, form)
         except (ValueError, RecursionError) as error:
             param = "response_format" if form.json and not form.forced else "tools"
-            raise ApiError(f"{param}: {error}", param=param, code="invalid_schema") from None
+            named = str(error).startswith(param)  # the message names the place already
+            raise ApiError(
+                str(error) if named else f"{param}: {error}", param=param, code="invalid_schema"
+            ) from None
         if made is None:
             return None
         await self._engine.define_grammar(*made)  # each time: an old grammar may have been dropped

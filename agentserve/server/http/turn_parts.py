@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentserve.server.http.context import ServerContext
-from agentserve.server.sessions.answer import Answer
+from agentserve.server.http.structure import Form
+from agentserve.server.sessions.answer import Answer, CallsOnly, ToolParser
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.types import Sampling
 
@@ -18,13 +19,18 @@ def namespace(tenant: str, salt: str | None) -> str:
 
 
 def answer_factory(
-    context: ServerContext, settings: Sampling, *, parse: bool, continues: bool
+    context: ServerContext, settings: Sampling, *, form: Form, continues: bool
 ) -> Callable[[], Answer]:
-    """Makes the fold over a turn's tokens. `parse`: find tool calls; `continues`: the answer goes on
-    from text of the prompt, so that its first space is a real one."""
+    """Makes the fold over a turn's tokens. `form`: what calls to look for; `continues`: the answer goes
+    on from text of the prompt, so that its first space is a real one."""
     ends = set(settings.stop_token_ids)
     if not settings.ignore_eos:
         ends.update(context.facts.end_ids)
+
+    def parser() -> ToolParser | None:
+        if not form.calls:
+            return None
+        return CallsOnly(context.tool_parser()) if form.forced else context.tool_parser()
 
     def build() -> Answer:
         return Answer(
@@ -32,7 +38,7 @@ def answer_factory(
             stops=settings.stop,
             end_ids=frozenset(ends),
             min_tokens=settings.min_tokens,
-            parser=context.tool_parser() if parse else None,
+            parser=parser(),
             decode=context.tokenizer.decode,
         )
 

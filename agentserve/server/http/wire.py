@@ -23,19 +23,20 @@ def finish_reason(outcome: Outcome, named: bool) -> str:
 def usage(
     prompt: int, completion: int, leaders: Sequence[TurnUsage], all_turns: Sequence[TurnUsage]
 ) -> JsonObject:
-    """`leaders`: one turn per prompt, for what is counted once per prompt. Empty: not known yet."""
+    """`leaders`: one turn per prompt, for what is counted once per prompt. Empty: not known
+    yet, and what depends on them is left out."""
     reply: JsonObject = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(turn.cached for turn in leaders),
-            "cache_write_tokens": sum(max(turn.prompt - turn.cached, 0) for turn in leaders),
-        },
         "completion_tokens_details": {"reasoning_tokens": 0},  # none is told apart from the answer yet
     }
     if leaders:
         first = leaders[0]
+        reply["prompt_tokens_details"] = {
+            "cached_tokens": sum(turn.cached for turn in leaders),
+            "cache_write_tokens": sum(max(turn.prompt - turn.cached, 0) for turn in leaders),
+        }
         reply["agentserve"] = {
             "computed_tokens": sum(turn.computed for turn in all_turns),
             "preemptions": sum(turn.preemptions for turn in all_turns),

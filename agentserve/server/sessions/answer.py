@@ -54,6 +54,30 @@ class ToolParser(Protocol):
         ...
 
 
+class CallsOnly:
+    """A parser for answers that are held to be calls: text is no part of them.
+
+    Where such an answer is cut, what is left over is the beginning of a call, not something said.
+    """
+
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
+
+    def push(self, piece: str) -> tuple[str, list[CallDelta]]:
+        return "", self._parser.push(piece)[1]
+
+    def finish(self) -> tuple[str, list[CallDelta]]:
+        return "", self._parser.finish()[1]
+
+    @property
+    def calls(self) -> list[Call]:
+        return self._parser.calls
+
+    @property
+    def truncated(self) -> bool:
+        return self._parser.truncated
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What became certain with some tokens."""

@@ -52,7 +52,7 @@ class SessionDirectory:
         self._sessions: OrderedDict[SessionId, Session] = OrderedDict()  # least recently used first
         self._public: dict[tuple[str, str], Session] = {}
         self._points: dict[tuple[str, bytes], dict[SessionId, None]] = {}
-        self._calls: dict[tuple[str, str], SessionId] = {}
+        self._calls: dict[tuple[str, str], SessionId] = {}  # who made a call, answered or not
         self._waits: OrderedDict[SessionId, float] = OrderedDict()  # since when; the longest first
         self._evicted: list[SessionId] = []
         self._released: list[tuple[SessionId, TurnId]] = []
@@ -71,6 +71,11 @@ class SessionDirectory:
     def sessions(self, tenant: str) -> Iterator[Session]:
         """Most recently used first."""
         return (s for s in reversed(self._sessions.values()) if s.tenant == tenant)
+
+    def cut(self, tenant: str, call_id: str) -> bool:
+        """Whether a session that is still known handed out a tool call of this id that is not whole."""
+        key = self._calls.get((tenant, call_id))
+        return key is not None and not self._sessions[key].issued[call_id]
 
     def by_state(self) -> dict[SessionState, int]:
         counts = dict.fromkeys(SessionState, 0)
@@ -106,9 +111,7 @@ class SessionDirectory:
                 opened = self._open(claim.tenant, claim.named, now)
                 return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
         else:
-            issuers = (self._calls.get((claim.tenant, call)) for call in claim.call_ids)
-            issuer = next((key for key in issuers if key is not None), None)
-            anchor = self._sessions[issuer] if issuer is not None else None
+            anchor = self._issuer(claim)
 
         found = self._longest(claim, anchor.family if anchor else None)
         if found is not None and found.running is None and self._extends(found, claim.keys):
@@ -130,6 +133,17 @@ class SessionDirectory:
         self._bytes += child.cost - SESSION_BYTES
         ends = (source.points[key] for key in reversed(child.chain) if key in source.points)
         return self._lease(child, keys, now, answers, copied_from=source, shared=next(ends, 0), opened=True)
+
+    def _issuer(self, claim: Claim) -> Session | None:
+        """The session that made the calls: those with results here, else the latest in the history.
+
+        Equal histories of two clients differ in their call ids alone, so these decide whose it is.
+        """
+        for call in (*claim.call_ids, *reversed(claim.history_calls)):
+            key = self._calls.get((claim.tenant, call))
+            if key is not None:
+                return self._sessions[key]
+        return None
 
     def _longest(self, claim: Claim, family: SessionId | None) -> Session | None:
         """The session with the longest committed history that is a proper prefix of the request.
@@ -204,10 +218,12 @@ class SessionDirectory:
         calls: Sequence[tuple[str, str, str]],
         now: float,
         usage: Mapping[str, int] | None = None,
+        handed: Mapping[str, bool] | None = None,
     ) -> bool:
         """Make the turn part of the session: `reply` is the chain key with the answer, `calls` its
-        (id, name, arguments) still to be answered, `length` the tokens of prompt and answer. False
-        when the session was closed meanwhile.
+        (id, name, arguments) still to be answered, `handed` the ids of all calls that the client got
+        and whether they are whole, `length` the tokens of prompt and answer. False when the session
+        was closed meanwhile.
 
         `generated` None means that the ids do not spell the text the client got; the answer will be
         encoded afresh.
@@ -227,12 +243,11 @@ class SessionDirectory:
             session.replies[len(lease.keys)] = generated
         session.points[reply] = length
         self._points.setdefault((session.tenant, reply), {})[session.key] = None
-        for call in session.pending:
-            self._calls.pop((session.tenant, call), None)
         session.pending = {
             id_: PendingCall(id_, name, arguments, lease.turn) for id_, name, arguments in calls
         }
-        for id_ in session.pending:
+        for id_, whole in (dict.fromkeys(session.pending, True) | dict(handed or {})).items():
+            session.issued[id_] = whole
             self._calls[(session.tenant, id_)] = session.key
         for name, amount in (usage or {}).items():
             session.usage[name] = session.usage.get(name, 0) + amount
@@ -300,7 +315,7 @@ class SessionDirectory:
             if key is None or key == lease.key:
                 continue
             issuer = self._sessions[key]
-            del issuer.pending[call], self._calls[issuer.tenant, call]
+            issuer.pending.pop(call, None)
             if not issuer.pending and issuer.key in self._waits:
                 self._release(issuer, now, f"answered in {lease.session.public_id}")
 
@@ -342,8 +357,8 @@ class SessionDirectory:
             names.pop(session.key, None)
             if not names:
                 del self._points[(session.tenant, point)]
-        for call in session.pending:
-            self._calls.pop((session.tenant, call), None)
+        for call in session.issued:
+            del self._calls[(session.tenant, call)]
         self._bytes -= session.cost
         session.state = SessionState.FINISHED
 

@@ -12,6 +12,7 @@ from agentserve.server.sessions.answer import Outcome
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.session_record import Lease
 from agentserve.server.text_port import JsonObject
+from agentserve.text.unfinished import told_as_text
 from agentserve.types import SessionId, TurnId
 
 Chain = Callable[[bytes, JsonObject], bytes]
@@ -27,10 +28,10 @@ def chain_keys(chain: Chain, messages: list[JsonObject]) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
-def reply_message(outcome: Outcome, *, broken_calls: bool = True) -> JsonObject:
+def reply_message(outcome: Outcome) -> JsonObject:
     """The assistant message as a client will send it back."""
     message: JsonObject = {"role": "assistant", "content": outcome.text}
-    if outcome.calls and (broken_calls or all(call.complete for call in outcome.calls)):
+    if outcome.calls:
         message["tool_calls"] = [
             {
                 "id": call.id,
@@ -83,6 +84,7 @@ class SessionSeat:
             length=len(prompt) + generated,
             generated=None if broken else outcome.generated,
             calls=calls,
+            handed={call.id: call.complete for call in outcome.calls},
             now=self._clock.now(),
             usage={
                 "prompt_tokens": usage.prompt,
@@ -112,8 +114,10 @@ class SessionSeat:
 
     def _reply_key(self, outcome: Outcome) -> bytes:
         before = self.lease.keys[-1] if self.lease.keys else b""
-        # Calls that cannot be run cannot be sent back either: a client goes on without them.
-        return self._chain(before, reply_message(outcome, broken_calls=False))
+        cut = {call.id for call in outcome.calls if not call.complete}
+        # A call that was cut is no part of the key: some clients send it back, others go on without it.
+        [message] = told_as_text([reply_message(outcome)], cut, shown=False)
+        return self._chain(before, dict(message))
 
     def _tell_engine(self) -> None:
         for key, turn in self._directory.take_released():

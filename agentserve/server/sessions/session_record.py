@@ -39,6 +39,7 @@ class Claim:
     named: str | None  # session id from the body or a header, already checked
     call_ids: tuple[str, ...]  # tool calls whose results the request brings
     keys: tuple[bytes, ...]  # canonical chain, one key per message
+    history_calls: tuple[str, ...] = ()  # all calls in the request's messages, in order
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +64,7 @@ class Session:
     replies: dict[int, array[int]] = field(default_factory=dict)  # message index -> generated ids
     points: dict[bytes, int] = field(default_factory=dict)  # committed at this key -> tokens up to there
     pending: dict[str, PendingCall] = field(default_factory=dict)
+    issued: dict[str, bool] = field(default_factory=dict)  # all its calls, answered ones too: whole?
     history: deque[Transition] = field(default_factory=deque)
     usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
 
@@ -73,7 +75,7 @@ class Session:
     @property
     def cost(self) -> int:
         kept = sum(len(ids) for ids in self.replies.values())
-        return SESSION_BYTES + 4 * kept + KEY_BYTES * (len(self.chain) + len(self.points))
+        return SESSION_BYTES + 4 * kept + KEY_BYTES * (len(self.chain) + len(self.points) + len(self.issued))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -71,8 +71,8 @@ class RunningTurn:
                 self._generated.append(event.token)
             case TurnEnded():
                 self.over = True
-                if self.moves:
-                    event = msgspec.structs.replace(event, usage=self._whole_usage(event.usage))
+                usage = self._whole_usage(event.usage) if self.moves else event.usage
+                event = msgspec.structs.replace(event, usage=self._timed(usage))
             case StateChange():
                 pass
         self._push(event)
@@ -90,7 +90,7 @@ class RunningTurn:
             return
         self.over = True
         empty = TurnUsage(0, 0, 0, 0, 0, now, now, now, now)
-        usage = self._whole_usage(empty)
+        usage = self._timed(self._whole_usage(empty))
         self._push(TurnEnded(self.command.session, self.command.turn, reason, usage, error))
 
     def _whole_usage(self, last: TurnUsage) -> TurnUsage:
@@ -105,9 +105,19 @@ class RunningTurn:
             cached=min(last.cached, prompt),
             generated=self._done,
             preemptions=last.preemptions + self.moves,
+        )
+
+    def _timed(self, usage: TurnUsage) -> TurnUsage:
+        """With times as this side saw them, on the clock that all processes of a machine share.
+
+        A worker reads commands between steps: by its own times a turn never waited for the running step.
+        """
+        first_token = self._first_token or usage.first_token
+        return msgspec.structs.replace(
+            usage,
             arrived=self._submitted,
-            admitted=min(last.admitted, self._first_token or last.admitted),
-            first_token=self._first_token or last.first_token,
+            admitted=max(min(usage.admitted, first_token), self._submitted),
+            first_token=max(first_token, self._submitted),
         )
 
     def _push(self, event: TurnEvent) -> None:

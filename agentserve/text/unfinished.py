@@ -1,0 +1,88 @@
+"""Tool calls that ended before their arguments were JSON, as text.
+
+A turn that is cut within a call (by `max_tokens` or a stop string) hands its client what there is of
+it, and clients keep that in their history. It can be no call of a prompt, for no arguments can be
+rendered; it is shown to the model as what it is, the text it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+
+from agentserve.text.conversation import RawMessage
+from tools_bridge.hermes import OPEN
+from tools_bridge.json_value import JsonError, parse_arguments
+
+
+def call_ids(message: RawMessage) -> list[str]:
+    """The ids of a message's calls; the message need not have been checked."""
+    return [id_ for call in _items(message) if (id_ := _id(call, "id")) is not None]
+
+
+def told_as_text(
+    messages: Sequence[RawMessage], cut: Collection[str], *, shown: bool = True
+) -> list[RawMessage]:
+    """The messages, with unfinished calls put after their message's text (left out if not `shown`).
+
+    Only those with an id of `cut`, calls that this server handed out so, are: others stay as they
+    are, to be refused. A result for such a call answers no call any more and becomes a user's message,
+    after the results of its neighbours. The messages need not have been checked.
+    """
+    told: list[RawMessage] = []
+    late: list[RawMessage] = []
+    gone: set[str] = set()  # calls of the last assistant message that became text
+    for message in messages:
+        if message.get("role") == "tool":
+            if _id(message, "tool_call_id") in gone:
+                late.append({"role": "user", "content": message.get("content")})
+            else:
+                told.append(message)
+            continue
+        told += late
+        late = []
+        broken = [call for call in _items(message) if _id(call, "id") in cut and _unfinished(call)]
+        gone = {str(call["id"]) for call in broken}
+        told.append(_without(message, broken, shown) if broken else message)
+    return told + late
+
+
+def _id(item: Mapping[str, object], key: str) -> str | None:
+    value = item.get(key)
+    return value if isinstance(value, str) else None
+
+
+def _items(message: RawMessage) -> list[Mapping[str, object]]:
+    calls = message.get("tool_calls")
+    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+
+
+def _unfinished(call: Mapping[str, object]) -> bool:
+    function = call.get("function")
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(arguments, str):
+        return False
+    try:
+        parse_arguments(arguments)
+    except JsonError:
+        return True
+    return False
+
+
+def _without(message: RawMessage, broken: Sequence[Mapping[str, object]], shown: bool) -> RawMessage:
+    content = message.get("content")
+    kept = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    rest = [call for call in _items(message) if call not in broken]
+    texts = [{"type": "text", "text": _text(call)} for call in broken if shown]
+    changed: dict[str, object] = {**message, "content": [*kept, *texts], "tool_calls": rest}
+    if not rest:
+        del changed["tool_calls"]
+    return changed
+
+
+def _text(call: Mapping[str, object]) -> str:
+    """As the model wrote it, but for blanks."""
+    function = call["function"]
+    assert isinstance(function, dict)  # `_unfinished` looked
+    name = json.dumps(function.get("name"), ensure_ascii=False)
+    return f'{OPEN}\n{{"name": {name}, "arguments": {function["arguments"]}'
