@@ -76,6 +76,7 @@ class Fleet:
         self._asked = 0
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = False
+        self._lost = asyncio.Event()
         self._hello: Hello | None = None
 
     # --- life ---------------------------------------------------------------------------
@@ -96,6 +97,10 @@ class Fleet:
         for slot, worker in zip(self._slots, workers, strict=True):
             slot.up(worker, self._clock.now())
             self._keepers.append(asyncio.create_task(self._keep(slot)))
+
+    async def lost(self) -> None:
+        """Returns once no worker lives and none will come back."""
+        await self._lost.wait()
 
     async def stop(self, grace: float = 5.0) -> None:
         """End running turns with an error, stop the workers, leave no process behind."""
@@ -362,5 +367,6 @@ class Fleet:
     def _give_up(self, slot: Slot) -> None:
         slot.given_up = True
         if self.hopeless:
+            self._lost.set()
             for turn in list(self._turns.values()):
                 self._end(turn, FinishReason.ERROR, "no worker is left")
