@@ -150,7 +150,8 @@ class _Launch:
                 spec = worker_spec(self._config, index, str(directory / "worker.sock"), os.getpid(), cores)
                 return await WorkerProcess.start(spec, self._command)
 
-        fleet = Fleet(start_worker, self._config.workers.count)
+        workers = self._config.workers
+        fleet = Fleet(start_worker, workers.count, hang_seconds=workers.hang_seconds)
         try:
             prepared = await self._start(fleet)
             if prepared is not None:
