@@ -70,6 +70,7 @@ class WorkersConfig(msgspec.Struct, frozen=True):
 
     count: int = 1
     threads: int | None = None  # per worker; None: the cores divided by `count`
+    hang_seconds: float = 120.0  # a worker that has work and says nothing for so long is killed and replaced
     record: Path | None = None  # write the engine's ordered log here
 
 
@@ -124,6 +125,7 @@ _FLAGS: dict[str, _Key] = {
     "device_kv": _Key("engine", "device_kv", optional(size)),
     "workers": _Key("workers", "count", at_least(1, 1024)),
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
+    "hang_seconds": _Key("workers", "hang_seconds", positive_seconds),
     "record": _Key("workers", "record", optional(path)),
     "log_level": _Key("", "log_level", choice(*LOG_LEVELS)),
 }

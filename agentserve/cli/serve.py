@@ -66,6 +66,9 @@ def serve(
     tool_wait_seconds: Annotated[
         str | None, typer.Option(help="How long a session waits for its tools.", show_default="3600")
     ] = None,
+    hang_seconds: Annotated[
+        str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")

@@ -104,6 +104,7 @@ class DecoderConfig:
             f"{self.heads} heads are no multiple of {self.kv_heads} KV heads": self.heads % self.kv_heads
             != 0,
             f"head_dim {self.head_dim} is odd": self.head_dim % 2 != 0,
+            "YaRN needs a rotary theta above 1": self.rope.kind is RopeKind.YARN and self.rope.theta <= 1,
             "windows and layers differ in number": len(self.windows) != self.layers,
             "rotary flags and layers differ in number": len(self.rotary) != self.layers,
             f"an EOS id lies outside the vocabulary of {self.vocab_size}": any(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from agentserve.models.config import DecoderConfig, RopeConfig, RopeKind
 from agentserve.models.errors import ModelError
-from agentserve.models.fields import Fields
+from agentserve.models.fields import MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Fields
 from agentserve.models.gguf_file import GgufFile, GgufTensor
 from agentserve.models.hf_config import yarn_mscale
 
@@ -33,9 +33,10 @@ def config_from_metadata(
     fields = Fields(own, f"{place}: {arch}")
     if fields.has("expert_count") and fields.number("expert_count") > 0:
         raise fields.error("expert_count", "mixture of experts is not supported")
-    hidden, heads = fields.size("embedding_length"), fields.size("attention.head_count")
-    layers = fields.size("block_count")
-    head_dim = fields.size("attention.key_length", max(1, hidden // heads))
+    hidden = fields.size("embedding_length", most=MAX_WIDTH)
+    heads = fields.size("attention.head_count", most=MAX_WIDTH)
+    layers = fields.size("block_count", most=MAX_LAYERS)
+    head_dim = fields.size("attention.key_length", max(1, hidden // heads), most=MAX_WIDTH)
     if fields.size("attention.value_length", head_dim) != head_dim:
         raise fields.error("attention.value_length", "other than key_length is not supported")
     if fields.size("rope.dimension_count", head_dim) != head_dim:
@@ -44,14 +45,16 @@ def config_from_metadata(
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{place}: tensor token_embd.weight is missing")
-    max_position = fields.size("context_length")
+    if len(embedding.shape) != 2:
+        raise ModelError(f"{place}: tensor token_embd.weight is no matrix")
+    max_position = fields.size("context_length", most=MAX_POSITIONS)
     return DecoderConfig(
         architecture=arch,
         hidden_size=hidden,
-        intermediate_size=fields.size("feed_forward_length"),
+        intermediate_size=fields.size("feed_forward_length", most=MAX_WIDTH),
         layers=layers,
         heads=heads,
-        kv_heads=fields.size("attention.head_count_kv", heads),
+        kv_heads=fields.size("attention.head_count_kv", heads, most=MAX_WIDTH),
         head_dim=head_dim,
         vocab_size=embedding.shape[0],
         rms_eps=fields.positive("attention.layer_norm_rms_epsilon"),

@@ -42,6 +42,7 @@ def load_gguf_weights(
     place = str(file.path)
     assembler = Assembler(config, dtype, device, gguf_name)
     rope_factors: Tensor | None = None
+    wanted: list[tuple[str, GgufTensor]] = []
     for tensor in file.tensors().values():
         if tensor.name == _ROPE_FACTORS:
             rope_factors = _rope_factors(tensor, config)
@@ -49,15 +50,17 @@ def load_gguf_weights(
         name = hf_name(tensor.name)
         if name is None:
             raise ModelError(f"{place}: tensor {tensor.name} is not part of a {config.architecture} model")
-        if not assembler.wants(name, tensor.shape, place):
-            continue
+        if assembler.wants(name, tensor.shape, place):
+            wanted.append((name, tensor))
+    assembler.allocate(place)
+    for name, tensor in wanted:
         values = tensor.values()
         heads = _interleaved_heads(config, tensor.name)
         if heads is not None:
             values = split_rotary_pairs(values, heads)
         # Float32 tensors are views of the read-only file; torch wants memory it may write.
         assembler.put(name, torch.from_numpy(values if values.flags.writeable else values.copy()))
-    return assembler.finish(place, rope_factors)
+    return assembler.finish(rope_factors)
 
 
 def hf_name(name: str) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentserve.models.config import DecoderConfig, RopeConfig, RopeKind
 from agentserve.models.errors import ModelError
-from agentserve.models.fields import Fields
+from agentserve.models.fields import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, MAX_WIDTH, Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def read_hf_config(path: Path) -> DecoderConfig:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not a readable JSON file ({error})") from None
     if not isinstance(values, dict):
         raise ModelError(f"{path}: must be a JSON object")
@@ -61,21 +61,21 @@ def hf_config(values: Mapping[str, object], place: str) -> DecoderConfig:
         raise ModelError(f"{place}: architecture {name} is not supported (supported: {known})")
     architecture, family = _FAMILIES[name]
     _refuse_unsupported(fields)
-    layers = fields.size("num_hidden_layers")
-    heads = fields.size("num_attention_heads")
-    hidden = fields.size("hidden_size")
+    layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
+    heads = fields.size("num_attention_heads", most=MAX_WIDTH)
+    hidden = fields.size("hidden_size", most=MAX_WIDTH)
     attention_bias = fields.flag("attention_bias", False)
-    head_dim = fields.size("head_dim", family.head_dim or max(1, hidden // heads))
-    max_position = fields.size("max_position_embeddings")
+    head_dim = fields.size("head_dim", family.head_dim or max(1, hidden // heads), most=MAX_WIDTH)
+    max_position = fields.size("max_position_embeddings", most=MAX_POSITIONS)
     config = DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=fields.size("intermediate_size"),
+        intermediate_size=fields.size("intermediate_size", most=MAX_WIDTH),
         layers=layers,
         heads=heads,
-        kv_heads=fields.size("num_key_value_heads", family.kv_heads or heads),
+        kv_heads=fields.size("num_key_value_heads", family.kv_heads or heads, most=MAX_WIDTH),
         head_dim=head_dim,
-        vocab_size=fields.size("vocab_size"),
+        vocab_size=fields.size("vocab_size", most=MAX_VOCABULARY),
         rms_eps=fields.positive("rms_norm_eps", 1e-6),
         rope=_rope(fields, family.theta, max_position),
         max_position=max_position,

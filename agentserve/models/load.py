@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +16,24 @@ from agentserve.models.gguf_config import gguf_config
 from agentserve.models.gguf_file import GgufFile
 from agentserve.models.gguf_weights import load_gguf_weights
 from agentserve.models.hf_config import read_hf_config
+from agentserve.models.rope import inverse_frequencies
 from agentserve.models.safetensors_weights import load_safetensors_weights, weight_files
 from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+# What damage leads to beyond what the readers look for: which of these depends on the damaged byte.
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    MemoryError,
+    RuntimeError,  # RecursionError too, and torch's own for want of memory
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,24 +46,41 @@ class LoadedModel:
 
 
 def load_config(source: ModelSource) -> DecoderConfig:
-    """The config alone, without reading weights."""
-    if source.kind == "gguf":
-        return gguf_config(GgufFile(source.path))
-    return read_hf_config(source.path / "config.json")
+    """The config alone, without reading weights. A `ModelError` as from `load_model`."""
+    with _one_line(source.path):
+        if source.kind == "gguf":
+            return gguf_config(GgufFile(source.path))
+        return read_hf_config(source.path / "config.json")
 
 
 def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> LoadedModel:
     """Read `source` into memory; whatever is wrong with it is a one-line `ModelError`."""
     if dtype not in DTYPES.values():
         raise ModelError(f"{source.path}: dtype {dtype} is not supported, only {', '.join(DTYPES)}")
-    if source.kind == "gguf":
-        file = GgufFile(source.path)
-        config = gguf_config(file)
-        weights = load_gguf_weights(file, config, dtype, device)
-    else:
-        config = read_hf_config(source.path / "config.json")
-        weights = load_safetensors_weights(source.path, config, dtype, device)
-    return LoadedModel(config, weights, weights_digest(source))
+    with _one_line(source.path):
+        if source.kind == "gguf":
+            file = GgufFile(source.path)
+            config = gguf_config(file)
+            weights = load_gguf_weights(file, config, dtype, device)
+        else:
+            config = read_hf_config(source.path / "config.json")
+            weights = load_safetensors_weights(source.path, config, dtype, device)
+        frequencies = inverse_frequencies(config.rope, config.head_dim, weights.rope_factors)
+        if not bool(frequencies.isfinite().all()):
+            raise ModelError(f"{source.path}: its rotary settings give no finite frequencies")
+        return LoadedModel(config, weights, weights_digest(source))
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Whatever goes wrong inside is a `ModelError` that names `path`."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except _DAMAGE as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{path}: cannot be read ({type(error).__name__}: {reason})") from error
 
 
 def weights_digest(source: ModelSource) -> str:

@@ -49,27 +49,30 @@ def load_safetensors_weights(
 ) -> DecoderWeights:
     """Read every tensor; a missing, foreign, misshapen, truncated or quantised one is a `ModelError`."""
     assembler = Assembler(config, dtype, device)
+    wanted: dict[Path, list[str]] = {}
     for path in weight_files(folder):
-        entries = _header(path)
+        wanted[path] = []
+        for name, entry in _header(path).items():
+            if not assembler.wants(name, entry.shape, str(path)):
+                continue
+            if entry.dtype not in _DTYPES:
+                raise ModelError(f"{path}: tensor {name} has dtype {entry.dtype}, which is not supported")
+            wanted[path].append(name)
+    assembler.allocate(str(folder))
+    for path, names in wanted.items():
         try:
             with safe_open(path, framework="pt") as file:
-                for name, entry in entries.items():
-                    if not assembler.wants(name, entry.shape, str(path)):
-                        continue
-                    if entry.dtype not in _DTYPES:
-                        raise ModelError(
-                            f"{path}: tensor {name} has dtype {entry.dtype}, which is not supported"
-                        )
+                for name in names:
                     assembler.put(name, file.get_tensor(name))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path}: not a readable safetensors file ({error})") from None
-    return assembler.finish(str(folder))
+    return assembler.finish()
 
 
 def _weight_map(index: Path) -> Mapping[str, str]:
     try:
         found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"{index}: not a readable shard index ({error!r})") from None
     if (
         not isinstance(found, dict)
@@ -90,18 +93,27 @@ def _header(path: Path) -> Mapping[str, _Entry]:
                 raise ModelError(f"{path}: header of {length} bytes in a file of {size}: truncated?")
             values = json.loads(file.read(length))
             values.pop("__metadata__", None)
-            entries = {
-                name: (
-                    _Entry(str(item["dtype"]), tuple(int(dim) for dim in item["shape"])),
-                    item["data_offsets"][1],
-                )
-                for name, item in values.items()
-            }
-    except (OSError, ValueError, struct.error, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ModelError(f"{path}: not a readable safetensors file ({error!r})") from None
+            entries = {name: _entry(item) for name, item in values.items()}
+    except ModelError:
+        raise
+    except (
+        OSError, ValueError, struct.error, LookupError, TypeError, AttributeError, RecursionError
+    ) as error:  # fmt: skip
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise ModelError(f"{path}: not a readable safetensors file ({reason})") from None
     for name, (_, end) in entries.items():
         if 8 + length + end > size:
             raise ModelError(
                 f"{path}: tensor {name} ends at byte {8 + length + end}, the file at {size}: truncated?"
             )
     return {name: entry for name, (entry, _) in entries.items()}
+
+
+def _entry(item: Mapping[str, object]) -> tuple[_Entry, int]:
+    """A tensor's header and where its data ends. ValueError, LookupError or TypeError if it has none."""
+    shape, offsets = item["shape"], item["data_offsets"]
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        raise ValueError("shape and data_offsets must be lists")
+    if any(type(number) is not int or number < 0 for number in [*shape, *offsets]):
+        raise ValueError("shape and data_offsets must hold whole numbers")
+    return _Entry(str(item["dtype"]), tuple(shape)), offsets[1]

@@ -147,7 +147,11 @@ def _layer_parts(config: DecoderConfig, layer: LayerWeights) -> Iterator[tuple[s
 
 
 class Assembler:
-    """Takes a model's tensors one by one, in any order, and checks that the set is right."""
+    """Takes a model's tensors one by one, in any order, and checks that the set is right.
+
+    All of them are announced by `wants` first; memory is taken by `allocate`, once every tensor that
+    the config promises is known to be there: a config alone must not cost memory.
+    """
 
     def __init__(
         self,
@@ -159,36 +163,47 @@ class Assembler:
         """`file_name` spells a tensor's name as the file does, for errors."""
         self._config = config
         self._file_name = file_name
-        self._weights = empty_weights(config, dtype, device)
-        self._missing = dict(named_parts(config, self._weights))
-        self._done: set[str] = set()
+        self._dtype, self._device = dtype, device
+        shapes = empty_weights(config, dtype, torch.device("meta"))
+        self._missing = {name: tuple(part.shape) for name, part in named_parts(config, shapes)}
+        self._announced: set[str] = set()
+        self._weights: DecoderWeights | None = None
+        self._empty: dict[str, Tensor] = {}
 
     def wants(self, name: str, shape: tuple[int, ...], place: str) -> bool:
         """Whether a tensor is to be read; a `ModelError` if it is unknown, repeated or misshapen."""
         tied_head = name == "lm_head.weight" and self._config.tie_embeddings
         if tied_head or _IGNORED.fullmatch(name):
             return False
-        if name in self._done:
+        if name in self._announced:
             raise ModelError(f"{place}: tensor {self._file_name(name)} is there twice")
-        target, label = self._missing.get(name), self._file_name(name)
-        if target is None:
+        expected, label = self._missing.get(name), self._file_name(name)
+        if expected is None:
             raise ModelError(f"{place}: tensor {label} is not part of a {self._config.architecture} model")
-        if shape != tuple(target.shape):
+        if shape != expected:
             raise ModelError(
-                f"{place}: tensor {label} has shape {list(shape)}, the config asks for {list(target.shape)}"
+                f"{place}: tensor {label} has shape {list(shape)}, the config asks for {list(expected)}"
             )
+        del self._missing[name]
+        self._announced.add(name)
         return True
 
-    def put(self, name: str, values: Tensor) -> None:
-        """Copy a tensor that `wants` has accepted into its place."""
-        self._missing.pop(name).copy_(values)
-        self._done.add(name)
-
-    def finish(self, place: str, rope_factors: Tensor | None = None) -> DecoderWeights:
-        """The complete weights, or a `ModelError` that names the first missing tensor."""
+    def allocate(self, place: str) -> None:
+        """Make room for the tensors, or raise a `ModelError` that names the first missing one."""
         for name in self._missing:
             more = f" (and {len(self._missing) - 1} more)" if len(self._missing) > 1 else ""
             raise ModelError(f"{place}: tensor {self._file_name(name)} is missing{more}")
+        self._weights = empty_weights(self._config, self._dtype, self._device)
+        self._empty = dict(named_parts(self._config, self._weights))
+
+    def put(self, name: str, values: Tensor) -> None:
+        """Copy a tensor that `wants` has accepted into its place."""
+        self._empty.pop(name).copy_(values)
+
+    def finish(self, rope_factors: Tensor | None = None) -> DecoderWeights:
+        """The weights, every announced tensor put."""
+        assert self._weights is not None
+        assert not self._empty
         done = self._weights
         if rope_factors is None:
             return done

@@ -56,7 +56,7 @@ ValueError or OSError stops the start."""
 
 
 class LaunchError(Exception):
-    """The server cannot start; one line for the operator."""
+    """The server cannot start, or cannot go on; one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,11 @@ def run(
     on_ready: Callable[[Ready], None],
     worker_command: Sequence[str] = WORKER_COMMAND,
 ) -> None:
-    """Serve until a signal says otherwise. Raises LaunchError if it cannot start."""
+    """Serve until a signal says otherwise.
+
+    Raises LaunchError if it cannot start, and when no worker is left and none will come back: whoever
+    runs the service starts it anew, rather than have it answer 503 for good.
+    """
     with (
         contextlib.closing(bind(config.http.host, config.http.port)) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -146,7 +150,8 @@ class _Launch:
                 spec = worker_spec(self._config, index, str(directory / "worker.sock"), os.getpid(), cores)
                 return await WorkerProcess.start(spec, self._command)
 
-        fleet = Fleet(start_worker, self._config.workers.count)
+        workers = self._config.workers
+        fleet = Fleet(start_worker, workers.count, hang_seconds=workers.hang_seconds)
         try:
             prepared = await self._start(fleet)
             if prepared is not None:
@@ -194,10 +199,21 @@ class _Launch:
         )
         ready = self._ready(prepared, fleet, listener)
         self._server = _Server(settings, lambda: self._on_ready(ready))
+        lost = asyncio.create_task(self._leave_when_lost(fleet, self._server))
         try:
             await self._server.serve(sockets=[listener])
         except SystemExit:
             raise LaunchError("the API could not start; the log above says why") from None
+        finally:
+            lost.cancel()
+            await asyncio.wait((lost,))
+        if not lost.cancelled() and not self._signals:
+            raise LaunchError("no worker is left: each died too often soon after its start; the log says why")
+
+    @staticmethod
+    async def _leave_when_lost(fleet: Fleet, server: _Server) -> None:
+        await fleet.lost()
+        server.should_exit = True  # the turns have ended; what was said of them may still be sent
 
     def _ready(self, prepared: Prepared, fleet: Fleet, listener: socket.socket) -> Ready:
         host, port = self._config.http.host.strip("[]"), listener.getsockname()[1]

@@ -12,6 +12,18 @@ from agentserve.text.gguf_metadata import read_metadata
 from agentserve.text.template import ChatTemplate
 from agentserve.text.tokenizer import Tokenizer
 
+# What damage leads to beyond what the readers look for: which of these depends on the damaged byte.
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    RuntimeError,  # RecursionError too
+)
+_RUST_PANIC = "PanicException"  # a BaseException that the tokenizers package has no name for
+
 __all__ = ["ChatTemplate", "Detokenizer", "TextError", "TextModel", "Tokenizer", "load"]
 
 
@@ -53,3 +65,14 @@ def load(path: Path, chat_template: Path | None = None) -> TextModel:
     except TextError as error:
         named = str(error) if path.name in str(error) else f"{path.name}: {error}"
         raise TextError(named) from None
+    except _DAMAGE as error:
+        raise _damaged(path, error) from error
+    except BaseException as error:
+        if type(error).__name__ != _RUST_PANIC:
+            raise
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: BaseException) -> TextError:
+    reason = " ".join(str(error).split())[:200]
+    return TextError(f"{path}: its tokenizer or template cannot be used ({type(error).__name__}: {reason})")

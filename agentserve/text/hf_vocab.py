@@ -21,6 +21,8 @@ from agentserve.text.vocabulary import ControlToken, Encoders, Vocabulary, is_co
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _SPACE = "▁"
+_SEQUENCES = ("normalizers", "pretokenizers", "decoders", "processors")
+_FEW_IDS = 1 << 16  # a table this long is cheap, however few of its ids are used
 
 
 def vocabulary(folder: Path) -> Vocabulary:
@@ -36,6 +38,7 @@ def vocabulary(folder: Path) -> Vocabulary:
     }
 
     definition["truncation"] = definition["padding"] = None
+    _check_frame(definition.get("post_processor"), path.name)
     whole = _load(definition, path.name)
     added = _added_tokens(definition, path.name)
     control = [token for token in added if token.special or is_control_text(token.text)]
@@ -45,10 +48,14 @@ def vocabulary(folder: Path) -> Vocabulary:
     ids = {
         text: index for text, index in whole.get_vocab(with_added_tokens=True).items() if index is not None
     }
+    token_bytes = _token_bytes(ids, {token.id for token in added}, kind)
+    for token in added:
+        if not 0 <= token.id < len(token_bytes):
+            raise TextError(f"{path.name}: added token {token.text[:80]!r} has the id {token.id}")
     prefix, suffix = _frame(whole, config, named, ids)
     return Vocabulary(
         encoders=encoders,
-        token_bytes=_token_bytes(ids, {token.id for token in added}, kind),
+        token_bytes=token_bytes,
         control=tuple(control),
         prefix_ids=prefix,
         suffix_ids=suffix,
@@ -65,11 +72,24 @@ def _load(definition: JsonObject, name: str) -> Encoder:
         raise TextError(f"{name}: {' '.join(str(error).split())[:300]}") from None
 
 
+def _check_frame(processor: object, name: str) -> None:
+    """Every special token that a post-processor writes must be defined by it: the package panics else,
+    with a stack trace on stderr."""
+    for part in _parts(processor):
+        known = part.get("special_tokens")
+        for piece in objects(part.get("single"), f"{name}: post_processor"):
+            token = piece.get("SpecialToken")
+            if isinstance(token, dict) and not (isinstance(known, dict) and token.get("id") in known):
+                raise TextError(
+                    f"{name}: the post-processor does not define its token {str(token.get('id'))[:80]!r}"
+                )
+
+
 def _added_tokens(definition: JsonObject, name: str) -> list[ControlToken]:
     tokens = []
     for entry in objects(definition.get("added_tokens"), f"{name}: added_tokens"):
         index, text = entry.get("id"), entry.get("content")
-        if not isinstance(index, int) or not isinstance(text, str):
+        if not isinstance(index, int) or isinstance(index, bool) or not isinstance(text, str):
             raise TextError(f"{name}: an added token has no id or content")
         flags = [entry.get(flag) is True for flag in ("special", "lstrip", "rstrip", "single_word")]
         tokens.append(ControlToken(index, text, *flags))
@@ -162,10 +182,10 @@ def _pairs(merges: object, name: str) -> Iterable[tuple[str, str]]:
 
 
 def _parts(step: object) -> list[JsonObject]:
-    """A normalizer, pre-tokenizer or decoder as the flat list of its steps."""
+    """A normalizer, pre-tokenizer, post-processor or decoder as the flat list of its steps."""
     if not isinstance(step, dict):
         return []
-    inner = next((step[key] for key in ("normalizers", "pretokenizers", "decoders") if key in step), None)
+    inner = next((step[key] for key in _SEQUENCES if key in step), None)
     if inner is None:
         return [step]
     return [part for item in inner for part in _parts(item)] if isinstance(inner, list) else []
@@ -220,7 +240,7 @@ def _token_bytes(ids: Mapping[str, int], added: set[int], kind: frozenset[str]) 
     byte_level = "ByteLevel" in kind
     if not byte_level and not kind & {"Metaspace", "Replace", "ByteFallback"}:
         raise TextError(f"tokenizer.json: decoder {sorted(kind)} is not supported")
-    table = [b""] * (max(ids.values(), default=-1) + 1)
+    table = [b""] * (_last_id(ids) + 1)
     for text, index in ids.items():
         if index in added:
             table[index] = text.encode("utf-8")
@@ -231,6 +251,14 @@ def _token_bytes(ids: Mapping[str, int], added: set[int], kind: frozenset[str]) 
         else:
             table[index] = text.replace(_SPACE, " ").encode("utf-8")
     return tuple(table)
+
+
+def _last_id(ids: Mapping[str, int]) -> int:
+    """The largest id, -1 where there is none; TextError if a table up to it would be mostly holes."""
+    last = max(ids.values(), default=-1)
+    if last >= max(_FEW_IDS, 2 * len(ids)):
+        raise TextError(f"tokenizer.json: id {last} in a vocabulary of {len(ids)} tokens")
+    return last
 
 
 def _frame(

@@ -10,13 +10,29 @@ from agentserve.text.errors import TextError
 
 JsonObject = dict[str, object]
 
+MAX_JSON = 256 << 20  # bytes; the largest tokenizer.json in use has some 35 MB
+
+
+def read_text(path: Path, most: int) -> str:
+    """The UTF-8 text in `path`, of at most `most` bytes: a path may name a device without an end.
+
+    Raises OSError, TextError where it is longer, UnicodeDecodeError.
+    """
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise TextError(f"{path}: larger than {most >> 20} MiB")
+    return content.decode("utf-8")
+
 
 def read_object(path: Path) -> JsonObject:
     """The JSON object in `path`; {} where the file does not exist, TextError where it is broken."""
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(read_text(path, MAX_JSON))
     except FileNotFoundError:
         return {}
+    except TextError:
+        raise
     except (ValueError, RecursionError) as error:
         raise TextError(f"{path.name}: not valid JSON: {error}") from None
     if not isinstance(value, dict):

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from agentserve.text.errors import TextError
 from agentserve.text.gguf_metadata import Metadata
-from agentserve.text.json_files import objects, read_object
+from agentserve.text.json_files import objects, read_object, read_text
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"
+_MAX_TEMPLATE = 4 << 20  # bytes; long ones have some 20 KB
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ def from_metadata(metadata: Metadata) -> TemplateSources:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return read_text(path, _MAX_TEMPLATE)
+    except TextError as error:
+        raise TextError(f"chat template {error}") from None
     except OSError as error:
         raise TextError(f"chat template {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -52,7 +52,7 @@ async def collect(turn: RunningTurn) -> tuple[list[int], TurnEnded, list[Session
 
 @asynccontextmanager
 async def fleet_of(
-    count: int, marker: Path, *more: str, policy: RestartPolicy | None = None
+    count: int, marker: Path, *more: str, policy: RestartPolicy | None = None, hang: float = 60.0
 ) -> AsyncIterator[Fleet]:
     config = load({"workers": count, "log_level": "warning"})
     script = str(Path(__file__).with_name("fake_worker.py"))
@@ -64,7 +64,7 @@ async def fleet_of(
             return await WorkerProcess.start(spec, (sys.executable, script, str(marker), *more))
 
         quick = policy or RestartPolicy(first_pause=0.01, longest_pause=0.05)
-        async with asyncio.timeout(60), Fleet(start, count, quick) as fleet:
+        async with asyncio.timeout(60), Fleet(start, count, quick, hang_seconds=hang) as fleet:
             yield fleet
 
 
@@ -109,6 +109,32 @@ async def test_a_kill_from_outside_is_seen_at_once_and_the_worker_replaced(tmp_p
         assert tokens == reference(PROMPT, 40)[3:]
         assert fleet.alive == 1
         assert is_gone(first)
+
+
+async def test_a_worker_that_hangs_is_killed_and_its_turns_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fleet_of(1, tmp_path / "no", hang=1.0) as fleet:
+        first = fleet.hello.pid
+        tokens: list[int] = []
+        async for event in fleet.submit(submit("slow-a", 10)):
+            if isinstance(event, Token):
+                tokens.append(event.token)
+                if event.index == 2:
+                    os.kill(first, signal.SIGSTOP)
+        assert tokens == reference(PROMPT, 10)
+        assert is_gone(first)
+        assert "said nothing for 1 s: killed" in caplog.text
+
+
+async def test_a_stopped_worker_that_is_asked_for_its_state_is_replaced(tmp_path: Path) -> None:
+    """No turn waits for it, yet whoever reads the health of the server does."""
+    async with fleet_of(1, tmp_path / "no", hang=0.4) as fleet:
+        first = fleet.hello.pid
+        os.kill(first, signal.SIGSTOP)
+        await fleet.describe()
+        while not is_gone(first):  # noqa: ASYNC110  (the fleet tells nobody)
+            await asyncio.sleep(0.01)
 
 
 async def test_a_session_stays_with_its_worker_and_strangers_spread(tmp_path: Path) -> None:

@@ -78,6 +78,20 @@ def test_a_client_never_sees_its_worker_die(start: Start) -> None:
     assert "worker lost" in reply.text
 
 
+def test_without_workers_the_server_leaves_with_an_error(start: Start) -> None:
+    """Five quick deaths: a service manager can start the whole anew, which 503 for good would hide."""
+    process = start()
+    url = url_of(process)
+    for session in ("poison-a", "poison-b"):
+        with suppress(httpx.HTTPError):
+            httpx.get(f"{url}/generate/{session}/5", timeout=LIMIT)
+    out, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 1
+    assert err.splitlines()[-1].startswith("agentserve: no worker is left: ")
+    assert "Traceback" not in err
+    assert out == "lifespan ended\n"
+
+
 def test_sigterm_lets_running_turns_finish_then_leaves_nothing(start: Start) -> None:
     process = start()
     url = url_of(process)

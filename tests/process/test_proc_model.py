@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from agentserve.config import load
+from agentserve.executor.runner import TorchExecutor
 from agentserve.messages import Submit, Token, TurnEnded, pack_tokens
+from agentserve.server.workers.build import build_engine
 from agentserve.server.workers.fleet import Fleet
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy
@@ -103,3 +105,12 @@ async def test_a_truncated_model_file_is_named(tmp_path: Path) -> None:
         async with asyncio.timeout(120), fleet_of(model=str(file)):
             pass
     assert "\n" not in str(caught.value)
+
+
+def test_rotary_tables_reach_as_far_as_the_pool_lets_a_session_come() -> None:
+    """A file may name millions of positions: tables for all of them would be the largest thing in memory."""
+    config = load({"device_kv": "4MiB", "threads": 1})
+    built = build_engine(worker_spec(config, 0, "unused", os.getpid(), cores=1))
+    assert isinstance(built.executor, TorchExecutor)
+    assert built.hello.max_model_len < 1000
+    assert built.executor._decoder.positions == built.hello.max_model_len

@@ -51,6 +51,7 @@ max_step_seconds = 0.25
 [workers]
 count = 4
 threads = 2
+hang_seconds = 45
 record = "log"
 """))  # fmt: skip
     assert config.model.served_names == ("x", "y")

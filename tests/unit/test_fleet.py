@@ -19,6 +19,7 @@ from agentserve.messages import (
     pack_tokens,
 )
 from agentserve.server.engine_port import EngineDown
+from agentserve.server.workers import watch
 from agentserve.server.workers.fleet import Fleet
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy
@@ -52,6 +53,9 @@ class Worker(WorkerProcess):
             raise self._fault
         return
         yield
+
+    def kill(self) -> None:
+        self.died.set()
 
     async def end(self, grace: float = 0.0) -> str:
         self.ended = True
@@ -144,6 +148,43 @@ async def test_a_closed_sessions_turn_does_not_go_on_when_its_worker_dies() -> N
         assert (await end_of(turn)).reason is FinishReason.ABORTED
         await until(lambda: bool(fleet.alive))
         assert not second.sent
+
+
+class Clockless:
+    """In place of `asyncio.sleep`: each look comes when the last is over, and `then` says what happened."""
+
+    def __init__(self, then: Callable[[int], None]) -> None:
+        self.looks = 0
+        self._then = then
+
+    async def __call__(self, seconds: float) -> None:
+        self.looks += 1
+        assert seconds == 1.0
+        self._then(self.looks)
+
+
+async def looks_until_killed(
+    monkeypatch: pytest.MonkeyPatch, then: Callable[[Worker, int], None], has_work: Callable[[], bool]
+) -> int:
+    worker = Worker()
+    sleep = Clockless(lambda look: then(worker, look))
+    monkeypatch.setattr(watch.asyncio, "sleep", sleep)
+    await watch.kill_when_hung(worker, has_work, float(watch.LOOKS))
+    assert worker.died.is_set()
+    return sleep.looks
+
+
+async def test_only_a_whole_span_of_silence_with_work_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(worker: Worker, look: int) -> None:
+        pass
+
+    def speaks_at_five(worker: Worker, look: int) -> None:
+        worker.heard += look == 5
+
+    assert await looks_until_killed(monkeypatch, nothing, lambda: True) == watch.LOOKS
+    assert await looks_until_killed(monkeypatch, speaks_at_five, lambda: True) == 5 + watch.LOOKS
+    work = iter([True] * 7 + [False] * 20 + [True] * watch.LOOKS)
+    assert await looks_until_killed(monkeypatch, nothing, lambda: next(work)) == 27 + watch.LOOKS
 
 
 def test_workers_do_not_spin_unless_the_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

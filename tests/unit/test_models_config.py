@@ -105,6 +105,13 @@ def test_old_and_new_rope_keys_mean_the_same() -> None:
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"eos_token_id": 96}, "an EOS id lies outside the vocabulary of 96"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers must be at most 1024"),
+        ({"max_position_embeddings": 20_000_000}, "max_position_embeddings must be at most 16777216"),
+        ({"vocab_size": 2**31}, "vocab_size must be at most 4194304"),
+        ({"hidden_size": 2**31}, "hidden_size must be at most 1048576"),
+        ({"rope_theta": 10**400}, "rope_theta must be a finite number, is 1000"),
+        ({"hidden_size": "4" * 10_000}, "4444..."),
+        ({"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "rotary theta above 1"),
     ],
 )
 def test_refusals_name_the_place_in_one_line(changes: dict[str, Any], message: str) -> None:
@@ -113,6 +120,7 @@ def test_refusals_name_the_place_in_one_line(changes: dict[str, Any], message: s
     assert message in str(raised.value)
     assert str(raised.value).startswith("m/config.json: ")
     assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300
 
 
 def test_layer_lists_are_checked() -> None:
@@ -124,7 +132,13 @@ def test_layer_lists_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("{", "not a readable JSON file"), ("[]", "must be a JSON object")]
+    ("content", "message"),
+    [
+        ("{", "not a readable JSON file"),
+        ("[]", "must be a JSON object"),
+        ("[" * 200_000, "not a readable JSON"),
+    ],
+    ids=["cut", "list", "deep"],
 )
 def test_unreadable_files(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"

@@ -10,11 +10,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from agentserve.models import weights as weights_module
+from agentserve.models.config import DecoderConfig
 from agentserve.models.errors import ModelError
 from agentserve.models.hf_config import hf_config
 from agentserve.models.load import load_model
 from agentserve.models.source import ModelSource
-from agentserve.models.weights import named_parts, random_weights
+from agentserve.models.weights import DecoderWeights, named_parts, random_weights
 from tests.parity.harness import config_json
 
 CPU = torch.device("cpu")
@@ -130,6 +132,68 @@ def test_indexes_that_lie(folder: Path) -> None:
     for text in ("{", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}'):
         index.write_text(text)
         assert failure(folder).startswith("model.safetensors.index.json: ")
+
+
+def header_file(path: Path, header: str) -> None:
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(64))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[" * 200_000,
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": ["0", "4"]}}',
+        '{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}',
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}',
+        '{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}',
+        '{"a": 1}',
+    ],
+    ids=["deep", "string offsets", "infinite shape", "one offset", "flag", "number"],
+)
+def test_headers_that_lie(folder: Path, header: str) -> None:
+    header_file(folder / "model.safetensors", header)
+    assert failure(folder).startswith("model.safetensors: not a readable safetensors file")
+
+
+def test_a_deep_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("[" * 200_000)
+    assert failure(folder).startswith("model.safetensors.index.json: not a readable shard index")
+
+
+def test_a_config_alone_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are believed once the tensors are seen: nothing is allocated for those that are not there."""
+    save_file(tensors(), folder / "model.safetensors")
+    devices: list[torch.device] = []
+    made = weights_module.empty_weights
+
+    def watched(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+        devices.append(device)
+        return made(config, dtype, device)
+
+    monkeypatch.setattr(weights_module, "empty_weights", watched)
+    huge = {"num_hidden_layers": 1024, "no_rope_layers": None}
+    (folder / "config.json").write_text(json.dumps(config_json("llama-biased") | huge))
+    assert "is missing (and " in failure(folder)
+    assert [device.type for device in devices] == ["meta"]
+
+
+def test_what_nobody_foresaw_is_one_line_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file(tensors(), folder / "model.safetensors")
+
+    def no_memory(*_: object) -> None:
+        raise RuntimeError("cannot allocate memory:\nyou asked for 8796093022208 bytes")
+
+    monkeypatch.setattr(weights_module.Assembler, "allocate", no_memory)
+    assert failure(folder).endswith(
+        "cannot be read (RuntimeError: cannot allocate memory: you asked for 8796093022208 bytes)"
+    )
+
+
+def test_rotary_settings_without_finite_frequencies(folder: Path) -> None:
+    save_file(tensors(), folder / "model.safetensors")
+    values = config_json("llama-biased") | {"rope_theta": 1e-300}
+    (folder / "config.json").write_text(json.dumps(values))
+    assert "no finite frequencies" in failure(folder)
 
 
 def test_the_digest_covers_every_shard(folder: Path) -> None:

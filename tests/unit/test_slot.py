@@ -49,3 +49,12 @@ def test_a_dead_workers_load_is_gone_and_its_pages_are_free() -> None:
     slot.last_view = WorkerView(2, 1, 3, 50, 10, 20, 20)
     slot.down(1.0)
     assert slot.last_view == WorkerView(0, 0, 0, 50, 50, 0, 0)
+
+
+def test_a_new_worker_owes_no_answer_of_the_last() -> None:
+    slot = Slot(0, POLICY)
+    slot.up(WORKER, 0.0)
+    slot.unanswered = True
+    slot.down(1.0)
+    slot.up(WORKER, 2.0)
+    assert not slot.unanswered

@@ -55,7 +55,8 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
     longest = _context(spec, config)
     groups = kv_groups(config, spec.page_size, dtype)
     pages = _pages(spec, groups, device)
-    decoder = Decoder(config, loaded.weights, ops, positions=longest)
+    reach = _reach(longest, min(pages), spec.page_size)
+    decoder = Decoder(config, loaded.weights, ops, positions=reach)
     pool = KVPool(config, pages, spec.page_size, dtype, device)
     sampler = Sampler(
         config.vocab_size, shown_bytes(text.tokenizer), text.end_ids, max_sessions=4 * spec.max_num_seqs
@@ -75,7 +76,7 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         groups=len(groups),
         pages=min(pages),
         page_size=spec.page_size,
-        positions=longest,
+        positions=reach,
         rows=spec.max_num_seqs,
         tokens=spec.max_batched_tokens,
         vocab_size=config.vocab_size,
@@ -91,6 +92,7 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         namespace=namespace,
     )
     core = EngineCore(core_config, groups, pages, cost)
+    assert core.limit == reach
     if core.limit < longest:
         log.warning("the KV pool holds %d tokens, less than the context of %d", core.limit, longest)
     hello = Hello(
@@ -163,6 +165,12 @@ def _pages(spec: WorkerSpec, groups: tuple[KVGroup, ...], device: torch.device) 
     elif size is None:
         size = pool_bytes(available_memory(), spec.kv_share)
     return (_page_count(size, groups),) * len(groups)
+
+
+def _reach(longest: int, pages: int, page_size: int) -> int:
+    """Positions that a session can come to (the core's own limit): tables for more are never read, and a
+    model's file may name millions."""
+    return min(longest, (pages - 1) * page_size)
 
 
 def _page_count(size: int, groups: tuple[KVGroup, ...]) -> int:

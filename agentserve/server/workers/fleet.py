@@ -34,6 +34,7 @@ from agentserve.server.engine_port import EngineDown, FleetView
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy, Slot
 from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess
+from agentserve.server.workers.watch import kill_when_hung
 from agentserve.types import FinishReason, SessionId, TurnId
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ MAX_HOMES = 100_000  # sessions whose worker is remembered; beyond, only cache h
 MAX_GRAMMARS = 256
 MAX_GRAMMAR_BYTES = 128 * 2**20
 ANSWER_SECONDS = 5.0  # a worker answers between two steps
+HANG_SECONDS = 120.0  # far beyond any step; a worker reports each one
 
 StartWorker = Callable[[int], Awaitable[WorkerProcess]]
 
@@ -64,10 +66,13 @@ class Fleet:
         count: int,
         policy: RestartPolicy | None = None,
         clock: Clock | None = None,
+        hang_seconds: float = HANG_SECONDS,
     ) -> None:
+        """A worker that has work and says nothing for `hang_seconds` is killed and replaced."""
         self._start_worker = start_worker
         self._clock = clock or WallClock()
         self._policy = policy or RestartPolicy()
+        self._hang_seconds = hang_seconds
         self._slots = [Slot(index, self._policy) for index in range(count)]
         self._turns: dict[tuple[SessionId, TurnId], RunningTurn] = {}
         self._homes: OrderedDict[SessionId, int] = OrderedDict()
@@ -76,6 +81,7 @@ class Fleet:
         self._asked = 0
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = False
+        self._lost = asyncio.Event()
         self._hello: Hello | None = None
 
     # --- life ---------------------------------------------------------------------------
@@ -96,6 +102,10 @@ class Fleet:
         for slot, worker in zip(self._slots, workers, strict=True):
             slot.up(worker, self._clock.now())
             self._keepers.append(asyncio.create_task(self._keep(slot)))
+
+    async def lost(self) -> None:
+        """Returns once no worker lives and none will come back."""
+        await self._lost.wait()
 
     async def stop(self, grace: float = 5.0) -> None:
         """End running turns with an error, stop the workers, leave no process behind."""
@@ -263,6 +273,7 @@ class Fleet:
                 self._asked += 1
                 answer: asyncio.Future[Description | None] = asyncio.get_running_loop().create_future()
                 self._questions[self._asked] = _Question(slot.index, answer)
+                slot.unanswered = True
                 slot.send(question(self._asked, slot))
                 requests.append(self._asked)
                 answers.append(answer)
@@ -279,6 +290,7 @@ class Fleet:
         for event in step.events:
             if isinstance(event, Description):
                 slot.last_view = event.worker
+                slot.unanswered = False
                 question = self._questions.pop(event.request, None)
                 if question is not None and not question.answer.done():
                     question.answer.set_result(event)
@@ -314,12 +326,21 @@ class Fleet:
         """Read one place's worker and replace it when it dies, until it is hopeless."""
         while slot.worker is not None:
             worker = slot.worker
-            async for step in worker.steps():
-                self._dispatch(slot, step)
+            watch = asyncio.create_task(
+                kill_when_hung(worker, lambda: self._has_work(slot), self._hang_seconds)
+            )
+            try:
+                async for step in worker.steps():
+                    self._dispatch(slot, step)
+            finally:
+                watch.cancel()
             slot.down(self._clock.now())
             self._abandon(slot)
             log.error("worker %d (process %d) died: %s", slot.index, worker.pid, await worker.end())
             await self._revive(slot)
+
+    def _has_work(self, slot: Slot) -> bool:
+        return slot.unanswered or any(turn.slot == slot.index for turn in self._turns.values())
 
     def _abandon(self, slot: Slot) -> None:
         """The worker in `slot` is gone: nothing waits for it, its turns move."""
@@ -362,5 +383,6 @@ class Fleet:
     def _give_up(self, slot: Slot) -> None:
         slot.given_up = True
         if self.hopeless:
+            self._lost.set()
             for turn in list(self._turns.values()):
                 self._end(turn, FinishReason.ERROR, "no worker is left")

@@ -31,6 +31,7 @@ class Slot:
         self.last_view: WorkerView | None = None
         self.quick_deaths = 0
         self.given_up = False
+        self.unanswered = False  # it was asked something since it last answered
         self._policy = policy
         self._since = 0.0
 
@@ -40,6 +41,7 @@ class Slot:
 
     def up(self, worker: WorkerProcess, now: float) -> None:
         self.worker = worker
+        self.unanswered = False
         self._since = now
 
     def down(self, now: float) -> None:

@@ -58,7 +58,9 @@ def private_directory() -> Iterator[Path]:
 
 
 class WorkerProcess:
-    """A worker that has said Hello."""
+    """A worker that has said Hello. `heard` counts what it has reported since."""
+
+    heard: int = 0
 
     def __init__(
         self,
@@ -117,9 +119,15 @@ class WorkerProcess:
                 if not isinstance(event, StepDone):
                     log.error("worker %d: %s after its Hello", self.pid, type(event).__name__)
                     return
+                self.heard += 1
                 yield event
         except LinkError as error:
             log.error("worker %d: dropped: %s", self.pid, error)
+
+    def kill(self) -> None:
+        """End it at once; `steps` then ends too."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
 
     async def end(self, grace: float = 0.0) -> str:
         """Make sure it is gone, asking first if `grace` seconds are given; how it ended, for the log."""
