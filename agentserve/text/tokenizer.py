@@ -20,6 +20,7 @@ from agentserve.text.errors import TextError
 from agentserve.text.run_cache import RunCache
 from agentserve.text.vocabulary import Vocabulary
 
+_LONG_RUN = 4096  # characters
 _NO_STRINGS: Mapping[int, str] = MappingProxyType({})
 _NO_IDS: Mapping[str, Sequence[int]] = MappingProxyType({})
 
@@ -114,7 +115,7 @@ class Tokenizer:
         ids = self._cache.get(key)
         if ids is None:
             try:
-                ids = array("i", encoder.encode(text, add_special_tokens=False).ids)
+                ids = array("i", _encoded(encoder, text))
             except (TypeError, UnicodeEncodeError):
                 raise TextError("text holds a lone surrogate, which no UTF-8 text can") from None
             self._cache.put(key, ids)
@@ -132,3 +133,12 @@ class Tokenizer:
         """The text of `ids`; special control tokens are dropped, or shown literally."""
         fold = self.detokenizer(skip_control=skip_control)
         return "".join([*map(fold.push, ids), fold.flush()])
+
+
+def _encoded(encoder: Encoder, text: str) -> list[int]:
+    """The library holds the interpreter's lock while it encodes one text, not while it encodes a
+    batch: a long run goes as a batch of one, so that other threads go on. The ids are the same."""
+    if len(text) < _LONG_RUN:
+        return encoder.encode(text, add_special_tokens=False).ids
+    [encoded] = encoder.encode_batch_fast([text], add_special_tokens=False)
+    return encoded.ids
