@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from agentserve.server.errors import ApiError
+from agentserve.server.errors import ApiError, text_too_long
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    body_bytes: int = 16 << 20
+    body_bytes: int = 4 << 20  # a decoded body takes some thirty times that, for a moment
+    prompt_bytes: int = 1 << 62  # of one prompt; the application sets it by its model
     json_depth: int = 100
     choices: int = 128
     prompts: int = 128  # of one /v1/completions request
@@ -30,6 +32,20 @@ class Limits:
     request_id_chars: int = 128
     schema_bytes: int = 256 << 10
     priority: int = 1_000_000
+
+
+def check_text(texts: Iterable[str], limits: Limits, param: str) -> None:
+    """Refuse a prompt that cannot fit the context before time is spent on encoding it.
+
+    White space at the edges does not count: templates may trim it.
+    """
+    size = sum(utf8_bytes(text.strip()) for text in texts)
+    if size > limits.prompt_bytes:
+        raise text_too_long(size, limits.prompt_bytes, param)
+
+
+def utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def check_depth(body: bytes, limit: int) -> None:

@@ -5,13 +5,13 @@ What a valid history is, the text room decides (`agentserve.text.conversation`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.schemas import ToolDef
-from agentserve.server.limits import Limits
+from agentserve.server.limits import Limits, check_text
 from agentserve.server.text_port import JsonObject
-from agentserve.text.conversation import openai_shape, parse_messages
+from agentserve.text.conversation import Message, openai_shape, parse_messages
 
 
 def message_dicts(messages: Sequence[JsonObject], limits: Limits) -> list[JsonObject]:
@@ -20,7 +20,15 @@ def message_dicts(messages: Sequence[JsonObject], limits: Limits) -> list[JsonOb
         raise ApiError(
             f"messages: {len(messages)} messages, at most {limits.messages} are allowed", param="messages"
         )
-    return [openai_shape(message) for message in parse_messages(messages)]
+    parsed = parse_messages(messages)
+    check_text((text for message in parsed for text in _shown(message)), limits, "messages")
+    return [openai_shape(message) for message in parsed]
+
+
+def _shown(message: Message) -> Iterator[str]:
+    """The texts every template shows; past reasoning many of them drop."""
+    for text in message.parts:
+        yield text.rpartition("</think>")[2] if message.role == "assistant" else text
 
 
 def trailing_call_ids(messages: Sequence[JsonObject]) -> tuple[str, ...]:
