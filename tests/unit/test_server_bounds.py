@@ -365,3 +365,18 @@ def test_long_messages_and_parameters_are_clipped() -> None:
     assert error["message"] == "m" * 297 + "..."  # type: ignore[index]
     assert error["param"] == "p" * 297 + "..."  # type: ignore[index]
     assert ApiError("m" * 300).message == "m" * 300
+
+
+@pytest.mark.parametrize("pair", [b"[]", b"{}", b'{"[{":[]}'])
+def test_lists_and_objects_are_counted_before_they_are_made(pair: bytes) -> None:
+    most = 300_000  # more than one block has
+    each = pair.count(b":") + 1
+    check_depth(b"[" + b",".join([pair] * ((most - 1) // each)) + b"]", 3, most)
+    with pytest.raises(ApiError, match="more than 300000"):
+        check_depth(b"[" + b",".join([pair] * (most // each)) + b"]", 3, most)
+
+
+async def test_a_body_of_empty_lists_is_refused() -> None:
+    body = b'{"messages":[{"role":"user","content":[' + b"[]," * 100_000 + b"[]]}]}"
+    reply = await Rig().post(CHAT, body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "json_too_large")
