@@ -7,7 +7,6 @@ whole, as a `transformers` tokenizer does.
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -17,6 +16,7 @@ from tokenizers import Tokenizer as Encoder
 from agentserve.text.control import ControlMatcher
 from agentserve.text.detokenizer import Detokenizer
 from agentserve.text.errors import TextError
+from agentserve.text.hiding import find_characters
 from agentserve.text.run_cache import RunCache
 from agentserve.text.vocabulary import Vocabulary
 
@@ -74,22 +74,18 @@ class Tokenizer:
         continues it, as it would have after generating those ids.
         """
         out: list[int] = []
-        pieces = [text]
-        if spliced:
-            pieces = re.split(f"([{re.escape(''.join(spliced))}])", text)
-        where = self._encoders.first
-        for index, piece in enumerate(pieces):
-            if index % 2:
-                out.extend(spliced[piece])
-                where = self._encoders.joined
-            else:
-                where = self._between_controls(piece, where, restore, out)
+        where, at = self._encoders.first, 0
+        for found in find_characters(spliced.keys(), text):
+            self._between_controls(text[at : found.start()], where, restore, out)
+            out.extend(spliced[found.group()])
+            where, at = self._encoders.joined, found.end()
+        self._between_controls(text[at:], where, restore, out)
         return out
 
     def _between_controls(
         self, text: str, where: Encoder, restore: Mapping[int, str], out: list[int]
-    ) -> Encoder:
-        """Append the ids of `text`; returns the encoder for what comes next."""
+    ) -> None:
+        """Append the ids of `text`, which begins where the encoder `where` is for."""
         at = 0
         for start, end, token in self.matcher.find(text):
             if start < at:  # in white space that the last control token took
@@ -106,8 +102,6 @@ class Tokenizer:
                 at += 1
         if at < len(text):
             out.extend(self._run(text[at:].translate(restore), where))
-            where = self._encoders.joined
-        return where
 
     def _run(self, text: str, encoder: Encoder) -> array[int]:
         """Ids of one run of plain text."""
