@@ -49,6 +49,7 @@ class HttpConfig(msgspec.Struct, frozen=True):
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one, which is printed
     api_keys: tuple[str, ...] = ()  # empty: open, and bound to loopback only
+    max_body: int = 4 << 20  # bytes of a request's body
     force_usage: bool = False  # add usage to every stream, asked for or not
     drain_seconds: float = 30.0  # how long running turns may go on after SIGTERM
     tool_wait_seconds: float = 3600.0  # how long a session waits for tool results before it counts as idle
@@ -114,6 +115,7 @@ _FLAGS: dict[str, _Key] = {
     "host": _Key("http", "host", text),
     "port": _Key("http", "port", at_least(0, 65535)),
     "api_key": _Key("http", "api_keys", text_list),
+    "max_body": _Key("http", "max_body", size),
     "force_usage": _Key("http", "force_usage", boolean),
     "drain_seconds": _Key("http", "drain_seconds", seconds),
     "tool_wait_seconds": _Key("http", "tool_wait_seconds", seconds),

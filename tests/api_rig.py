@@ -60,7 +60,7 @@ class Rig:
             grammar_maker=self.grammars,
         )
         self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://test"
+            transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"
         )
 
     @property

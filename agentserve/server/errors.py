@@ -13,8 +13,14 @@ def dump_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
 
+MESSAGE_CHARS = 300  # messages quote what clients sent, which may be megabytes
+
+
 class ApiError(Exception):
-    """A request that gets an error instead of an answer. `message` is one line for the client."""
+    """A request that gets an error instead of an answer.
+
+    `message` is one line for the client; it and `param` are clipped to MESSAGE_CHARS.
+    """
 
     def __init__(
         self,
@@ -25,10 +31,10 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _clipped(message)
+        super().__init__(self.message)
         self.status = status
-        self.param = param
+        self.param = None if param is None else _clipped(param)
         self.code = code
         self.headers = dict(headers or {})
 
@@ -53,6 +59,10 @@ class ApiError(Exception):
         return json_response(self.body(), status=self.status, headers=headers)
 
 
+def _clipped(text: str) -> str:
+    return text if len(text) <= MESSAGE_CHARS else text[: MESSAGE_CHARS - 3] + "..."
+
+
 def json_response(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(
         dump_json(value), status_code=status, headers=dict(headers or {}), media_type="application/json"
@@ -73,6 +83,16 @@ def context_too_long(prompt: int, limit: int, param: str) -> ApiError:
     return ApiError(
         f"This model's maximum context length is {limit} tokens, "
         f"but the prompt has {prompt} tokens and leaves no room for an answer.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def text_too_long(size: int, most: int, param: str) -> ApiError:
+    """For a text of which the bytes alone say that its tokens cannot fit."""
+    return ApiError(
+        f"This model's maximum context length is exceeded: the text has {size} bytes, "
+        f"and the context holds at most {most}.",
         param=param,
         code="context_length_exceeded",
     )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from agentserve.server.errors import ApiError
+from agentserve.server.errors import ApiError, text_too_long
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    body_bytes: int = 16 << 20
+    body_bytes: int = 4 << 20  # a decoded body takes some thirty times that, for a moment
+    prompt_bytes: int = 1 << 62  # of one prompt; the application sets it by its model
     json_depth: int = 100
+    json_containers: int = 100_000  # lists and objects; making a million holds everybody up for a second
     choices: int = 128
     prompts: int = 128  # of one /v1/completions request
     total_choices: int = 256  # prompts x n
@@ -32,8 +36,23 @@ class Limits:
     priority: int = 1_000_000
 
 
-def check_depth(body: bytes, limit: int) -> None:
-    """Refuse JSON nested deeper than `limit`, without recursion, in one pass and in C speed.
+def check_text(texts: Iterable[str], limits: Limits, param: str) -> None:
+    """Refuse a prompt that cannot fit the context before time is spent on encoding it.
+
+    White space at the edges does not count: templates may trim it.
+    """
+    size = sum(utf8_bytes(text.strip()) for text in texts)
+    if size > limits.prompt_bytes:
+        raise text_too_long(size, limits.prompt_bytes, param)
+
+
+def utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def check_depth(body: bytes, limit: int, containers: int = sys.maxsize) -> None:
+    """Refuse JSON nested deeper than `limit`, or with more lists and objects than `containers`,
+    without recursion, in one pass and in C speed.
 
     A hostile body is refused before a decoder sees it; for a malformed one any answer will do that
     is right up to where it stops being JSON.
@@ -41,13 +60,19 @@ def check_depth(body: bytes, limit: int) -> None:
     # A quote is escaped when an odd number of backslashes precedes it: dropping the escaped
     # backslashes and then the escaped quotes leaves only quotes that open or close a string.
     marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_STEPS, _NO_MARKS)
-    depth, inside = 0, 0
+    depth, inside, opened = 0, 0, 0
     for start in range(0, len(marks), _BLOCK):
         steps = np.frombuffer(marks, np.int8, min(_BLOCK, len(marks) - start), start)
         quotes = np.cumsum(steps == 0, dtype=np.uint8) + np.uint8(inside)  # wraps: only odd or even counts
-        depths = np.cumsum(np.where(quotes & 1, np.int8(0), steps), dtype=np.int32)
+        steps = np.where(quotes & 1, np.int8(0), steps)
+        depths = np.cumsum(steps, dtype=np.int32)
         if depth + int(depths.max()) > limit:
             raise ApiError(f"The request body is nested deeper than {limit} levels.", code="json_too_deep")
+        opened += int(np.count_nonzero(steps > 0))
+        if opened > containers:
+            raise ApiError(
+                f"The request body has more than {containers} lists and objects.", code="json_too_large"
+            )
         depth, inside = depth + int(depths[-1]), int(quotes[-1]) & 1
 
 

@@ -15,6 +15,7 @@ from agentserve.server.http.app import create_app
 from agentserve.server.http.context import ServerOptions
 from agentserve.server.http.hermes_calls import HermesGrammars, HermesParser
 from agentserve.server.launch import Prepared
+from agentserve.server.limits import Limits
 from agentserve.server.text_port import JsonObject
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.text import TextModel, canonical, load
@@ -37,6 +38,8 @@ def prepare_app(config: ServeConfig) -> Prepared:
         aliases=names[1:],
         version=__version__,
         api_keys=config.api_keys,
+        host=config.http.host,
+        limits=Limits(body_bytes=config.http.max_body),
         force_usage=config.http.force_usage,
         tool_wait_seconds=config.http.tool_wait_seconds,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,7 +24,7 @@ CHATML = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
-_THINKING = re.compile(r"\s*<think>\n*(.*?)\n*</think>(.*)", re.DOTALL)
+_OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +87,14 @@ class Chat:
         aware = self._knows("reasoning_content")
         if message.role != "assistant" or message.reasoning or not (aware or self._knows("</think>")):
             return message
-        match = _THINKING.fullmatch(message.text)
-        if match is None:
+        # No regular expression: one with a lazy middle between newlines takes cubic time.
+        thought, closed, answer = message.text.lstrip().partition(_CLOSE)
+        if not closed or not thought.startswith(_OPEN):
             return message
-        answer = match[2].lstrip("\n") if aware else match[2]
-        return replace(message, reasoning=match[1], parts=(answer,) if answer else ())
+        if aware:
+            answer = answer.lstrip("\n")
+        reasoning = thought.removeprefix(_OPEN).strip("\n")
+        return replace(message, reasoning=reasoning, parts=(answer,) if answer else ())
 
     def frame(self, mark: str, kwargs: Mapping[str, Json]) -> TurnFrame | None:
         """How an assistant message `mark` is framed; None where the template does not say."""

@@ -208,10 +208,11 @@ def _paired(calls: Sequence[Call], results: Sequence[Message], first: int) -> li
     ids = [call.id for call in calls]
     if len(calls) == 1 and len(results) == 1 and not results[0].call_id:
         return [replace(results[0], call_id=ids[0])]
+    known = frozenset(ids)
     by_id: dict[str, Message] = {}
     for offset, result in enumerate(results):
         where = f"messages[{first + offset}].tool_call_id"
-        if not result.call_id or result.call_id not in ids:
+        if not result.call_id or result.call_id not in known:
             problem = f"{result.call_id[:80]!r} is unknown" if result.call_id else "missing"
             made = ", ".join(repr(call_id[:80]) for call_id in ids[:8]) or "none"
             raise _broken(where, f"{problem}; calls of the message before: {made}", "unknown_tool_call")
@@ -219,7 +220,7 @@ def _paired(calls: Sequence[Call], results: Sequence[Message], first: int) -> li
             raise _broken(where, f"a second result for {result.call_id[:80]!r}", "duplicate_tool_result")
         by_id[result.call_id] = result
     missing = [call_id for call_id in ids if call_id not in by_id]
-    if missing or len(set(ids)) != len(ids):
+    if missing or len(known) != len(ids):
         problem = f"no result for {missing[0][:80]!r}" if missing else "calls share an id"
         raise _broken(
             f"messages[{first - 1}].tool_calls",

@@ -8,6 +8,7 @@ parser reads what they write.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,10 +29,19 @@ _AFTER_TOOLS = (
     "<tool_call></tool_call>, once for each call:\n"
     '<tool_call>\n{"name": <function name>, "arguments": <arguments as a JSON object>}\n</tool_call>'
 )
+# What begins a tag of this convention. A text that came from outside must not end its own block
+# and open a forged one, so there the "<" is set apart; inside JSON it is escaped, and stays the same.
+_TAG_START = re.compile(r"<(?=/?(?:tool_call|tool_response|tools)\b)", re.IGNORECASE)
 
 
 def dump(value: Json) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """JSON on one line in which no string holds a tag."""
+    return _TAG_START.sub(r"\\u003c", json.dumps(value, ensure_ascii=False))
+
+
+def break_tags(text: str) -> str:
+    """`text` with the tags of this convention spoilt, still readable: "< /tool_response>"."""
+    return _TAG_START.sub("< ", text)
 
 
 def wrap(
@@ -53,24 +63,32 @@ def wrap(
         system = wrapped.pop(0) if has_system else Message("system", (default_system,))
         text = f"{system.text}\n\n{described}" if system.text else described
         wrapped.insert(0, replace(system, parts=(text,)))
+    about_tools = bool(tools) or any(message.role == "tool" or message.calls for message in messages)
     out: list[Message] = []
-    after_result = False
+    results: list[str] = []  # that came one after another: they share a user message
     for message in wrapped:
-        flat = _flat(message)
-        is_result = message.role == "tool"
-        if is_result and after_result:
-            out[-1] = replace(out[-1], parts=(f"{out[-1].text}\n{flat.text}",))
-        elif after_result and flat.role == "user" and not consecutive_users:
-            out[-1] = replace(out[-1], parts=(f"{out[-1].text}\n\n{flat.text}",))
-        else:
-            out.append(flat)
-        after_result = is_result
+        flat = _flat(message, about_tools)
+        if message.role == "tool":
+            results.append(flat.text)
+            continue
+        if results:
+            shared = "\n".join(results)
+            results.clear()
+            if flat.role == "user" and not consecutive_users:
+                out.append(Message("user", (f"{shared}\n\n{flat.text}",)))
+                continue
+            out.append(Message("user", (shared,)))
+        out.append(flat)
+    if results:
+        out.append(Message("user", ("\n".join(results),)))
     return out
 
 
-def _flat(message: Message) -> Message:
+def _flat(message: Message, about_tools: bool) -> Message:
     if message.role == "tool":
-        return Message("user", (f"<tool_response>\n{message.text}\n</tool_response>",))
+        return Message("user", (f"<tool_response>\n{break_tags(message.text)}\n</tool_response>",))
+    if message.role == "user" and about_tools:
+        return replace(message, parts=tuple(map(break_tags, message.parts)))
     if not message.calls:
         return message
     texts = [message.text] if message.text else []

@@ -7,7 +7,7 @@ template's own control tokens have been found, the characters become the strings
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from agentserve.text.control import ControlMatcher
@@ -124,3 +124,11 @@ def _json_strings(value: Json | Mapping[str, Json]) -> Iterator[str]:
         for key, item in value.items():
             yield key
             yield from _json_strings(item)
+
+
+def find_characters(wanted: Collection[str], text: str) -> Iterator[re.Match[str]]:
+    """Where single characters of `wanted` are in `text`, in time that does not grow with their number:
+    a class that lists them is tried one by one, so a range finds candidates and a lookup decides."""
+    if wanted:
+        candidates = re.compile(f"[{re.escape(min(wanted))}-{re.escape(max(wanted))}]")
+        yield from (found for found in candidates.finditer(text) if found.group() in wanted)

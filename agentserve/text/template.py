@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,7 +20,7 @@ from agentserve.text.chat import CHATML, Chat, TurnFrame
 from agentserve.text.conversation import Message, RawMessage, check_json, parse_messages
 from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts
-from agentserve.text.hiding import Hider, Placeholders, strings_of
+from agentserve.text.hiding import Hider, Placeholders, find_characters, strings_of
 from agentserve.text.template_sources import TemplateSources
 from agentserve.text.tokenizer import Tokenizer
 from tools_bridge.json_value import Json
@@ -154,11 +155,13 @@ class ChatTemplate:
             text, found, _ = text.partition(end)
             if not found:
                 raise TextError("continue_final_message: the template does not show the last message")
+        lost: set[int] = set()
         if marks:
-            extra = self._generation_extra(chat, kwargs, placeholders.take())
-            for mark in marks.values():
-                text = text.replace(mark, extra + mark)
-        lost = {index for index, mark in marks.items() if text.count(mark) != 1}
+            # All marks in one pass: a history may have thousands.
+            shown = Counter(found.group() for found in find_characters(frozenset(marks.values()), text))
+            lost = {index for index, mark in marks.items() if shown[mark] != 1}
+            if extra := self._generation_extra(chat, kwargs, placeholders.take()):
+                text = text.translate({ord(mark): extra + mark for mark in marks.values()})
         return _Rendered(text, hider.restore, {marks[index]: ids for index, ids in spliced.items()}), lost
 
     @staticmethod

@@ -7,7 +7,6 @@ whole, as a `transformers` tokenizer does.
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -17,9 +16,11 @@ from tokenizers import Tokenizer as Encoder
 from agentserve.text.control import ControlMatcher
 from agentserve.text.detokenizer import Detokenizer
 from agentserve.text.errors import TextError
+from agentserve.text.hiding import find_characters
 from agentserve.text.run_cache import RunCache
 from agentserve.text.vocabulary import Vocabulary
 
+_LONG_RUN = 4096  # characters
 _NO_STRINGS: Mapping[int, str] = MappingProxyType({})
 _NO_IDS: Mapping[str, Sequence[int]] = MappingProxyType({})
 
@@ -73,22 +74,18 @@ class Tokenizer:
         continues it, as it would have after generating those ids.
         """
         out: list[int] = []
-        pieces = [text]
-        if spliced:
-            pieces = re.split(f"([{re.escape(''.join(spliced))}])", text)
-        where = self._encoders.first
-        for index, piece in enumerate(pieces):
-            if index % 2:
-                out.extend(spliced[piece])
-                where = self._encoders.joined
-            else:
-                where = self._between_controls(piece, where, restore, out)
+        where, at = self._encoders.first, 0
+        for found in find_characters(spliced.keys(), text):
+            self._between_controls(text[at : found.start()], where, restore, out)
+            out.extend(spliced[found.group()])
+            where, at = self._encoders.joined, found.end()
+        self._between_controls(text[at:], where, restore, out)
         return out
 
     def _between_controls(
         self, text: str, where: Encoder, restore: Mapping[int, str], out: list[int]
-    ) -> Encoder:
-        """Append the ids of `text`; returns the encoder for what comes next."""
+    ) -> None:
+        """Append the ids of `text`, which begins where the encoder `where` is for."""
         at = 0
         for start, end, token in self.matcher.find(text):
             if start < at:  # in white space that the last control token took
@@ -105,8 +102,6 @@ class Tokenizer:
                 at += 1
         if at < len(text):
             out.extend(self._run(text[at:].translate(restore), where))
-            where = self._encoders.joined
-        return where
 
     def _run(self, text: str, encoder: Encoder) -> array[int]:
         """Ids of one run of plain text."""
@@ -114,7 +109,7 @@ class Tokenizer:
         ids = self._cache.get(key)
         if ids is None:
             try:
-                ids = array("i", encoder.encode(text, add_special_tokens=False).ids)
+                ids = array("i", _encoded(encoder, text))
             except (TypeError, UnicodeEncodeError):
                 raise TextError("text holds a lone surrogate, which no UTF-8 text can") from None
             self._cache.put(key, ids)
@@ -132,3 +127,12 @@ class Tokenizer:
         """The text of `ids`; special control tokens are dropped, or shown literally."""
         fold = self.detokenizer(skip_control=skip_control)
         return "".join([*map(fold.push, ids), fold.flush()])
+
+
+def _encoded(encoder: Encoder, text: str) -> list[int]:
+    """The library holds the interpreter's lock while it encodes one text, not while it encodes a
+    batch: a long run goes as a batch of one, so that other threads go on. The ids are the same."""
+    if len(text) < _LONG_RUN:
+        return encoder.encode(text, add_special_tokens=False).ids
+    [encoded] = encoder.encode_batch_fast([text], add_special_tokens=False)
+    return encoded.ids

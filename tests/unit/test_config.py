@@ -39,6 +39,7 @@ host = "0.0.0.0"
 port = 9
 api_keys = ["k"]
 force_usage = true
+max_body = "8MiB"
 drain_seconds = 1.5
 tool_wait_seconds = 90
 [engine]
@@ -58,6 +59,7 @@ record = "log"
     assert config.model.chat_template == Path("t.jinja")
     assert config.http.api_keys == ("k",)
     assert config.http.force_usage is True
+    assert config.http.max_body == 8 << 20
     assert config.http.drain_seconds == 1.5
     assert config.engine.device_kv == 2_000_000_000
     assert config.engine.max_step_seconds == 0.25

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.completions import _prompts
+from agentserve.server.http.history import message_dicts
 from agentserve.server.limits import Limits, check_depth
 from tests.api_rig import CHAT, TOOLS, Rig, user
-from tests.fakes import ScriptedEngine
+from tests.fakes import ByteTokenizer, ScriptedEngine
 
 HUGE = 10**30
 CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
@@ -304,3 +306,121 @@ async def test_parts_of_other_kinds_have_a_code_of_their_own() -> None:
     reply = await Rig().post(CHAT, {"messages": [user("a"), image]})
     error = reply.json()["error"]
     assert (error["code"], error["param"]) == ("unsupported_content", "messages[1].content[0].type")
+
+
+LONGEST = max(map(len, ByteTokenizer.token_bytes))
+
+
+class Untouched(ByteTokenizer):
+    """A tokenizer that must not be asked."""
+
+    def encode(self, text: str) -> list[int]:
+        raise AssertionError("a text that cannot fit was encoded")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, lambda text: {"messages": [user(text)]}, "messages"),
+        (CHAT, lambda text: {"messages": [user(text[:500]), user(text[500:])]}, "messages"),
+        ("/tokenize", lambda text: {"messages": [user(text)]}, "messages"),
+        ("/tokenize", lambda text: {"prompt": text}, "prompt"),
+        ("/v1/completions", lambda text: {"prompt": text}, "prompt"),
+        ("/v1/completions", lambda text: {"prompt": [text]}, "prompt"),
+    ],
+)
+async def test_a_text_that_cannot_fit_is_refused_unencoded(path: str, body: Any, param: str) -> None:
+    """The longest token says how many bytes a full context can hold."""
+    rig = Rig(ScriptedEngine(max_model_len=128))
+    most = 128 * LONGEST
+    object.__setattr__(rig.context, "tokenizer", Untouched())
+    for text in ("x" * (most + 1), "é" * (most // 2 + 1)):
+        reply = await rig.post(path, body(text))
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert error["param"] == param
+        assert "bytes" in error["message"]  # not the count of tokens, which takes encoding
+    assert not rig.engine.submits
+
+
+def test_what_templates_may_drop_does_not_count() -> None:
+    limits = Limits(prompt_bytes=10)
+    history = [user("a" + " " * 20), {"role": "assistant", "content": "<think>" + "x" * 20 + "</think>ok"}]
+    assert len(message_dicts(history, limits)) == 2
+    with pytest.raises(ApiError, match="13 bytes"):
+        message_dicts([*history, user("y" * 10)], limits)
+
+
+class Counted(list[Any]):
+    """Counts the looks at its items."""
+
+    looks = 0
+
+    def __iter__(self) -> Any:
+        for item in super().__iter__():
+            self.looks += 1
+            yield item
+
+
+@pytest.mark.parametrize(
+    ("item", "words"), [(1, "maximum context length"), ("a", "at most 4 prompts"), ([1], "at most 4 prompts")]
+)
+def test_lengths_are_checked_before_items(item: Any, words: str) -> None:
+    prompt = Counted([item] * 1000)
+    with pytest.raises(ApiError, match=words):
+        _prompts(prompt, Limits(prompts=4), 100)
+    assert prompt.looks == 0
+
+
+async def test_a_prompt_of_ids_is_measured_before_its_ids() -> None:
+    reply = await Rig().post("/v1/completions", {"prompt": [[1], [300] * 4096]})
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_bodies_of_4_mib_by_default() -> None:
+    rig = Rig()
+    fields = {"messages": [user("a")], "metadata": {"a": "x" * ((4 << 20) - 200)}}
+    assert (await rig.post(CHAT, fields)).status_code == 200
+    fields["metadata"]["a"] += "x" * 200  # type: ignore[index]
+    assert (await rig.post(CHAT, fields)).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"model": "m" * 100_000, "messages": [user("a")]}),
+        (CHAT, {"messages": [user("a")], "tools": [{"type": "t" * 100_000}]}),
+        (
+            CHAT,
+            {"messages": [user("a")], "tool_choice": "c" * 100_000},
+        ),
+        ("/v1/completions", {"prompt": [10**1000]}),
+        ("/detokenize", {"tokens": [10**1000]}),
+    ],
+)
+async def test_errors_do_not_echo_at_length(path: str, body: Any) -> None:
+    reply = await Rig().post(path, body)
+    assert reply.status_code in (400, 404)
+    assert len(reply.content) < 800
+
+
+def test_long_messages_and_parameters_are_clipped() -> None:
+    error = ApiError("m" * 301, param="p" * 1000).body()["error"]
+    assert error["message"] == "m" * 297 + "..."  # type: ignore[index]
+    assert error["param"] == "p" * 297 + "..."  # type: ignore[index]
+    assert ApiError("m" * 300).message == "m" * 300
+
+
+@pytest.mark.parametrize("pair", [b"[]", b"{}", b'{"[{":[]}'])
+def test_lists_and_objects_are_counted_before_they_are_made(pair: bytes) -> None:
+    most = 300_000  # more than one block has
+    each = pair.count(b":") + 1
+    check_depth(b"[" + b",".join([pair] * ((most - 1) // each)) + b"]", 3, most)
+    with pytest.raises(ApiError, match="more than 300000"):
+        check_depth(b"[" + b",".join([pair] * (most // each)) + b"]", 3, most)
+
+
+async def test_a_body_of_empty_lists_is_refused() -> None:
+    body = b'{"messages":[{"role":"user","content":[' + b"[]," * 100_000 + b"[]]}]}"
+    reply = await Rig().post(CHAT, body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "json_too_large")

@@ -18,7 +18,7 @@ async def send(base: str, path: str, body: Any) -> tuple[asyncio.StreamReader, a
     host, port = base.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
     writer.write(head.encode() + content)
     await writer.drain()
     return reader, writer
@@ -142,7 +142,7 @@ async def test_half_a_request_body_starts_nothing() -> None:
     async with served(rig.app) as base:
         host, port = base.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{{".encode())
         await writer.drain()
         writer.close()
         await writer.wait_closed()

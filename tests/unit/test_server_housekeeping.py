@@ -144,3 +144,60 @@ async def test_server_info_says_what_runs() -> None:
     assert (info["server"], info["version"], info["model"]) == ("agentserve", "2026.12.0", "tiny")
     assert (info["model_aliases"], info["workers"], info["max_model_len"]) == (["org/other"], 1, 4096)
     assert info["uptime_seconds"] >= 0
+
+
+async def test_a_link_cannot_flush_the_cache() -> None:
+    rig = Rig()
+    for path in ("/flush_cache", "/reset_prefix_cache"):
+        assert (await rig.client.get(path)).status_code == 405
+    assert rig.engine.resets == 0
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+async def test_bodies_a_web_page_may_send_unasked_are_refused(kind: str) -> None:
+    rig = Rig()
+    for path, body in ((CHAT, {"messages": [user("a")]}), ("/tokenize", {"prompt": "a"})):
+        reply = await rig.post(path, body, {"content-type": kind})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_media_type")
+        reply = await rig.post(path, body, {"content-type": "Application/JSON; charset=utf-8"})
+        assert reply.status_code == 200
+    assert len(rig.engine.submits) == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "ours"),
+    [
+        ("host", "localhost", True),
+        ("host", "LOCALHOST:8000", True),
+        ("host", "127.0.0.1:8000", True),
+        ("host", "127.9.9.9", True),
+        ("host", "[::1]:8000", True),
+        ("host", "my-machine:8000", True),
+        ("host", "evil.example", False),
+        ("host", "evil.example:8000", False),
+        ("host", "localhost.evil.example", False),
+        ("host", "192.168.1.2:8000", False),
+        ("host", "[::2]:8000", False),
+        ("host", "", False),
+        ("origin", "http://localhost:3000", True),
+        ("origin", "https://evil.example", False),
+        ("origin", "null", False),
+    ],
+)
+async def test_without_keys_only_this_machine_is_served(header: str, value: str, ours: bool) -> None:
+    rig = Rig(host="my-machine")
+    for path in ("/v1/models", "/health"):
+        reply = await rig.client.get(path, headers={header: value})
+        assert reply.status_code == (200 if ours else 403)
+    if not ours:
+        assert reply.json()["error"]["code"] == f"foreign_{header}"
+    keyed = Rig(api_keys=("k",))
+    reply = await keyed.client.get("/v1/models", headers={header: value, "x-api-key": "k"})
+    assert reply.status_code == 200
+
+
+async def test_detokenize_takes_a_context_of_ids() -> None:
+    rig = Rig(ScriptedEngine(max_model_len=64))
+    assert (await rig.post("/detokenize", {"tokens": [97] * 64})).json() == {"prompt": "a" * 64}
+    reply = await rig.post("/detokenize", {"tokens": [97] * 65})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tokens")

@@ -41,7 +41,7 @@ class Model:
             1, 1, "reference", "cpu", "bfloat16", vocab, 8192, 16, 64, 4096, 1, "cd" * 32
         )
         self.app = http_app(text, ServerOptions(model="smol"))(self.engine)
-        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 
     def _reply(self, submit: Submit) -> Script:
         [end] = self.text.template.stop_ids
@@ -160,10 +160,13 @@ def test_the_chain_begins_anywhere_and_tells_histories_apart() -> None:
 
 
 def test_the_settings_reach_the_application() -> None:
-    config = load_config({"tool_wait_seconds": "90", "force_usage": True})
+    config = load_config(
+        {"tool_wait_seconds": "90", "force_usage": True, "max_body": "1MiB", "host": "127.0.0.2"}
+    )
     engine = ScriptedEngine()
     engine.hello = replace(engine.hello, vocab_size=49152)
     app = prepare_app(config).build(engine)
     context = app.state.context  # type: ignore[attr-defined]
     assert context.options.force_usage
+    assert (context.options.limits.body_bytes, context.options.host) == (1 << 20, "127.0.0.2")
     assert context.directory._max_wait == 90.0

@@ -116,3 +116,12 @@ def test_a_splice_that_would_come_out_twice_or_not_at_all_gets_the_text() -> Non
     shown = calls_only.render(history)
     assert calls_only.render(history, spliced={1: [1]}) == shown
     assert "call_1" in tokenizer().decode(shown)
+
+
+def test_splices_are_found_among_characters_like_them() -> None:
+    """Marks need not be neighbours: what lies between them is text."""
+    spliced = {"]": [1, 2], "a": [3], "\U000f0005": []}
+    words = tokenizer()
+    ids = words.encode_rendered("x^]ya\U000f0005b\U000f0000", spliced=spliced)
+    texts = [words.encode(text) for text in ("x^", "y", "b\U000f0000")]
+    assert ids == [*texts[0], 1, 2, *texts[1], 3, *texts[2]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -443,3 +444,26 @@ def test_a_template_without_end(tmp_path: Path) -> None:
     save_model(tmp_path)
     with pytest.raises(TextError, match=r"chat template /dev/zero: larger than 4 MiB"):
         load(tmp_path, Path("/dev/zero"))
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded(bytelevel: Tokenizer) -> None:
+    """A long run is encoded with the interpreter's lock released, to the same ids."""
+    text = "1, ab\n" * 100_000
+    turns = [0]
+    done = threading.Event()
+
+    def spin() -> None:
+        while not done.wait(0.0005):
+            turns[0] += 1
+
+    encoder = bytelevel._encoders.first
+    expected = encoder.encode(text, add_special_tokens=False).ids
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        got = bytelevel.encode(text)
+    finally:
+        done.set()
+        thread.join()
+    assert got == expected
+    assert turns[0] > 20  # with the lock held throughout: none or a few

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -56,6 +57,9 @@ def create_app(
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
     canonical key of a history, `tool_parser` makes one parser per answer.
     """
+    longest = max(map(len, tokenizer.token_bytes), default=1)
+    limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
+    options = replace(options, limits=limits)
     text_pool = ThreadPoolExecutor(2, thread_name_prefix="text")
     # Its threads wait for compilations, which the maker bounds; a slow schema must not hold up others.
     grammar_pool = ThreadPoolExecutor(8, thread_name_prefix="grammar")
@@ -123,7 +127,7 @@ def _routes() -> list[Route]:
         Route("/tokenize", housekeeping.tokenize, methods=["POST"]),
         Route("/detokenize", housekeeping.detokenize, methods=["POST"]),
         Route("/reset_prefix_cache", housekeeping.reset_prefix_cache, methods=["POST"]),
-        Route("/flush_cache", housekeeping.reset_prefix_cache, methods=["POST", "GET"]),
+        Route("/flush_cache", housekeeping.reset_prefix_cache, methods=["POST"]),
         Route("/agentserve/sessions", sessions_api.list_sessions, methods=["GET"]),
         Route("/agentserve/sessions/{name}", sessions_api.get_session, methods=["GET"]),
         Route("/agentserve/sessions/{name}", sessions_api.delete_session, methods=["DELETE"]),

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.messages import Token
-from agentserve.server.errors import ApiError, json_response
+from agentserve.server.errors import ApiError, context_too_long, json_response
 from agentserve.server.http import sampling, wire
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import set_request_id
@@ -22,6 +22,7 @@ from agentserve.server.http.sse import unless_gone
 from agentserve.server.http.streaming import open_stream
 from agentserve.server.http.structure import Form, response_schema
 from agentserve.server.http.turn_parts import answer_factory, namespace
+from agentserve.server.limits import Limits, check_text
 from agentserve.server.sessions.answer import Delta, Outcome
 from agentserve.server.sessions.identity import DEFAULT_TENANT, new_session_id
 from agentserve.server.sessions.seats import OneShotSeat
@@ -73,12 +74,9 @@ async def _prepare(context: ServerContext, fields: CompletionRequest) -> _Job:
     n = sampling.choices(fields, limits)
     if fields.best_of is not None and fields.best_of != n:
         raise ApiError("best_of: not supported unless equal to n", param="best_of")
-    prompts = _prompts(fields.prompt)
-    if len(prompts) > limits.prompts or len(prompts) * n > limits.total_choices:
-        raise ApiError(
-            f"prompt: at most {limits.prompts} prompts and {limits.total_choices} choices in all",
-            param="prompt",
-        )
+    prompts = _prompts(fields.prompt, limits, context.facts.max_model_len)
+    if len(prompts) * n > limits.total_choices:
+        raise _too_many(limits)
     wants_json, schema = response_schema(fields.response_format, limits)
     grammar = await context.grammars.define(Form(json=wants_json, schema=schema))
     encoded = [await _encoded(context, index, prompt) for index, prompt in enumerate(prompts)]
@@ -125,12 +123,24 @@ def _spec(
     )
 
 
-def _prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
-    """The four forms a prompt may have, as a list of prompts."""
+def _too_many(limits: Limits) -> ApiError:
+    return ApiError(
+        f"prompt: at most {limits.prompts} prompts and {limits.total_choices} choices in all", param="prompt"
+    )
+
+
+def _prompts(
+    prompt: str | Sequence[str | int | list[int]], limits: Limits, max_model_len: int
+) -> list[str | list[int]]:
+    """The four forms a prompt may have, as a list of prompts. Lengths come before looks at items."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise ApiError("prompt: must not be empty", param="prompt")
+    if isinstance(prompt[0], int):
+        _check_length(prompt, max_model_len)
+    elif len(prompt) > limits.prompts:
+        raise _too_many(limits)
     if all(isinstance(item, int) for item in prompt):
         return [[item for item in prompt if isinstance(item, int)]]
     texts_or_ids = [item for item in prompt if not isinstance(item, int)]
@@ -139,11 +149,19 @@ def _prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[i
     return texts_or_ids
 
 
+def _check_length(ids: Sequence[object], max_model_len: int) -> None:
+    if len(ids) >= max_model_len:
+        raise context_too_long(len(ids), max_model_len, "prompt")
+
+
 async def _encoded(context: ServerContext, index: int, prompt: str | list[int]) -> array[int]:
+    facts = context.facts
     if isinstance(prompt, str):
+        check_text([prompt], context.options.limits, "prompt")
         ids = await context.off_loop(context.tokenizer.encode_completion, prompt)
     else:
-        sampling.token_ids(f"prompt[{index}]", prompt, context.facts.vocab_size)
+        _check_length(prompt, facts.max_model_len)
+        await context.off_loop(sampling.token_ids, f"prompt[{index}]", prompt, facts.vocab_size)
         ids = prompt
     if not ids:
         raise ApiError(f"prompt[{index}]: has no tokens", param="prompt")

@@ -33,7 +33,8 @@ class ServerOptions:
     model: str  # the name clients use
     aliases: tuple[str, ...] = ()
     version: str = "0"
-    api_keys: tuple[str, ...] = ()  # empty: open
+    api_keys: tuple[str, ...] = ()  # empty: open, to requests that name this machine only
+    host: str = "127.0.0.1"  # that the server is bound to
     force_usage: bool = False  # send the usage chunk although nobody asked
     keep_alive_seconds: float = 9.0
     default_max_tokens: int = 16  # of /v1/completions, as OpenAI's

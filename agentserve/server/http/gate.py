@@ -1,4 +1,5 @@
-"""What every request passes: keys are checked, the reply gets its request id, errors are counted."""
+"""What every request passes: keys or the host are checked, the reply gets its request id, errors are
+counted."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import logging
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentserve.config import is_loopback
 from agentserve.metrics import Metrics
 from agentserve.server.errors import ApiError, shutting_down
 from agentserve.server.http.context import ServerOptions
@@ -25,6 +27,7 @@ class Gate:
     def __init__(self, app: ASGIApp, options: ServerOptions, metrics: Metrics) -> None:
         self._app = app
         self._keys = [key.encode() for key in options.api_keys]
+        self._hosts = frozenset({"localhost", options.host.strip("[]").lower()})
         self._limits = options.limits
         self._metrics = metrics
 
@@ -47,8 +50,8 @@ class Gate:
                     self._metrics.http_error(message["status"])
             await send(message)
 
-        if self._keys and scope["path"] not in OPEN_PATHS and not self._admits(headers):
-            refusal = ApiError("A valid API key is needed.", status=401, code="invalid_api_key")
+        refusal = self._refusal(scope["path"], headers)
+        if refusal is not None:
             await refusal.response()(scope, receive, labelled)
             return
         try:
@@ -65,8 +68,32 @@ class Gate:
             fault = ApiError("Internal error.", status=500, code="internal_error")
             await fault.response()(scope, receive, labelled)
 
+    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+        if self._keys:
+            if path in OPEN_PATHS or self._admits(headers):
+                return None
+            return ApiError("A valid API key is needed.", status=401, code="invalid_api_key")
+        # Without keys the server trusts this machine, but not what web pages make a browser here
+        # send: a page whose name was pointed at 127.0.0.1 shows in Host, any other in Origin.
+        for header in ("host", "origin"):
+            for value in headers.getlist(header):
+                if not self._is_ours(_host_name(value.rpartition("://")[2])):
+                    reason = f"{header}: {value[:80]!r} is not this server; configure an API key to serve it."
+                    return ApiError(reason, status=403, param=header, code=f"foreign_{header}")
+        return None
+
+    def _is_ours(self, name: str) -> bool:
+        return name in self._hosts or is_loopback(name)
+
     def _admits(self, headers: Headers) -> bool:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         # All keys are compared, each in constant time: timing tells nothing.
         return sum(hmac.compare_digest(given.encode(), key) for key in self._keys) > 0
+
+
+def _host_name(host: str) -> str:
+    """Without the port; an IPv6 address without its brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].rstrip(".").lower()

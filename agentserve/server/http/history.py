@@ -6,13 +6,13 @@ What a valid history is, the text room decides (`agentserve.text.conversation`).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.schemas import ToolDef
-from agentserve.server.limits import Limits
+from agentserve.server.limits import Limits, check_text
 from agentserve.server.text_port import JsonObject
-from agentserve.text.conversation import openai_shape, parse_messages
+from agentserve.text.conversation import Message, openai_shape, parse_messages
 from agentserve.text.unfinished import told_as_text
 
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -29,7 +29,15 @@ def message_dicts(
         raise ApiError(
             f"messages: {len(messages)} messages, at most {limits.messages} are allowed", param="messages"
         )
-    return [openai_shape(message) for message in parse_messages(told_as_text(messages, cut, shown=shown))]
+    parsed = parse_messages(told_as_text(messages, cut, shown=shown))
+    check_text((text for message in parsed for text in _shown(message)), limits, "messages")
+    return [openai_shape(message) for message in parsed]
+
+
+def _shown(message: Message) -> Iterator[str]:
+    """The texts every template shows; past reasoning many of them drop."""
+    for text in message.parts:
+        yield text.rpartition("</think>")[2] if message.role == "assistant" else text
 
 
 def trailing_call_ids(messages: Sequence[JsonObject]) -> tuple[str, ...]:

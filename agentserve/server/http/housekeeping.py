@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,7 +15,8 @@ from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest, decode
 from agentserve.server.http.wire import token_text
-from agentserve.server.text_port import JsonObject
+from agentserve.server.limits import check_text
+from agentserve.server.text_port import JsonObject, Tokenizer
 
 
 async def health(request: Request) -> Response:
@@ -121,6 +124,7 @@ async def tokenize(request: Request) -> Response:
     if (fields.prompt is None) == (fields.messages is None):
         raise ApiError("Give either prompt or messages.", param="prompt")
     if fields.prompt is not None:
+        check_text([fields.prompt], limits, "prompt")
         plain = fields.add_special_tokens is False
         encode = context.tokenizer.encode if plain else context.tokenizer.encode_completion
         ids = await context.off_loop(encode, fields.prompt)
@@ -143,8 +147,12 @@ async def tokenize(request: Request) -> Response:
         "token_strs": None,
     }
     if fields.return_token_strs:
-        reply["token_strs"] = [token_text(context.tokenizer, token) for token in ids]
+        reply["token_strs"] = await context.off_loop(_token_texts, context.tokenizer, ids)
     return json_response(reply)
+
+
+def _token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    return [token_text(tokenizer, token) for token in ids]
 
 
 async def detokenize(request: Request) -> Response:
@@ -152,6 +160,9 @@ async def detokenize(request: Request) -> Response:
     limits = context.options.limits
     fields = decode(await read_body(request, limits.body_bytes), DetokenizeRequest, limits)
     context.check_model(fields.model)
-    sampling.token_ids("tokens", fields.tokens, context.facts.vocab_size)
+    facts = context.facts
+    if len(fields.tokens) > facts.max_model_len:
+        raise ApiError(f"tokens: at most {facts.max_model_len}, got {len(fields.tokens)}", param="tokens")
+    await context.off_loop(sampling.token_ids, "tokens", fields.tokens, facts.vocab_size)
     text = await context.off_loop(context.tokenizer.decode, fields.tokens, skip_control=False)
     return json_response({"prompt": text})

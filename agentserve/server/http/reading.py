@@ -9,7 +9,18 @@ from agentserve.server.http.sse import ClientGone
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The whole body; more than `most` bytes are refused without reading them."""
+    """The whole body; more than `most` bytes are refused without reading them.
+
+    A content type other than JSON is a 415: a web page may send those to any server unasked. None
+    at all passes (simple clients send none; pages do, or an Origin the gate refuses).
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("", "application/json"):
+        raise ApiError(
+            f"The body must be application/json, not {kind[:80]!r}.",
+            status=415,
+            code="unsupported_media_type",
+        )
     too_long = ApiError(
         f"The request body is larger than {most} bytes.", status=413, code="request_too_large"
     )
