@@ -17,7 +17,7 @@ BYTES = [bytes([i]) for i in range(256)]
 MIB = 1024 * 1024
 GREEDY = {
     "type": "object",
-    "maxProperties": 1000,
+    "maxProperties": 300,
     "properties": {f"p{n}": {"type": "string"} for n in range(60)},
 }
 
@@ -37,7 +37,7 @@ PLAIN = source({"type": "integer"})
 
 def test_memory_is_bounded_and_the_next_schema_compiles():
     compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=60, processes=1, memory_bytes=256 * MIB)
-    with pytest.raises(GrammarError, match=r"memory|too large"):
+    with pytest.raises(GrammarError, match=r"too much memory|too large or nested"):
         compiler.compile(source(GREEDY))
     assert compiler.compile(PLAIN)
     compiler.close()
