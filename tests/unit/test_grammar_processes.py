@@ -15,11 +15,7 @@ from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, he
 EOS, VOCAB = 256, 300
 BYTES = [bytes([i]) for i in range(256)]
 MIB = 1024 * 1024
-GREEDY = {
-    "type": "object",
-    "maxProperties": 300,
-    "properties": {f"p{n}": {"type": "string"} for n in range(60)},
-}
+GREEDY = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(300)}}
 
 
 def source(schema):
