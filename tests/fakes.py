@@ -9,6 +9,7 @@ import json
 from array import array
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from agentserve.messages import (
@@ -119,11 +120,17 @@ class NoGrammars:
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
-    def compile(self, form: Any) -> tuple[str, str]:
+    def source(self, form: Any) -> Any:
         self.asked.append(form)
         if form.schema is not None and form.schema.get("type") == "nonsense":
             raise ValueError("type 'nonsense' is not a JSON type")
-        return f"g{len(self.asked)}", "{}"
+        return SimpleNamespace(id=f"g{len(self.asked)}")
+
+    def cached(self, source: Any) -> str | None:
+        return None
+
+    def compile(self, source: Any) -> str:
+        return "{}"
 
 
 @dataclass

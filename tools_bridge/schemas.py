@@ -10,6 +10,8 @@ MAX_SCHEMA_CHARS = 128 * 1024
 MAX_SCHEMA_DEPTH = 64  # of the JSON, not of the values it describes; compile time grows faster
 MAX_BRANCHES = 128  # of one anyOf / oneOf: compiled size grows with the square
 MAX_ENUM = 2000
+MAX_PATTERN_CHARS = 2048
+MAX_PATTERN_DEPTH = 64  # of groups: xgrammar recurses into them
 
 _FORMATS = {
     "date",
@@ -74,6 +76,7 @@ def _check_json(schema: dict[str, object], where: str) -> None:
         if isinstance(value, dict):
             if not all(isinstance(key, str) for key in value):
                 raise GrammarError(f"{where}: the schema has a key that is no string")
+            _check_patterns(value, where)
             stack.extend((item, depth + 1) for item in value.values())
         elif isinstance(value, list | tuple):
             stack.extend((item, depth + 1) for item in value)
@@ -84,6 +87,38 @@ def _check_json(schema: dict[str, object], where: str) -> None:
             raise GrammarError(f"{where}: the schema contains a {type(value).__name__}, which is not JSON")
     if len(json.dumps(schema, ensure_ascii=False)) > MAX_SCHEMA_CHARS:
         raise GrammarError(f"{where}: the schema is longer than {MAX_SCHEMA_CHARS} characters")
+
+
+def _check_patterns(part: dict[str, object], where: str) -> None:
+    """In every object, not the known subschemas alone: a $ref may lead anywhere."""
+    pattern, named = part.get("pattern"), part.get("patternProperties")
+    patterns = [pattern] if isinstance(pattern, str) else []
+    for text in [*patterns, *(named if isinstance(named, dict) else ())]:
+        if len(text) > MAX_PATTERN_CHARS:
+            raise GrammarError(f"{where}: a pattern is longer than {MAX_PATTERN_CHARS} characters")
+        if _groups(text) > MAX_PATTERN_DEPTH:
+            raise GrammarError(f"{where}: a pattern nests groups deeper than {MAX_PATTERN_DEPTH} levels")
+
+
+def _groups(pattern: str) -> int:
+    """How deep a pattern's groups nest; escaped parentheses and those in a [class] are none."""
+    depth = deepest = 0
+    in_class = escaped = False
+    for char in pattern:
+        if escaped:
+            escaped = False
+        elif char == "\\":
+            escaped = True
+        elif in_class:
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+        elif char == "(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char == ")":
+            depth -= 1
+    return deepest
 
 
 def _subschemas(schema: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
@@ -124,7 +159,7 @@ def _check_enforced(part: dict[str, object], where: str) -> None:
     if unenforced:
         raise GrammarError(f"{where}: {unenforced[0]!r} cannot be enforced, so not with strict")
     form = part.get("format")
-    if form is not None and form not in _FORMATS:
+    if form is not None and not (isinstance(form, str) and form in _FORMATS):
         raise GrammarError(f"{where}: format {form!r} cannot be enforced, so not with strict")
     if "pattern" in part and ("minLength" in part or "maxLength" in part):
         raise GrammarError(f"{where}: 'pattern' and a length cannot be enforced together, so not with strict")
@@ -143,7 +178,7 @@ def _check_object(part: dict[str, object], where: str) -> None:
     required, properties = part.get("required"), part.get("properties")
     if isinstance(required, list) and isinstance(properties, dict):
         for name in required:
-            if name not in properties:
+            if not isinstance(name, str) or name not in properties:
                 raise GrammarError(f"{where}: required property {name!r} is not among 'properties'")
     if ("enum" in part or "const" in part) and isinstance(kind := part.get("type"), str):
         values = part["enum"] if "enum" in part else [part["const"]]

@@ -13,7 +13,7 @@ from agentserve.core.plan import SampleSpec
 from agentserve.executor.grammars import GrammarStore
 from agentserve.executor.sampler import NotSampled, Sampler
 from agentserve.types import Sampling, SessionId, TurnId
-from tools_bridge.compiler import GrammarCompiler
+from tools_bridge.compiler import MAX_JOBS, CompilerUnavailable, GrammarCompiler
 from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, ToolChoice, hermes_grammar
 from tools_bridge.schemas import MAX_BRANCHES, MAX_ENUM, MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH
 from tools_bridge.types import ToolSpec
@@ -170,6 +170,13 @@ def deep(levels):
         ({"$ref": 7}, False, "must point into the same schema"),
         ({"$ref": "#/nope"}, False, "cannot be compiled"),
         ({"$ref": "#"}, False, "Circular"),
+        ({"allOf": [{"$ref": "#"}]}, False, "no text can even begin"),
+        ({"type": "string", "pattern": "(" * 30000 + "a" + ")" * 30000}, False, "longer than 2048"),
+        ({"type": "string", "pattern": "(" * 65 + "a" + ")" * 65}, False, "deeper than 64"),
+        ({"patternProperties": {"(" * 65 + "a" + ")" * 65: {}}}, False, "deeper than 64"),
+        ({"$ref": "#/x", "x": {"type": "string", "pattern": "a" * 2049}}, False, "longer than 2048"),
+        ({"type": "string", "format": []}, True, "format"),
+        ({"properties": {}, "required": [[]]}, True, "required property"),
         ({"type": "string", "pattern": "(?<a"}, False, "cannot be compiled"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, False, "minimum greater than maximum"),
         (deep(MAX_SCHEMA_DEPTH), False, "nested deeper"),
@@ -243,10 +250,10 @@ def test_vocabularies_are_checked():
             GrammarVocabulary(*arguments)
 
 
-def test_compiling_is_shared_bounded_and_given_up_on(monkeypatch):
-    compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=0.2, threads=1, cache_chars=100)
+def test_waiting_is_bounded_and_what_is_cached_is_not_kept_waiting(monkeypatch):
+    compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=0.05, processes=1, cache_chars=100)
     sources = [GrammarSource(str(n)) for n in range(9)]
-    started, gate, runs = threading.Event(), threading.Event(), []
+    started, gate, runs, results = threading.Event(), threading.Event(), [], []
 
     def slow(source):
         runs.append(source.text)
@@ -255,16 +262,30 @@ def test_compiling_is_shared_bounded_and_given_up_on(monkeypatch):
         return "x" * 60
 
     monkeypatch.setattr(compiler, "_compile", slow)
-    with pytest.raises(GrammarError, match=r"took longer than 0\.2 s"):
-        compiler.compile(sources[0])
+    compiler._keep(sources[8].id, "y")
+
+    def waiter():
+        results.append(compiler.compile(sources[0]))
+
+    threads = [threading.Thread(target=waiter) for _ in range(8)]
+    for thread in threads:
+        thread.start()
     assert started.wait(60)
-    job = compiler._jobs[sources[0].id]
-    with pytest.raises(GrammarError, match=r"took longer|too many"):
-        compiler.compile(sources[1])  # the only thread is busy
+    with pytest.raises(CompilerUnavailable, match="too many"):
+        compiler.compile(sources[1])  # the only process is busy
+    assert compiler.compile(sources[8]) == compiler.cached(sources[8]) == "y"
+    compiler._jobs.update((str(n), None) for n in range(MAX_JOBS - 1))
+    compiler._timeout = 60
+    with pytest.raises(CompilerUnavailable, match="too many"):
+        compiler.compile(sources[1])  # at once: enough are waiting
+    compiler._timeout = 0.05
+    for n in range(MAX_JOBS - 1):
+        del compiler._jobs[str(n)]
     gate.set()
-    assert job.done.wait(60)
-    assert compiler.compile(sources[0]) == "x" * 60
-    assert runs.count("0") == 1  # the late result was kept
+    for thread in threads:
+        thread.join()
+    assert results == ["x" * 60] * 8
+    assert runs == ["0"]
     compiler.compile(sources[2])
     compiler.compile(sources[0])  # 100 characters hold one result only
     assert runs.count("0") == 2

@@ -7,7 +7,7 @@ from agentserve.server.sessions.answer import Call, CallDelta
 from agentserve.server.sessions.identity import new_call_id
 from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.deltas import ArgumentsDelta, CallOpened, ContentDelta, Delta
-from tools_bridge.grammar import ResponseFormat, ToolChoice, hermes_grammar
+from tools_bridge.grammar import GrammarSource, ResponseFormat, ToolChoice, hermes_grammar
 from tools_bridge.hermes import DeltaTracker
 from tools_bridge.types import ToolSpec
 
@@ -60,7 +60,7 @@ class HermesGrammars:
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
 
-    def compile(self, form: Form) -> tuple[str, str] | None:
+    def source(self, form: Form) -> GrammarSource | None:
         tools = [
             ToolSpec(
                 tool["function"]["name"],
@@ -69,8 +69,13 @@ class HermesGrammars:
             )
             for tool in form.tools
         ]
-        source = hermes_grammar(tools, _choice(form), parallel=form.parallel, response=_response(form))
-        return None if source is None else (source.id, self._compiler.compile(source))
+        return hermes_grammar(tools, _choice(form), parallel=form.parallel, response=_response(form))
+
+    def cached(self, source: GrammarSource) -> str | None:
+        return self._compiler.cached(source)
+
+    def compile(self, source: GrammarSource) -> str:
+        return self._compiler.compile(source)
 
 
 def _choice(form: Form) -> ToolChoice:

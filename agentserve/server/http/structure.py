@@ -13,6 +13,8 @@ from agentserve.server.errors import ApiError
 from agentserve.server.http.schemas import ChatRequest, NamedChoice, ResponseFormat
 from agentserve.server.limits import Limits
 from agentserve.server.text_port import JsonObject
+from tools_bridge.compiler import CompilerUnavailable
+from tools_bridge.grammar import GrammarSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +47,71 @@ class Form:
 
 
 class GrammarMaker(Protocol):
-    """Compiles forms. Blocking, thread-safe, cached; a schema it cannot take is a ValueError."""
+    """Compiles forms; thread-safe. A schema it cannot take is a ValueError."""
 
-    def compile(self, form: Form) -> tuple[str, str] | None:
-        """(id, compiled), equal forms with equal ids; None where any text will do."""
+    def source(self, form: Form) -> GrammarSource | None:
+        """Equal forms have sources with equal ids; None where any text will do."""
+        ...
+
+    def cached(self, source: GrammarSource) -> str | None:
+        """What was compiled before. Does not block."""
+        ...
+
+    def compile(self, source: GrammarSource) -> str:
+        """Blocks. CompilerUnavailable: none can be compiled just now."""
         ...
 
 
 class Grammars:
-    """Compiles off the event loop and makes the result known to the workers."""
+    """Compiles off the event loop and makes the result known to the workers.
+
+    Only compilations are in line for `executor`: a grammar that is known, or under way for another
+    request, takes none of its threads.
+    """
 
     def __init__(self, maker: GrammarMaker, engine: Engine, executor: Executor) -> None:
         self._maker = maker
         self._engine = engine
         self._executor = executor
+        self._under_way: dict[str, asyncio.Future[str]] = {}
 
     async def define(self, form: Form) -> str | None:
         """The id to put into `Sampling.grammar`, or None where the form is free."""
         if not form.constrained:
             return None
-        loop = asyncio.get_running_loop()
         try:
-            made = await loop.run_in_executor(self._executor, self._maker.compile, form)
+            source = await asyncio.to_thread(self._maker.source, form)
+            if source is None:
+                return None
+            compiled = self._maker.cached(source)
+            if compiled is None:
+                compiled = await self._compiled(source)
         except (ValueError, RecursionError) as error:
             param = "response_format" if form.json and not form.forced else "tools"
             named = str(error).startswith(param)  # the message names the place already
             raise ApiError(
                 str(error) if named else f"{param}: {error}", param=param, code="invalid_schema"
             ) from None
-        if made is None:
-            return None
-        await self._engine.define_grammar(*made)  # each time: an old grammar may have been dropped
-        return made[0]
+        except CompilerUnavailable as error:  # others' schemas keep it busy, or it does not start
+            headers = {"retry-after": "5"}
+            raise ApiError(str(error), status=503, code="compiler_busy", headers=headers) from None
+        await self._engine.define_grammar(source.id, compiled)  # each time: it may have been dropped
+        return source.id
+
+    async def _compiled(self, source: GrammarSource) -> str:
+        key = source.id
+        work = self._under_way.get(key)
+        if work is None:
+            loop = asyncio.get_running_loop()
+            work = loop.run_in_executor(self._executor, self._maker.compile, source)
+            self._under_way[key] = work
+            work.add_done_callback(lambda done: self._finished(key, done))
+        return await asyncio.shield(work)  # a client that leaves takes nothing from the others
+
+    def _finished(self, key: str, work: asyncio.Future[str]) -> None:
+        del self._under_way[key]
+        if not work.cancelled():
+            work.exception()  # seen, also where every client has left
 
 
 def chat_form(fields: ChatRequest, tools: list[JsonObject], limits: Limits) -> Form:

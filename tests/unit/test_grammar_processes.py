@@ -1,0 +1,91 @@
+"""Compiling in child processes: a schema that costs too much costs its child, and nobody else notices."""
+
+import os
+import signal
+
+import msgspec
+import pytest
+
+from tools_bridge import compile_process
+from tools_bridge.compile_messages import Vocabulary
+from tools_bridge.compile_process import CompileProcess
+from tools_bridge.compiler import CompilerUnavailable, GrammarCompiler
+from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, hermes_grammar
+
+EOS, VOCAB = 256, 300
+BYTES = [bytes([i]) for i in range(256)]
+MIB = 1024 * 1024
+GREEDY = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(300)}}
+
+
+def source(schema):
+    made = hermes_grammar(response=ResponseFormat("json_schema", schema))
+    assert made is not None
+    return made
+
+
+def vocabulary(memory_bytes=256 * MIB, stops=(EOS,)):
+    return msgspec.msgpack.encode(Vocabulary(BYTES, VOCAB, list(stops), memory_bytes))
+
+
+PLAIN = source({"type": "integer"})
+
+
+def test_memory_is_bounded_and_the_next_schema_compiles():
+    compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=60, processes=1, memory_bytes=256 * MIB)
+    with pytest.raises(GrammarError, match=r"too much memory|too large or nested"):
+        compiler.compile(source(GREEDY))
+    assert compiler.compile(PLAIN)
+    compiler.close()
+
+
+def test_a_late_child_is_killed_and_replaced():
+    compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=60, processes=1)
+    assert compiler.compile(PLAIN)
+    [child] = compiler._idle
+    os.kill(child.pid, signal.SIGSTOP)  # as slow as can be
+    compiler._timeout = 0.1
+    with pytest.raises(GrammarError, match=r"took longer than 0\.1 s"):
+        compiler.compile(source({"type": "boolean"}))
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+    compiler._timeout = 60
+    assert compiler.compile(source({"type": "boolean"}))
+    assert compiler._idle[0].pid != child.pid
+    compiler.close()
+
+
+def test_a_crash_is_the_end_of_one_schema_only():
+    compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=60, processes=1)
+    assert compiler.compile(PLAIN)
+    # Past the checks of the schemas: xgrammar recurses into groups until its stack is used up.
+    pattern = "(" * 100_000 + "a" + ")" * 100_000
+    deep = PLAIN.text.replace('{"type":"integer"}', f'{{"type":"string","pattern":"{pattern}"}}')
+    with pytest.raises(GrammarError, match="nested too deeply"):
+        compiler.compile(GrammarSource(deep))
+    assert compiler.compile(source({"type": "null"}))
+    compiler.close()
+
+
+def test_children_stay_and_end_with_the_compiler():
+    compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=60)
+    compiler.compile(PLAIN)
+    [child] = compiler._idle
+    compiler.compile(source({"type": "null"}))
+    assert compiler._idle == [child]
+    del compiler
+    assert not child.usable
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+
+
+def test_a_child_that_does_not_start_is_no_fault_of_the_schema(monkeypatch):
+    with pytest.raises(CompilerUnavailable, match="at least one stop"):
+        CompileProcess(vocabulary(stops=()))
+    compiler = GrammarCompiler(BYTES, VOCAB, [EOS])
+    monkeypatch.setattr(compile_process, "COMMAND", ("/bin/false",))
+    with pytest.raises(CompilerUnavailable, match="does not start"):
+        compiler.compile(PLAIN)
+    monkeypatch.setattr(compile_process, "COMMAND", ("/no/such/program",))
+    with pytest.raises(CompilerUnavailable, match="does not start"):
+        compiler.compile(PLAIN)

@@ -1,0 +1,126 @@
+"""The process that compiles grammars. It may be killed, run out of memory or overflow its stack at any time.
+
+xgrammar bounds neither time, memory nor recursion on what clients send, so nothing else compiles.
+Started by `CompileProcess`; ends when its input does.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from tools_bridge.compile_messages import MAX_COMPILED_CHARS, Job, Made, Vocabulary, receive, send
+from tools_bridge.schemas import GrammarError
+from tools_bridge.vocabulary import GrammarVocabulary
+
+if TYPE_CHECKING:
+    import xgrammar
+
+TOO_MUCH_MEMORY = "the schema needs too much memory to compile; simplify it"
+
+
+def main() -> None:
+    jobs, replies = _pipes()
+    wanted = receive(jobs, Vocabulary)
+    if wanted is None:
+        return
+    try:
+        compiler = _Compiler(wanted)
+    except ValueError as error:
+        send(replies, Made(error=str(error)))
+        return
+    limit = _limit_memory(wanted.memory_bytes)
+    send(replies, Made())
+    _silence()
+    while (job := receive(jobs, Job)) is not None:
+        # The default action of SIGALRM ends the process, also in the middle of native code.
+        signal.setitimer(signal.ITIMER_REAL, job.seconds)
+        text, refusal = compiler.compile(job.source)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        # Memory that malloc keeps counts against the limit; the next schema must not pay for it.
+        last = refusal == TOO_MUCH_MEMORY or (limit is not None and _address_space() > limit)
+        send(replies, Made(text, refusal, last))
+        if last:
+            return
+
+
+class _Compiler:
+    def __init__(self, wanted: Vocabulary) -> None:
+        import xgrammar  # here, not above: it imports torch
+
+        self._vocabulary = GrammarVocabulary(wanted.token_bytes, wanted.vocab_size, wanted.stop_token_ids)
+        self._compiler = xgrammar.GrammarCompiler(self._vocabulary.info, max_threads=1, cache_enabled=False)
+
+    def compile(self, source: str) -> tuple[str, str]:
+        """(compiled grammar, "") or ("", why there is none)."""
+        try:
+            grammar = self._compiler.compile_structural_tag(source)
+            self._check_beginning(grammar)
+            text = self._vocabulary.seal(grammar)
+        except GrammarError as error:
+            return "", str(error)
+        except MemoryError:
+            return "", TOO_MUCH_MEMORY
+        except Exception as error:  # xgrammar raises bare RuntimeErrors
+            if "bad_alloc" in str(error):
+                return "", TOO_MUCH_MEMORY
+            return "", f"the schema cannot be compiled: {_reason(error)}"
+        if len(text) > MAX_COMPILED_CHARS:
+            return "", "the schema is too complex: its compiled form is too large; simplify it"
+        return text, ""
+
+    def _check_beginning(self, grammar: xgrammar.CompiledGrammar) -> None:
+        import xgrammar
+
+        mask = np.zeros((1, (self._vocabulary.vocab_size + 31) // 32), dtype=np.int32)
+        matcher = xgrammar.GrammarMatcher(grammar)
+        # False: every token is allowed, and the mask was left alone.
+        if matcher.fill_next_token_bitmask(mask, 0) and not mask.any():
+            raise GrammarError("the schema cannot be met: no text can even begin to match it")
+
+
+def _pipes() -> tuple[BinaryIO, BinaryIO]:
+    """(jobs, replies). What native code prints must not get among the replies."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return sys.stdin.buffer, replies
+
+
+def _silence() -> None:
+    """From here on, messages on stderr are about what clients sent: they are not for the server's log."""
+    with Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+
+
+def _limit_memory(more: int) -> int | None:
+    """Allow `more` bytes from here on; the size at which to end. None where memory cannot be limited."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected, its dump is no use
+    if not sys.platform.startswith("linux"):
+        return None
+    now = _address_space()
+    resource.setrlimit(resource.RLIMIT_AS, (now + more, now + more))
+    return now + more // 4
+
+
+def _address_space() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[0] if sys.platform.startswith("linux") else "0"
+    return int(pages) * resource.getpagesize()
+
+
+def _reason(error: Exception) -> str:
+    """xgrammar's message without its log prefix (`[time] file:line: `), in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if text.startswith("[") and ": " in text:
+        text = text.split(": ", 1)[1]
+    return text[:300]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What the compiler and its child processes say to each other: frames of MessagePack over pipes."""
+
+from __future__ import annotations
+
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+MAX_COMPILED_CHARS = 8 * 1024 * 1024  # what a worker must read in one message
+
+_LENGTH = 4  # bytes, little-endian, before each frame
+
+T = TypeVar("T")
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """The first frame: what to compile for (see `GrammarVocabulary`), and how much memory it may cost."""
+
+    token_bytes: list[bytes]
+    vocab_size: int
+    stop_token_ids: list[int]
+    memory_bytes: int
+
+
+class Job(msgspec.Struct, frozen=True):
+    source: str  # a `GrammarSource`'s text
+    seconds: float  # after which the child ends itself, should nobody be left to end it
+
+
+class Made(msgspec.Struct, frozen=True):
+    """The reply to each frame: a compiled grammar (nothing for the vocabulary), or why there is none."""
+
+    text: str = ""
+    error: str = ""
+    last: bool = False  # the child ends itself now: it has become too large
+
+
+def send(pipe: BinaryIO, message: msgspec.Struct) -> None:
+    send_encoded(pipe, msgspec.msgpack.encode(message))
+
+
+def send_encoded(pipe: BinaryIO, data: bytes) -> None:
+    pipe.write(len(data).to_bytes(_LENGTH, "little"))
+    pipe.write(data)
+    pipe.flush()
+
+
+def receive(pipe: BinaryIO, kind: type[T]) -> T | None:
+    """The next frame; None at the end of the pipe, be it in the middle of a frame."""
+    head = pipe.read(_LENGTH)
+    if len(head) < _LENGTH:
+        return None
+    size = int.from_bytes(head, "little")
+    data = pipe.read(size)
+    return msgspec.msgpack.decode(data, type=kind) if len(data) == size else None

@@ -1,0 +1,105 @@
+"""A child process that compiles, as its parent holds it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
+
+from tools_bridge.compile_messages import Job, Made, receive, send, send_encoded
+from tools_bridge.schemas import GrammarError
+
+COMMAND = (sys.executable, "-P", "-m", "tools_bridge.compile_child")
+START_SECONDS = 60.0  # importing xgrammar, and torch with it, on a busy machine
+ORPHAN_SECONDS = 5.0  # longer than the deadline a child runs whose parent is gone
+
+
+class CompilerUnavailable(RuntimeError):
+    """No compiler is free, or none starts: not the schema's fault."""
+
+
+class CompileProcess:
+    """One child; one thread at a time. `vocabulary` is an encoded `Vocabulary`."""
+
+    def __init__(self, vocabulary: bytes) -> None:
+        self._process = subprocess.Popen(
+            COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # an interrupt at the terminal is for the server
+        )
+        self.usable = True
+        made, _ = self._ask(vocabulary, START_SECONDS)
+        if made is None or made.error:
+            self.close()
+            raise CompilerUnavailable(f"the schema compiler does not start{_because(made)}")
+
+    def compile(self, source: str, seconds: float) -> str:
+        """The compiled grammar. The child may be gone afterwards: see `usable`."""
+        job = Job(source, seconds + ORPHAN_SECONDS)
+        made, late = self._ask(job, seconds)
+        if late or made is None or made.last:
+            self.close()
+        if made is None and late:
+            raise GrammarError(f"the schema took longer than {seconds:g} s to compile; simplify it")
+        if made is None:
+            raise GrammarError("the schema cannot be compiled: it is too large or nested too deeply")
+        if made.error:
+            raise GrammarError(made.error)
+        return made.text
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        self.usable = False
+        self._process.kill()
+        self._process.wait()
+        for pipe in self._pipes():
+            with suppress(BrokenPipeError):  # something was still to be written
+                pipe.close()
+
+    def _ask(self, message: Job | bytes, seconds: float) -> tuple[Made | None, bool]:
+        """(the reply or None if the child ended without one, whether it was killed for being late)."""
+        jobs, replies = self._pipes()
+        with self._killed_after(seconds) as late:
+            try:
+                if isinstance(message, bytes):
+                    send_encoded(jobs, message)
+                else:
+                    send(jobs, message)
+                made = receive(replies, Made)
+            except BrokenPipeError:
+                made = None
+        return made, late.is_set()
+
+    @contextmanager
+    def _killed_after(self, seconds: float) -> Iterator[threading.Event]:
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(seconds, kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield late
+        finally:
+            timer.cancel()
+            timer.join()  # a kill under way must be seen in `late`
+
+    def _pipes(self) -> tuple[BinaryIO, BinaryIO]:
+        jobs, replies = self._process.stdin, self._process.stdout
+        assert jobs is not None
+        assert replies is not None
+        return jobs, replies  # type: ignore[return-value]
+
+
+def _because(made: Made | None) -> str:
+    return "" if made is None else f": {made.error}"
