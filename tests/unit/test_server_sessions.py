@@ -63,6 +63,19 @@ async def test_a_conversation_stays_in_its_session_and_keeps_its_ids() -> None:
     assert [submit.turn for submit in rig.engine.submits] == [1, 2]
 
 
+async def test_another_salt_never_continues_a_conversation() -> None:
+    """Who guesses a history does not get into its session, nor learns that it exists (class 46)."""
+    rig = Rig(ScriptedEngine(say("Yes.")))
+    first = await rig.chat([user("a")], cache_salt="alice")
+    history = [user("a"), assistant(first), user("b")]
+    stranger = await rig.chat(history, cache_salt="mallory")
+    nobody = await rig.chat(history)
+    assert len({reply["session_id"] for reply in (first, stranger, nobody)}) == 3
+    assert (await rig.session(first["session_id"]))["turns"] == 1
+    own = await rig.chat(history, cache_salt="alice")
+    assert own["session_id"] == first["session_id"]
+
+
 async def test_an_edited_answer_starts_a_sibling_that_reuses_what_is_before_it() -> None:
     rig = Rig(ScriptedEngine(say("original")))
     first = await rig.chat([user("a")])

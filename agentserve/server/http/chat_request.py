@@ -58,7 +58,7 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
     keyed = messages
     if cut:  # a history is the same with and without them
         keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
-    keys = await context.off_loop(chain_keys, context.chain, keyed)
+    keys = await context.off_loop(chain_keys, context.chain, keyed, fields.cache_salt)
     claim = Claim(
         DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys, history.call_ids(messages)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from hashlib import sha256
 
 from agentserve.clock import Clock
 from agentserve.messages import StateChange
@@ -19,9 +20,10 @@ Chain = Callable[[bytes, JsonObject], bytes]
 """The canonical key of a history: chain(key of what came before, message)."""
 
 
-def chain_keys(chain: Chain, messages: list[JsonObject]) -> tuple[bytes, ...]:
+def chain_keys(chain: Chain, messages: list[JsonObject], salt: str | None = None) -> tuple[bytes, ...]:
+    """A key per message. Histories of different salts never share one, so neither do their sessions."""
     keys: list[bytes] = []
-    key = b""
+    key = b"" if salt is None else sha256(b"salt " + salt.encode("utf-8", "surrogatepass")).digest()
     for message in messages:
         key = chain(key, message)
         keys.append(key)
