@@ -2,8 +2,9 @@
 
 Theory of operation. A session is in exactly one *phase*. The public states PREFILLING and
 DECODING are both phase RUNNING: which of the two a client is shown is derived from how far
-`computed` lags behind the tokens. The worker's session table and the API process's directory
-both move sessions through `after`; an event that the table does not have is an error.
+`computed` lags behind the tokens. Only the session table moves a session, and only through `after`;
+an event that the table does not have is an error. The API process's directory records the states
+that workers report, and says itself only whether a session at rest waits for a tool.
 
                  SUBMIT            ADMIT
     IDLE ───────────────▶ WAITING ───────▶ RUNNING ──▶ END ──▶ IDLE
