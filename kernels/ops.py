@@ -10,15 +10,31 @@ Names: `rows` token rows of a step, `hidden` model width, `heads` query heads, `
 `[pages, 2, slots, kv_heads, dim]` (0 is K, 1 is V) of its group's storage
 `[pages, layers of the group, 2, slots, kv_heads, dim]`: one page is one contiguous run of bytes.
 How K and V lie inside a layer's part of a page is the backend's own; `numerics` names that too.
+Pages may hold numbers of another dtype than the step's (`KV_TAILS`): `dim` is then `kv_width`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
+
+from kernels.blocks import Matrix
+
+Activations = Literal["float", "int8"]
+"""What products with block weights multiply them with: the operands as they are, or rounded to 8 bits
+with a scale per block of 32 (faster where there are integer dot products; less exact)."""
+
+KV_TAILS = {torch.bfloat16: 0, torch.float16: 0, torch.float32: 0, torch.int8: 4}
+"""KV dtypes, and the bytes that each keeps beside a token's `dim` numbers of one head (a float32 scale)."""
+
+
+def kv_width(dim: int, dtype: torch.dtype) -> int:
+    """Elements that one token's K (or V) of one head takes in KV pages of `dtype`."""
+    return dim + KV_TAILS[dtype] // dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +61,7 @@ class Linear(Protocol):
     """A prepared matrix product. Prepared once per weight at load, where a backend picks its layout."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`[rows, in]` -> `[rows, out]`, in the weight's dtype."""
+        """`[rows, in]` -> `[rows, out]`, both in the dtype that it was prepared for."""
         ...
 
 
@@ -66,16 +82,16 @@ class LayerParts:
     """One layer of a decoder. Matrices are `[out, in]`; `group` and `index` say where its KV lies."""
 
     attention_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(heads + 2 * kv_heads) * dim, hidden]: Q, then K, then V
+    qkv: Matrix  # [(heads + 2 * kv_heads) * dim, hidden]: Q, then K, then V
     qkv_bias: Tensor | None
     q_norm: Tensor | None  # [dim]
     k_norm: Tensor | None  # [dim]
-    o: Tensor  # [hidden, heads * dim]
+    o: Matrix  # [hidden, heads * dim]
     o_bias: Tensor | None
     mlp_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * inner, hidden]: gate, then up
+    gate_up: Matrix  # [2 * inner, hidden]: gate, then up
     gate_up_bias: Tensor | None
-    down: Tensor  # [hidden, inner]
+    down: Matrix  # [hidden, inner]
     down_bias: Tensor | None
     group: int  # KV group
     index: int  # of this layer inside the group
@@ -84,16 +100,21 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderParts:
-    """A whole decoder, all matrices in one dtype. `lm_head` is `embedding` itself where they are tied."""
+    """A whole decoder computing in `dtype`. `lm_head` is `embedding` itself where they are tied.
 
+    `activations` holds for the layers' products with block weights; the head's are always "float".
+    """
+
+    dtype: torch.dtype
+    activations: Activations
     heads: int
     kv_heads: int
     dim: int
     eps: float
-    embedding: Tensor  # [vocab, hidden]
+    embedding: Matrix  # [vocab, hidden]
     layers: Sequence[LayerParts]
     norm: Tensor  # [hidden]
-    lm_head: Tensor  # [vocab, hidden]
+    lm_head: Matrix  # [vocab, hidden]
     cos: Tensor  # [positions, dim / 2] float32
     sin: Tensor
 
@@ -142,8 +163,18 @@ class Ops(Protocol):
         """Names everything that decides rounding; KV of a different `numerics` must not be mixed."""
         ...
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(
+        self,
+        weight: Matrix,
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        activations: Activations = "float",
+    ) -> Linear:
         """Prepare `x @ weight.T + bias`; `weight [out, in]`, `bias [out]`.
+
+        `dtype` is that of x and the result: the weight's own where it is a tensor, and needed where
+        it is blocks. `activations` "int8" is for blocks only (ValueError).
 
         Set the number of threads first: how rows are grouped is measured here, with these.
         """

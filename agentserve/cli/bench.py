@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from agentserve.bench.report import Row
 
 
-def bench(
+bench = typer.Typer(
+    help="Measure this machine: engine overhead, decode and prefill, beside the limits. Some minutes.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+
+@bench.callback()
+def speed_bench(
+    context: typer.Context,
     *,
     model: Annotated[str | None, typer.Option(show_default="smollm2-135m")] = None,
     dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
@@ -32,6 +41,8 @@ def bench(
     results: Annotated[Path | None, typer.Option(help="Write JSON into this folder.")] = None,
 ) -> None:
     """Measure this machine: engine overhead, decode and prefill, beside the limits. Takes some minutes."""
+    if context.invoked_subcommand is not None:
+        return
     from agentserve.server.workers.supervisor import worker_environment
 
     # The model runs in this process: its kernel threads must wait as a worker's do. Read by libgomp

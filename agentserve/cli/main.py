@@ -26,7 +26,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve,
     "demo": demo,
     "chat": chat,
-    "bench": bench,
     "doctor": doctor,
 }
 
@@ -40,6 +39,7 @@ app = typer.Typer(
 )
 for _name, _function in COMMANDS.items():
     app.command(_name)(_function)
+app.add_typer(bench, name="bench")
 app.add_typer(sim, name="sim")
 
 

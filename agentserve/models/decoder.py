@@ -113,6 +113,8 @@ def _parts(config: DecoderConfig, weights: DecoderWeights, cos: Tensor, sin: Ten
         for index, layer in enumerate(group.layers)
     }
     return DecoderParts(
+        dtype=weights.dtype,
+        activations="float",
         heads=config.heads,
         kv_heads=config.kv_heads,
         dim=config.head_dim,
