@@ -65,9 +65,6 @@ class CpuOps:
         """Threads and torch are no part of it: they decide no bits and no layout."""
         return f"{self.name} {self._library.built.digest[:32]}"
 
-    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
-        return frozenset({dtype})
-
     def linear(
         self,
         weight: Matrix,
@@ -81,6 +78,9 @@ class CpuOps:
         if dtype is None:
             raise ValueError("a product with block weights needs the dtype of its operands")
         return CpuLinear(self._library, expand(weight, dtype), bias)
+
+    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
+        return frozenset({dtype})
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         if not isinstance(parts.lm_head, Tensor) or not isinstance(parts.layers[0].down, Tensor):
