@@ -22,7 +22,12 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 _HAS_AVX2 = frozenset({"avx2", "fma", "f16c"})
 _HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 
-AVX512BF16 = Isa("cpu-avx512bf16", (*_AVX512, "-mavx512bf16"), _HAS_AVX512 | {"avx512_bf16"})
+_AVX512VNNI = (*_AVX512, "-mavx512vnni")
+_HAS_AVX512VNNI = _HAS_AVX512 | {"avx512_vnni"}
+
+# Every machine with bfloat16 products has the 8-bit ones.
+AVX512BF16 = Isa("cpu-avx512bf16", (*_AVX512VNNI, "-mavx512bf16"), _HAS_AVX512VNNI | {"avx512_bf16"})
+AVX512VNNI = Isa("cpu-avx512vnni", _AVX512VNNI, _HAS_AVX512VNNI)
 AVX512 = Isa("cpu-avx512", _AVX512, _HAS_AVX512)
 AVX2 = Isa("cpu-avx2", _AVX2, _HAS_AVX2)
 PLAIN = Isa("cpu-plain", ())
@@ -32,7 +37,7 @@ PLAIN = Isa("cpu-plain", ())
 def available(cpuinfo: Path = Path("/proc/cpuinfo")) -> Iterator[Isa]:
     """The instruction sets of this machine, best first."""
     found = cpu_flags(cpuinfo) if platform.machine() in ("x86_64", "AMD64") else frozenset()
-    for isa in (AVX512BF16, AVX512, AVX2):
+    for isa in (AVX512BF16, AVX512VNNI, AVX512, AVX2):
         if isa.needs <= found:
             yield isa
     yield PLAIN
