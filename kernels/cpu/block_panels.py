@@ -59,10 +59,11 @@ def packed_run_bytes(library: Library, run: BlockRun, width: int) -> int:
 
 def pack_run(library: Library, run: BlockRun, width: int, lanes: int, to: int) -> None:
     """Pack a run to the address `to`; `lanes` as `lanes_of` says."""
+    addresses = in_columns(_addresses(run), run.order)
     library.pack_blocks(
         run.format,
         lanes,
-        in_columns(_addresses(run), run.order).data_ptr(),
+        addresses.data_ptr(),
         run.panels,
         width // UNIT,
         to,

@@ -107,9 +107,10 @@ class PackedMatrix:
     def _pack_plain(self, library: Library, weight: Tensor) -> Sequence[Panel]:
         if weight.dtype != self.dtype:
             raise ValueError(f"weights are {weight.dtype}, their operands {self.dtype}")
+        weight = weight.contiguous()
         library.pack(
             TYPES[self.dtype],
-            weight.contiguous().data_ptr(),
+            weight.data_ptr(),
             self.out,
             self.width,
             self._pair_halves,
