@@ -20,19 +20,19 @@ template <class T> struct FloatOperand {
     using Sum = vf;
     static constexpr int LANE = T::PAIR;  // codes in a 32-bit lane
     static constexpr bool ROUNDED = false;
-    static INLINE Sum start(int32_t) { return set1(0.0f); }
     static INLINE Sum dot(Sum sum, vi x, vi w) { return T::dot(sum, x, w); }
-    static INLINE vf join(Sum sum, vf scale, float, vf total) { return fma(scale, sum, total); }
+    static INLINE vf join(Sum sum, vf scale, vf, vf total) { return fma(scale, sum, total); }
 };
 
+// Operands of 8 bits come with 128 added to each, as the machine's products want one side unsigned;
+// `start` takes that out of a sum again.
 struct ByteOperand {
-    using Code = uint8_t;
+    using Code = int8_t;
     using Sum = vi;
     static constexpr int LANE = 4;
     static constexpr bool ROUNDED = true;
-    static INLINE Sum start(int32_t value) { return set1_lanes(static_cast<uint32_t>(value)); }
-    static INLINE Sum dot(Sum sum, vi x, vi w) { return dot_bytes(sum, w, x); }
-    static INLINE vf join(Sum sum, vf scale, float x_scale, vf total) { return fma(mul(scale, set1(x_scale)), to_float(sum), total); }
+    static INLINE Sum dot(Sum sum, vi x, vi w) { return dot_bytes(sum, x, w); }
+    static INLINE vf join(Sum sum, vf scale, vf x_scale, vf total) { return fma(mul(scale, x_scale), to_float(sum), total); }
 };
 
 // Some units of a panel as operands.
@@ -42,9 +42,28 @@ template <class Op> struct Unpacked {
     alignas(64) typename Op::Code codes[UNITS * UNIT_CODES];
     alignas(64) float scale[UNITS * 2][PANEL];
     alignas(64) float offset[UNITS][PANEL];
-    int units, groups;  // of this content; scales per unit
-    int32_t centre;     // what each code has too much
+    alignas(64) int32_t start[Op::ROUNDED ? UNITS * 2 : 1][PANEL];
+    int groups, per_unit;  // scales of an output: all, and of each unit
     bool has_offset;
+
+    INLINE const uint32_t* lanes(int group) const {
+        return reinterpret_cast<const uint32_t*>(codes) + group * (UNIT_LANES / per_unit) * PANEL;
+    }
+    INLINE typename Op::Sum begin(int group, int column) const {
+        if constexpr (Op::ROUNDED) return load_lanes(reinterpret_cast<const uint32_t*>(start[group] + column));
+        else return set1(0.0f);
+    }
+    // Every group's sum for operands of -128.
+    void find_starts() {
+        const int steps = UNIT_LANES / per_unit;
+        const vi x = set1_lanes(0x80808080u);
+        for (int g = 0; g < groups; ++g)
+            for (int c = 0; c < PANEL; c += W) {
+                vi sum = set1_lanes(0);
+                for (int s = 0; s < steps; ++s) sum = dot_bytes(sum, x, load_lanes(lanes(g) + s * PANEL + c));
+                store_ints(start[g] + c, sub_lanes(set1_lanes(0), sum));
+            }
+    }
 };
 
 // One task's walk through memory: its own panel, then the thread's next one.
@@ -63,9 +82,8 @@ struct Stream {
 };
 
 template <class F, class Op> void unpack_units(const uint8_t* panel, int64_t first, int units, Stream& stream, Unpacked<Op>& to) {
-    to.units = units;
-    to.groups = F::GROUPS;
-    to.centre = Op::ROUNDED ? F::CENTRE : 0;
+    to.groups = units * F::GROUPS;
+    to.per_unit = F::GROUPS;
     to.has_offset = F::OFFSET;
     for (int u = 0; u < units; ++u) {
         const uint8_t *head = panel + F::head_at(first + u), *unit = panel + F::unit_at(first + u);
@@ -73,6 +91,7 @@ template <class F, class Op> void unpack_units(const uint8_t* panel, int64_t fir
         unpack_scales<F>(head, unit, to.scale + u * F::GROUPS, to.offset[u]);
         unpack_codes<F>(unit + F::SCALES, to.codes + u * UNIT_CODES);
     }
+    if constexpr (Op::ROUNDED) to.find_starts();
 }
 
 // Operand rows of one block of rows, from the unit on that stands first in an `Unpacked`.
@@ -80,26 +99,21 @@ struct RowBlock {
     const uint32_t* lanes;
     int64_t stride;
     const float *sums, *scales;
-    const int32_t* code_sums;
-    int64_t units;  // between rows of the last three
+    int64_t units;  // between rows of the last two
 };
 
 // `ROWS` rows, `AT_ONCE` groups from `group` on, added to the totals.
-template <class Op, int ROWS, int AT_ONCE>
+template <class Op, int ROWS, int AT_ONCE, bool OFFSET>
 INLINE void add_groups(const Unpacked<Op>& w, const RowBlock& x, int group, float (*total)[PANEL]) {
     constexpr int V = GEMM_VECTORS, THIRDS = (ROWS + 2) / 3;
-    const int steps = Unpacked<Op>::UNIT_LANES / w.groups;
+    const int steps = Unpacked<Op>::UNIT_LANES / w.per_unit;
     for (int part = 0; part < PANEL / (V * W); ++part) {
         typename Op::Sum sum[AT_ONCE][ROWS][V];
-        UNROLL for (int a = 0; a < AT_ONCE; ++a) UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v) {
-            int32_t start = 0;
-            if (Op::ROUNDED && w.centre) {
-                const int32_t* codes = x.code_sums + (r * x.units) * 2 + (group + a) * (3 - w.groups);
-                start = -w.centre * (w.groups == 2 ? codes[0] : codes[0] + codes[1]);
-            }
-            sum[a][r][v] = Op::start(start);
+        UNROLL for (int a = 0; a < AT_ONCE; ++a) UNROLL for (int v = 0; v < V; ++v) {
+            const auto begin = w.begin(group + a, (part * V + v) * W);
+            UNROLL for (int r = 0; r < ROWS; ++r) sum[a][r][v] = begin;
         }
-        const auto* b = reinterpret_cast<const uint32_t*>(w.codes) + static_cast<int64_t>(group) * steps * PANEL + part * V * W;
+        const uint32_t* b = w.lanes(group) + part * V * W;
         const uint32_t* row[THIRDS];
         UNROLL for (int t = 0; t < THIRDS; ++t) row[t] = x.lanes + 3 * t * x.stride + group * steps;
         for (int s = 0; s < steps; ++s) {
@@ -114,27 +128,38 @@ INLINE void add_groups(const Unpacked<Op>& w, const RowBlock& x, int group, floa
             b += PANEL;
             UNROLL for (int t = 0; t < THIRDS; ++t) ++row[t];
         }
-        UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v) {
-            const int column = (part * V + v) * W;
-            vf all = load(total[r] + column);
-            UNROLL for (int a = 0; a < AT_ONCE; ++a) {
-                const int unit = (group + a) / w.groups;
-                const float scale = Op::ROUNDED ? x.scales[r * x.units + unit] : 0.0f;
-                all = Op::join(sum[a][r][v], load(w.scale[group + a] + column), scale, all);
-                if (w.has_offset) all = fma(load(w.offset[unit] + column), set1(x.sums[r * x.units + unit]), all);
+        UNROLL for (int a = 0; a < AT_ONCE; ++a) {
+            const int unit = (group + a) >> (w.per_unit - 1), column = part * V * W;
+            vf scale[V], offset[V];
+            UNROLL for (int v = 0; v < V; ++v) {
+                scale[v] = load(w.scale[group + a] + column + v * W);
+                offset[v] = OFFSET ? load(w.offset[unit] + column + v * W) : set1(0.0f);
             }
-            store(total[r] + column, all);
+            UNROLL for (int r = 0; r < ROWS; ++r) {
+                const vf x_scale = set1(Op::ROUNDED ? x.scales[r * x.units + unit] : 0.0f);
+                const vf x_sum = set1(OFFSET ? x.sums[r * x.units + unit] : 0.0f);
+                UNROLL for (int v = 0; v < V; ++v) {
+                    float* at = total[r] + column + v * W;
+                    vf all = Op::join(sum[a][r][v], scale[v], x_scale, load(at));
+                    if constexpr (OFFSET) all = fma(offset[v], x_sum, all);
+                    store(at, all);
+                }
+            }
         }
     }
 }
 
 // Few rows have too few chains under way: two groups at a time.
-template <class Op, int ROWS> void add_units(const Unpacked<Op>& w, const RowBlock& x, float (*total)[PANEL]) {
-    const int groups = w.units * w.groups;
+template <class Op, int ROWS, bool OFFSET> INLINE void add_all(const Unpacked<Op>& w, const RowBlock& x, float (*total)[PANEL]) {
     int group = 0;
     if constexpr (2 * ROWS <= GEMM_ROWS)
-        for (; group + 2 <= groups; group += 2) add_groups<Op, ROWS, 2>(w, x, group, total);
-    for (; group < groups; ++group) add_groups<Op, ROWS, 1>(w, x, group, total);
+        for (; group + 2 <= w.groups; group += 2) add_groups<Op, ROWS, 2, OFFSET>(w, x, group, total);
+    for (; group < w.groups; ++group) add_groups<Op, ROWS, 1, OFFSET>(w, x, group, total);
+}
+
+template <class Op, int ROWS> void add_units(const Unpacked<Op>& w, const RowBlock& x, float (*total)[PANEL]) {
+    if (w.has_offset) add_all<Op, ROWS, true>(w, x, total);
+    else add_all<Op, ROWS, false>(w, x, total);
 }
 
 template <class Op> using AddUnits = void (*)(const Unpacked<Op>&, const RowBlock&, float (*)[PANEL]);
@@ -162,7 +187,7 @@ void blocks_product(const Panel& panel, int64_t units, const uint8_t* next, cons
             for (int64_t block = begin; block < end; ++block) {
                 const int64_t row = split(block), height = split(block + 1) - row, at = row * units + unit;
                 const RowBlock rows{Op::ROUNDED ? x.codes + at * U::UNIT_LANES : x.lanes + row * x.stride + unit * U::UNIT_LANES,
-                                    Op::ROUNDED ? units * U::UNIT_LANES : x.stride, x.sums + at, x.scales + at, x.code_sums + 2 * at, units};
+                                    Op::ROUNDED ? units * U::UNIT_LANES : x.stride, x.sums + at, x.scales + at, units};
                 add[static_cast<size_t>(height - 1)](unpacked, rows, total + (row - split(begin)));
             }
         }

@@ -75,8 +75,9 @@ template <int SIZE, int BITS> constexpr BoxPlace box_place(int at) {
     return {vector / PER_LINE * N + at % N, vector % PER_LINE * BITS};
 }
 
-// Codes as operands. Those of 8-bit products keep their centre; it is subtracted from the sum.
-template <int CENTRE> INLINE void as_operand(uint32_t code, uint8_t& to) { to = static_cast<uint8_t>(code); }
+template <int CENTRE> INLINE void as_operand(uint32_t code, int8_t& to) {
+    to = static_cast<int8_t>(static_cast<int32_t>(code) - CENTRE);
+}
 template <int CENTRE> INLINE void as_operand(uint32_t code, float& to) {
     to = static_cast<float>(static_cast<int32_t>(code) - CENTRE);
 }
@@ -87,6 +88,7 @@ template <int CENTRE> INLINE void as_operand(uint32_t code, uint16_t& to) { to =
 
 template <class Code> struct BoxOf { using Type = Code; };
 template <> struct BoxOf<float> { using Type = uint32_t; };
+template <> struct BoxOf<int8_t> { using Type = uint8_t; };
 
 #if defined(__AVX512F__)
 #include "codes_avx512.h"

@@ -74,10 +74,10 @@ template <class F> INLINE void unpack_codes(const uint8_t* from, float* to) {
     }
 }
 
-template <class F> INLINE void unpack_codes(const uint8_t* from, uint8_t* to) {
-    const __m512i mask = _mm512_set1_epi8(static_cast<char>((1 << F::BITS) - 1));
+template <class F> INLINE void unpack_codes(const uint8_t* from, int8_t* to) {
+    const __m512i mask = _mm512_set1_epi8(static_cast<char>((1 << F::BITS) - 1)), centre = _mm512_set1_epi8(static_cast<char>(F::CENTRE));
     UNROLL for (int vector = 0; vector < UNIT_CODES / 64; ++vector) {
-        if constexpr (F::BITS == 8) store_line(to + 64 * vector, load_line(from + 64 * vector));
-        else store_line(to + 64 * vector, _mm512_and_si512(raw_codes<F, 1>(from, vector), mask));
+        const __m512i code = F::BITS == 8 ? load_line(from + 64 * vector) : _mm512_and_si512(raw_codes<F, 1>(from, vector), mask);
+        store_line(to + 64 * vector, F::CENTRE ? _mm512_sub_epi8(code, centre) : code);
     }
 }

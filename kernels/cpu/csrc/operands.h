@@ -18,25 +18,25 @@ struct Operand {
     const uint32_t* lanes;
     int64_t stride;             // lanes between rows
     const float* sums;          // [rows][units]: of the numbers, or of scale * codes
-    const uint32_t* codes;      // [rows][units * 8], four codes in a lane
+    const uint32_t* codes;      // [rows][units * 8], four codes in a lane, 128 added to each
     const float* scales;        // [rows][units]
-    const int32_t* code_sums;   // [rows][units][2], of each half unit
 };
 
-// 32 numbers as codes; their scale, and the sums of each half's codes.
-template <class T> INLINE float round_unit(const typename T::Stored* x, int8_t* codes, int32_t* halves) {
-    vi top = as_lanes(set1(0.0f));
+struct RoundedUnit {
+    float scale, sum;
+};
+
+// 32 numbers as codes, with 128 added to each; their scale, and their sum.
+template <class T> INLINE RoundedUnit round_unit(const typename T::Stored* x, uint8_t* codes) {
+    vi top = set1_lanes(0), sum = set1_lanes(0);
     for (int i = 0; i < UNIT; i += W) top = max_bits(top, magnitude(T::load_wide(x + i)));
     const float most = max_bits_of(top), scale = most < TINY ? 0.0f : most / 127.0f, inverse = most < TINY ? 0.0f : 127.0f / most;
-    vi sum[2] = {set1_lanes(0), set1_lanes(0)};
     for (int i = 0; i < UNIT; i += W) {
         const vi code = to_int(nearest(mul(T::load_wide(x + i), set1(inverse))));
-        store_bytes(codes + i, code);
-        sum[i / (UNIT / 2)] = add_lanes(sum[i / (UNIT / 2)], code);
+        store_bytes(codes + i, add_lanes(code, set1_lanes(128)));
+        sum = add_lanes(sum, code);
     }
-    halves[0] = sum_ints(sum[0]);
-    halves[1] = sum_ints(sum[1]);
-    return scale;
+    return {scale, scale * static_cast<float>(sum_ints(sum))};
 }
 
 template <class T> INLINE float unit_sum(const typename T::Stored* x) {
@@ -58,7 +58,6 @@ public:
         grow(sums_, rows * units_);
         grow(scales_, rows * units_);
         grow(codes_, rows * units_ * UNIT / 4);
-        grow(code_sums_, rows * units_ * 2);
     }
 
     void prepare(int64_t row, const Stored* x, int32_t need) {
@@ -68,22 +67,20 @@ public:
                 sums_[at + u] = unit_sum<T>(x + u * UNIT);
                 continue;
             }
-            int32_t* halves = code_sums_.data() + 2 * (at + u);
-            const float scale = round_unit<T>(x + u * UNIT, reinterpret_cast<int8_t*>(codes_.data()) + (at + u) * UNIT, halves);
-            scales_[at + u] = scale;
-            sums_[at + u] = scale * static_cast<float>(halves[0] + halves[1]);
+            const RoundedUnit unit = round_unit<T>(x + u * UNIT, reinterpret_cast<uint8_t*>(codes_.data()) + (at + u) * UNIT);
+            scales_[at + u] = unit.scale;
+            sums_[at + u] = unit.sum;
         }
     }
 
     Operand operand(const Stored* rows) const {
-        return {reinterpret_cast<const uint32_t*>(rows), width_ / T::PAIR, sums_.data(), codes_.data(), scales_.data(), code_sums_.data()};
+        return {reinterpret_cast<const uint32_t*>(rows), width_ / T::PAIR, sums_.data(), codes_.data(), scales_.data()};
     }
 
 private:
     int64_t width_ = 0, units_ = 0;
     std::vector<float> sums_, scales_;
     std::vector<uint32_t> codes_;
-    std::vector<int32_t> code_sums_;
 };
 
 }  // namespace agentserve
