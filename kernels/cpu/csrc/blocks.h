@@ -94,6 +94,15 @@ template <class F, class Op> void unpack_units(const uint8_t* panel, int64_t fir
     if constexpr (Op::ROUNDED) to.find_starts();
 }
 
+// Stops the compiler from storing a sum in the loop that it is summed in.
+template <class Sum> INLINE void keep_in_register(Sum& sum) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(sum));
+#else
+    (void)sum;
+#endif
+}
+
 // Operand rows of one block of rows, from the unit on that stands first in an `Unpacked`.
 struct RowBlock {
     const uint32_t* lanes;
@@ -102,9 +111,10 @@ struct RowBlock {
     int64_t units;  // between rows of the last two
 };
 
-// `ROWS` rows, `AT_ONCE` groups from `group` on, added to the totals.
+// `ROWS` rows, `AT_ONCE` groups from `group` on, added to the totals. A call of its own: a compiler
+// that sees the next group too keeps totals on the stack as well as in memory.
 template <class Op, int ROWS, int AT_ONCE, bool OFFSET>
-INLINE void add_groups(const Unpacked<Op>& w, const RowBlock& x, int group, float (*total)[PANEL]) {
+__attribute__((noinline)) void add_groups(const Unpacked<Op>& w, const RowBlock& x, int group, float (*total)[PANEL]) {
     constexpr int V = GEMM_VECTORS, THIRDS = (ROWS + 2) / 3;
     const int steps = Unpacked<Op>::UNIT_LANES / w.per_unit;
     for (int part = 0; part < PANEL / (V * W); ++part) {
@@ -128,6 +138,8 @@ INLINE void add_groups(const Unpacked<Op>& w, const RowBlock& x, int group, floa
             b += PANEL;
             UNROLL for (int t = 0; t < THIRDS; ++t) ++row[t];
         }
+        UNROLL for (int a = 0; a < AT_ONCE; ++a) UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v)
+            keep_in_register(sum[a][r][v]);
         UNROLL for (int a = 0; a < AT_ONCE; ++a) {
             const int unit = (group + a) >> (w.per_unit - 1), column = part * V * W;
             vf scale[V], offset[V];
