@@ -103,6 +103,9 @@ class ReferenceOps:
             self._linear_rules[key] = choose_rule(bare.product, sample[0])
         return ReferenceLinear(weight, bias, self._linear_rules[key])
 
+    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
+        return frozenset({dtype})
+
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         return None
 

@@ -83,6 +83,9 @@ class CpuOps:
         packed = PackedMatrix(self._library, weight, bias, dtype=dtype, activations=activations)
         return CpuLinear(self._library, packed)
 
+    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
+        return frozenset({dtype})
+
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         return CpuDecoder(self._library, parts) if CpuDecoder.fits(parts) else None
 
