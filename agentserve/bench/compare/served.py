@@ -1,0 +1,153 @@
+"""A contestant behind an OpenAI server: the same streaming client against every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from agentserve.bench.compare.child import Child
+from agentserve.bench.compare.plan import Scenario, text_prompts
+from agentserve.bench.compare.result import Facts, Figure
+
+MODEL = "m"  # what both servers call theirs
+POLL_SECONDS = 0.2
+ENDING_SECONDS = 2.0  # between a connection's end and its server's
+
+
+@dataclass
+class Stream:
+    """One reply as it came: when it was asked for, and how many tokens there were at which time."""
+
+    sent: float
+    marks: list[tuple[float, int]] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def heard(self, now: float, usage: Mapping[str, Any]) -> None:
+        tokens = int(usage.get("completion_tokens") or 0)
+        if tokens > self.tokens:
+            self.marks.append((now, tokens))
+        self.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+        details = usage.get("prompt_tokens_details") or {}
+        self.cached_tokens = int(details.get("cached_tokens") or 0)
+
+    @property
+    def tokens(self) -> int:
+        return self.marks[-1][1] if self.marks else 0
+
+
+def decode_rate(streams: Sequence[Stream]) -> float | None:
+    """Tokens per second over all streams while all of them decode: from the last one's first token to
+    the first one's last. None if there was no such time."""
+    begin = max(stream.marks[0][0] for stream in streams)
+    end = min(stream.marks[-1][0] for stream in streams)
+    if end <= begin:
+        return None
+    given = sum(_tokens_at(stream, end) - _tokens_at(stream, begin) for stream in streams)
+    return given / (end - begin)
+
+
+def prefill_rate(streams: Sequence[Stream]) -> float:
+    """Prompt tokens per second until every stream has its first token."""
+    seconds = max(stream.marks[0][0] for stream in streams) - min(stream.sent for stream in streams)
+    return sum(stream.prompt_tokens for stream in streams) / seconds
+
+
+def _tokens_at(stream: Stream, when: float) -> int:
+    return max((tokens for at, tokens in stream.marks if at <= when), default=0)
+
+
+class Served:
+    """A server that is ready. Raises PeerFailed when it refuses, hangs, ends early or is gone."""
+
+    def __init__(self, child: Child, url: str, limit: float, settings: Mapping[str, object]) -> None:
+        self._child = child
+        self._url = url
+        self._limit = limit
+        version = httpx.get(f"{url}/version", timeout=limit).json()["version"]
+        self.facts = Facts(child.name, str(version), settings)
+
+    def run(self, scenario: Scenario, number: int) -> Figure:
+        streams = asyncio.run(self._streams(scenario, text_prompts(scenario, number)))
+        for stream in streams:
+            if stream.tokens != scenario.tokens:
+                raise self._child.failed(
+                    f"{scenario.name}: only {stream.tokens} of {scenario.tokens} tokens, in spite of ignore_eos"
+                )
+            if stream.cached_tokens * 10 > stream.prompt_tokens:
+                raise self._child.failed(f"{scenario.name}: {stream.cached_tokens} prompt tokens were cached")
+        rate = prefill_rate(streams) if scenario.kind == "prefill" else decode_rate(streams)
+        if rate is None:
+            raise self._child.failed(f"{scenario.name}: its {scenario.rows} streams never ran together")
+        return Figure(rate, sum(stream.prompt_tokens for stream in streams))
+
+    def cpu_seconds(self) -> float:
+        return self._child.cpu_seconds()
+
+    async def _streams(self, scenario: Scenario, prompts: Sequence[str]) -> list[Stream]:
+        try:
+            async with asyncio.timeout(self._limit), httpx.AsyncClient(timeout=None) as client:
+                return await asyncio.gather(*(self._stream(client, prompt, scenario) for prompt in prompts))
+        except TimeoutError:
+            raise self._child.failed(f"{scenario.name}: no answer in {self._limit:g} s") from None
+        except (httpx.HTTPError, ValueError) as error:
+            what = str(error) or type(error).__name__
+            raise self._child.failed(f"{scenario.name}: {what}", wait=ENDING_SECONDS) from None
+
+    async def _stream(self, client: httpx.AsyncClient, prompt: str, scenario: Scenario) -> Stream:
+        body = {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": scenario.tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            # A piece may bring several tokens, or none: only the running count says.
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        stream = Stream(time.perf_counter())
+        async with client.stream("POST", f"{self._url}/v1/completions", json=body) as reply:
+            if reply.status_code != 200:
+                said = (await reply.aread()).decode(errors="replace")
+                raise self._child.failed(f"{scenario.name}: HTTP {reply.status_code}: {said[:200]}")
+            async for line in reply.aiter_lines():
+                now = time.perf_counter()
+                if not line.startswith("data:") or line.endswith("[DONE]"):
+                    continue
+                event = json.loads(line[5:])
+                if "error" in event:
+                    raise self._child.failed(f"{scenario.name}: {str(event['error'])[:200]}")
+                if event.get("usage"):
+                    stream.heard(now, event["usage"])
+        return stream
+
+
+def wait_ready(child: Child, url: str, limit: float) -> None:
+    """Return when the server answers /health with 200; PeerFailed if it ends or `limit` seconds pass."""
+    until = time.monotonic() + limit
+    with httpx.Client(timeout=5.0) as client:
+        while True:
+            if child.ended:
+                raise child.failed("it ended before it was ready")
+            try:
+                if client.get(f"{url}/health").status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass  # the port is not open yet
+            if time.monotonic() > until:
+                raise child.failed(f"not ready after {limit:g} s")
+            time.sleep(POLL_SECONDS)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
