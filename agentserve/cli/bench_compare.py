@@ -42,7 +42,7 @@ def compare(
     kv_gib: Annotated[int, typer.Option(min=1, help="KV pool of each, in GiB.")] = 1,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each per scenario; medians count.")] = 5,
     only: Annotated[str, typer.Option(help="Only scenarios with this in their names.")] = "",
-    start_limit: Annotated[float, typer.Option(min=1, help="Seconds that a start may take.")] = 300,
+    start_limit: Annotated[float, typer.Option(min=1, help="Seconds that a start may take.")] = 600,
     run_limit: Annotated[float, typer.Option(min=1, help="Seconds that one run may take.")] = 300,
     results: Annotated[Path | None, typer.Option(help="Write JSON into this folder.")] = None,
 ) -> None:

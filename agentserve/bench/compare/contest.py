@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from agentserve.bench.compare.plan import WARM_UP, Scenario, turns
+from agentserve.bench.compare.plan import Scenario, turns
 from agentserve.bench.compare.result import Facts, Figure, Row, row
 
 SETTLE_SECONDS = 0.3  # threads of the one that ran last stop spinning, its last writes leave
@@ -23,6 +23,10 @@ class Contestant(Protocol):
 
     @property
     def facts(self) -> Facts: ...
+
+    def warm_up(self, scenario: Scenario) -> None:
+        """The same shapes on prompts of their own, fewer tokens, no figure. Raises PeerFailed."""
+        ...
 
     def run(self, scenario: Scenario, number: int) -> Figure:
         """One run on the prompts of that number. Raises PeerFailed."""
@@ -72,7 +76,7 @@ def measure(
     rows = []
     for scenario in scenarios:
         for contestant in contestants:
-            contestant.run(scenario.warm_up(), WARM_UP)
+            contestant.warm_up(scenario)
         figures: dict[str, list[Figure]] = {name: [] for name in by_name}
         for number, name in turns(list(by_name), runs):
             time.sleep(SETTLE_SECONDS)

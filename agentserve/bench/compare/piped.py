@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from agentserve.bench.compare.child import Child
-from agentserve.bench.compare.plan import UNSTEADY, Scenario, token_prompts
+from agentserve.bench.compare.plan import UNSTEADY, WARM_UP, Scenario, token_prompts
 from agentserve.bench.compare.result import Facts, Figure
 
 LONGEST_ANSWER = 1 << 20  # bytes
@@ -46,6 +46,9 @@ class Piped:
         if not isinstance(answer, Ready):
             raise child.failed(f"it answered its orders with {type(answer).__name__}")
         self.facts = Facts(child.name, answer.version, answer.settings)
+
+    def warm_up(self, scenario: Scenario) -> None:
+        self.run(scenario.shortened(), WARM_UP)
 
     def run(self, scenario: Scenario, number: int) -> Figure:
         prompts = token_prompts(scenario, number)

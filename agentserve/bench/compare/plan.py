@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 WARM_UP = -1  # the number of the run that does not count
-WARM_UP_TOKENS = 8
+WARM_UP_TOKENS = 8  # of a decode there
 UNSTEADY = 2  # decode steps right after a prefill that are not counted: buffers are made, caches refilled
 
 # Ids that are ordinary words in any vocabulary this is used with: neither bytes nor control tokens.
@@ -40,8 +40,8 @@ class Scenario:
         size = f"{self.length} tokens" if self.kind == "prefill" else f"{self.rows} x {self.length} tokens"
         return f"{self.kind}, {size}{self.note}"
 
-    def warm_up(self) -> Scenario:
-        """The same shapes, fewer tokens."""
+    def shortened(self) -> Scenario:
+        """The same shapes, fewer tokens: enough to warm up."""
         return replace(self, tokens=min(self.tokens, WARM_UP_TOKENS))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from agentserve.bench.compare.child import Child
-from agentserve.bench.compare.plan import Scenario, text_prompts
+from agentserve.bench.compare.plan import WARM_UP, Scenario, text_prompts
 from agentserve.bench.compare.result import Facts, Figure
 
 MODEL = "m"  # what both servers call theirs
@@ -67,22 +67,19 @@ def _tokens_at(stream: Stream, when: float) -> int:
 class Served:
     """A server that is ready. Raises PeerFailed when it refuses, hangs, ends early or is gone."""
 
-    def __init__(self, child: Child, url: str, limit: float, settings: Mapping[str, object]) -> None:
+    def __init__(self, child: Child, url: str, facts: Facts, limit: float) -> None:
+        """`limit`: seconds that one run may take."""
+        self.facts = facts
         self._child = child
         self._url = url
         self._limit = limit
-        version = httpx.get(f"{url}/version", timeout=limit).json()["version"]
-        self.facts = Facts(child.name, str(version), settings)
+
+    def warm_up(self, scenario: Scenario) -> None:
+        # The first streams may end before the last one's prefill: there is no rate to be had.
+        self._replies(scenario.shortened(), WARM_UP)
 
     def run(self, scenario: Scenario, number: int) -> Figure:
-        streams = asyncio.run(self._streams(scenario, text_prompts(scenario, number)))
-        for stream in streams:
-            if stream.tokens != scenario.tokens:
-                raise self._child.failed(
-                    f"{scenario.name}: only {stream.tokens} of {scenario.tokens} tokens, in spite of ignore_eos"
-                )
-            if stream.cached_tokens * 10 > stream.prompt_tokens:
-                raise self._child.failed(f"{scenario.name}: {stream.cached_tokens} prompt tokens were cached")
+        streams = self._replies(scenario, number)
         rate = prefill_rate(streams) if scenario.kind == "prefill" else decode_rate(streams)
         if rate is None:
             raise self._child.failed(f"{scenario.name}: its {scenario.rows} streams never ran together")
@@ -90,6 +87,18 @@ class Served:
 
     def cpu_seconds(self) -> float:
         return self._child.cpu_seconds()
+
+    def _replies(self, scenario: Scenario, number: int) -> list[Stream]:
+        """One run's replies: whole, and of prompts that no cache knew."""
+        streams = asyncio.run(self._streams(scenario, text_prompts(scenario, number)))
+        for stream in streams:
+            if stream.tokens != scenario.tokens:
+                raise self._child.failed(
+                    f"{scenario.name}: {stream.tokens} of {scenario.tokens} tokens, in spite of ignore_eos"
+                )
+            if stream.cached_tokens * 10 > stream.prompt_tokens:
+                raise self._child.failed(f"{scenario.name}: {stream.cached_tokens} prompt tokens were cached")
+        return streams
 
     async def _streams(self, scenario: Scenario, prompts: Sequence[str]) -> list[Stream]:
         try:
@@ -119,28 +128,33 @@ class Served:
                 raise self._child.failed(f"{scenario.name}: HTTP {reply.status_code}: {said[:200]}")
             async for line in reply.aiter_lines():
                 now = time.perf_counter()
-                if not line.startswith("data:") or line.endswith("[DONE]"):
+                if not line.startswith("data:"):
                     continue
+                if line.endswith("[DONE]"):
+                    return stream
                 event = json.loads(line[5:])
                 if "error" in event:
                     raise self._child.failed(f"{scenario.name}: {str(event['error'])[:200]}")
                 if event.get("usage"):
                     stream.heard(now, event["usage"])
-        return stream
+        raise self._child.failed(f"{scenario.name}: its stream broke off", wait=ENDING_SECONDS)
 
 
-def wait_ready(child: Child, url: str, limit: float) -> None:
-    """Return when the server answers /health with 200; PeerFailed if it ends or `limit` seconds pass."""
+def wait_ready(child: Child, url: str, limit: float) -> str:
+    """Return when the server answers /health with 200: its version. PeerFailed if it ends before, or
+    `limit` seconds pass."""
     until = time.monotonic() + limit
-    with httpx.Client(timeout=5.0) as client:
+    with httpx.Client(base_url=url, timeout=5.0) as client:
         while True:
             if child.ended:
                 raise child.failed("it ended before it was ready")
             try:
-                if client.get(f"{url}/health").status_code == 200:
-                    return
+                if client.get("/health").status_code == 200:
+                    return str(client.get("/version").json()["version"])
             except httpx.HTTPError:
                 pass  # the port is not open yet
+            except (ValueError, LookupError, TypeError):
+                raise child.failed("its /version has no version") from None
             if time.monotonic() > until:
                 raise child.failed(f"not ready after {limit:g} s")
             time.sleep(POLL_SECONDS)

@@ -11,6 +11,7 @@ from pathlib import Path
 from agentserve.bench.compare.child import Child, peer_environment
 from agentserve.bench.compare.contest import Contestant, PeerFailed
 from agentserve.bench.compare.plan import Scenario
+from agentserve.bench.compare.result import Facts
 from agentserve.bench.compare.served import MODEL, Served, free_port, wait_ready
 from agentserve.bench.compare.settings import Settings
 from agentserve.server.workers.supervisor import worker_environment
@@ -66,8 +67,9 @@ def contestants(settings: Settings, logs: Path, chunk: int | None = None) -> Ite
             command = [*command, "--port", str(port)]
             child = running.enter_context(Child(name, command, logs, environment))
             url = f"http://127.0.0.1:{port}"
-            wait_ready(child, url, settings.start_limit)
-            return Served(child, url, settings.run_limit, {"command": " ".join(command), **shown})
+            version = wait_ready(child, url, settings.start_limit)
+            facts = Facts(name, version, {"command": " ".join(command), **shown})
+            return Served(child, url, facts, settings.run_limit)
 
         yield [
             start("vllm", peer_command, peer_environment(peer_settings | quiet), peer_settings),
