@@ -6,10 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from agentserve.bench.compare import compare, keeper, libraries, llamacpp, vllm
 from agentserve.bench.compare.contest import Idle, PeerFailed, measure
@@ -24,6 +29,7 @@ from agentserve.bench.compare.plan import (
 from agentserve.bench.compare.result import Comparison, Facts, Figure, Row, notes, row, write
 from agentserve.bench.compare.served import Stream, decode_rate, prefill_rate
 from agentserve.bench.compare.settings import Settings
+from agentserve.cli.main import app
 
 DECODE = Scenario("decode", 2, 16, 32)
 PREFILL = Scenario("prefill", 1, 100)
@@ -222,6 +228,42 @@ def test_a_peer_that_is_not_there_is_one_line(peer: str, tmp_path: Path) -> None
     assert ended.stdout == ""
     assert ended.stderr.count("\n") == 1
     assert ended.stderr.startswith(f"agentserve: {tmp_path}/{peer}/")
+
+
+@contextmanager
+def made_up(settings: Settings, logs: Path, fails: bool = False) -> Iterator[list[Counting]]:
+    (logs / "peer.log").write_text("hello")
+    if fails:
+        raise PeerFailed(f"openvino: it ended; its output is in {logs / 'peer.log'}")
+    log: list[tuple[str, str, int]] = []
+    yield [Counting("openvino", log), Counting("agentserve", log)]
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    stages = (compare.Stage(made_up, [DECODE]), compare.Stage(partial(made_up, fails=fails), [PREFILL]))
+    monkeypatch.setitem(compare.PEERS, "openvino", compare.Peer(stages, ("half a note",)))
+    arguments = ["--peer", "openvino", "--peers-dir", str(tmp_path), "--runs", "3"]
+    ended = CliRunner().invoke(app, ["bench", "compare", *arguments, "--results", str(tmp_path / "results")])
+    logs = sorted(tmp_path.glob("agentserve-compare-*/*/peer.log"))
+    if fails:
+        assert ended.exit_code == 1
+        assert [log.parent.name for log in logs] == ["0", "1"]
+        assert f"agentserve: openvino: it ended; its output is in {logs[1]}\n" in ended.output
+        return
+    assert ended.exit_code == 0
+    assert logs == []
+    assert f"{PREFILL.name}: x 1.00" in ended.output
+    assert "note: half a note" in ended.output
+    found = json.loads((tmp_path / "results" / "compare-openvino.json").read_text())
+    assert [row["name"] for row in found["rows"]] == [DECODE.name, PREFILL.name]
+    assert found["rows"][0]["runs"] == {"openvino": [10, 11, 12], "agentserve": [10, 11, 12]}
+    assert (found["peer"]["name"], found["ours"][0]["name"]) == ("openvino", "agentserve")
+    assert found["idle_cores"] == {"openvino": 0, "agentserve": 0}
+    assert found["machine"]["cores"]
+    assert found["versions"]["agentserve-llm"]
 
 
 def test_a_scenario_nobody_knows(tmp_path: Path) -> None:

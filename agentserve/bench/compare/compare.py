@@ -102,6 +102,8 @@ def _logs() -> Iterator[Path]:
     try:
         yield folder
     except PeerFailed:
+        if not any(folder.glob("*/*.log")):  # nothing had been started
+            rmtree(folder, ignore_errors=True)
         raise
     except BaseException:
         rmtree(folder, ignore_errors=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentserve.bench.compare.child import Child, peer_environment
@@ -31,50 +33,62 @@ CHUNKED = (Scenario("prefill", 1, 2000, note=f" in chunks of {CHUNK}"),)
 NOTES = ("prompt lengths are in words; usage counts the tokens",)
 
 
+@dataclass(frozen=True, slots=True)
+class _Server:
+    name: str
+    command: Sequence[str]  # without its port
+    environment: Mapping[str, str]
+    settings: Mapping[str, str]  # that the command does not show
+
+
 @contextmanager
 def contestants(settings: Settings, logs: Path, chunk: int | None = None) -> Iterator[Sequence[Contestant]]:
     """Both servers, ready; with `chunk`, both take that many tokens a step."""
     model = settings.model or str(settings.needed(MODEL_FOLDER))
-    tcmalloc, openmp = _tcmalloc(), settings.needed("vllm/lib/libiomp5.so")
-    peer_command = [
+    servers = (_peer(settings, model, chunk), _ours(settings, model, chunk))
+    with ExitStack() as running:
+        started: list[Contestant] = []
+        for server in servers:
+            port = free_port()
+            command = [*server.command, "--port", str(port)]
+            child = running.enter_context(Child(server.name, command, logs, server.environment))
+            url = f"http://127.0.0.1:{port}"
+            version = wait_ready(child, url, settings.start_limit)
+            facts = Facts(server.name, version, {"command": shlex.join(command), **server.settings})
+            started.append(Served(child, url, facts, settings.run_limit))
+        yield started
+
+
+def _peer(settings: Settings, model: str, chunk: int | None) -> _Server:
+    command = [
         *(str(settings.needed("vllm/bin/python")), str(settings.needed("vllm/bin/vllm")), "serve", model),
         *("--served-model-name", MODEL, "--host", "127.0.0.1", "--dtype", "bfloat16"),
         *("--max-model-len", str(MAX_MODEL_LEN), "--enable-prompt-tokens-details"),
+        *(() if chunk is None else ("--max-num-batched-tokens", str(chunk))),
     ]
-    peer_settings = {
+    shown = {
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_gib),
         "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_CPU_OMP_THREADS_BIND": core_list(os.sched_getaffinity(0)),
-        "LD_PRELOAD": f"{tcmalloc}:{openmp}",
+        "VLLM_CPU_OMP_THREADS_BIND": core_list(os.sched_getaffinity(0)),  # by default one core is left out
+        "LD_PRELOAD": f"{_tcmalloc()}:{settings.needed('vllm/lib/libiomp5.so')}",
     }
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    ours = {
-        **{"dtype": "bf16", "max_model_len": str(MAX_MODEL_LEN), "log_level": "warning"},
-        **{"device_kv": f"{settings.kv_gib}GiB", "threads": str(settings.threads)},
+    return _Server("vllm", command, peer_environment(shown | quiet), shown)
+
+
+def _ours(settings: Settings, model: str, chunk: int | None) -> _Server:
+    flags = {
+        "dtype": "bf16",
+        "max_model_len": str(MAX_MODEL_LEN),
+        "device_kv": f"{settings.kv_gib}GiB",
+        "threads": str(settings.threads),
+        "log_level": "warning",
         **settings.flags,
+        **({} if chunk is None else {"max_batched_tokens": str(chunk)}),
     }
-    if chunk is not None:
-        peer_command += ["--max-num-batched-tokens", str(chunk)]
-        ours["max_batched_tokens"] = str(chunk)
-    our_command = [sys.executable, "-P", "-m", "agentserve", "serve", "--model", model]
-    our_command += ["--served-model-name", MODEL, *as_arguments(ours)]
-    with ExitStack() as running:
-
-        def start(
-            name: str, command: Sequence[str], environment: Mapping[str, str], shown: Mapping[str, str]
-        ) -> Contestant:
-            port = free_port()
-            command = [*command, "--port", str(port)]
-            child = running.enter_context(Child(name, command, logs, environment))
-            url = f"http://127.0.0.1:{port}"
-            version = wait_ready(child, url, settings.start_limit)
-            facts = Facts(name, version, {"command": " ".join(command), **shown})
-            return Served(child, url, facts, settings.run_limit)
-
-        yield [
-            start("vllm", peer_command, peer_environment(peer_settings | quiet), peer_settings),
-            start("agentserve", our_command, worker_environment(), {}),
-        ]
+    command = [sys.executable, "-P", "-m", "agentserve", "serve", "--model", model]
+    command += ["--served-model-name", MODEL, *as_arguments(flags)]
+    return _Server("agentserve", command, worker_environment(), {})
 
 
 def as_arguments(flags: Mapping[str, str]) -> list[str]:
