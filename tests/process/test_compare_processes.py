@@ -175,7 +175,7 @@ def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     ("name", "module"), [("openvino", "openvino_genai"), ("llamacpp", "numpy|llama_cpp")]
 )
 def test_drivers_need_nothing_of_ours(tmp_path: Path, name: str, module: str) -> None:
-    """-I: neither this checkout nor PYTHONPATH is looked at. The first thing that is missing is the peer's."""
+    """-I: neither this checkout nor PYTHONPATH is looked at. What is missing first is the peer's."""
     command = [sys.executable, "-I", loop.__file__, name]
     missing = pytest.raises(PeerFailed, match=f"No module named '({module})'")
     with Child(name, command, tmp_path, peer_environment(), piped=True) as child, missing:

@@ -27,7 +27,7 @@ from agentserve.bench.compare.plan import (
     turns,
 )
 from agentserve.bench.compare.result import Comparison, Facts, Figure, Row, notes, row, write
-from agentserve.bench.compare.served import Stream, decode_rate, prefill_rate
+from agentserve.bench.compare.served import BrokenStream, Stream, decode_rate, prefill_rate
 from agentserve.bench.compare.settings import Settings
 from agentserve.cli.main import app
 
@@ -178,6 +178,25 @@ def test_a_stream_believes_the_running_count() -> None:
     found.heard(9, {"completion_tokens": 3, "prompt_tokens": 9, "prompt_tokens_details": None})
     assert found.marks == [(1, 1), (3, 3)]
     assert (found.tokens, found.prompt_tokens, found.cached_tokens) == (3, 9, 0)
+
+
+def event(tokens: int) -> bytes:
+    return b'data: {"choices": [], "usage": {"completion_tokens": %d, "prompt_tokens": 9}}\r\n\r\n' % tokens
+
+
+def test_events_have_the_time_at_which_they_were_whole() -> None:
+    first, second = event(1), event(2)
+    pieces = [
+        (1.0, b": comment\n" + first),
+        (2.0, second[:30]),
+        (3.0, second[30:] + event(4)),
+        (4.0, b"data: [DONE]\n"),
+    ]
+    assert Stream.of(0.5, pieces) == Stream(0.5, [(1.0, 1), (3.0, 2), (3.0, 4)], prompt_tokens=9)
+    with pytest.raises(BrokenStream, match="broke off"):
+        Stream.of(0.5, pieces[:3])
+    with pytest.raises(BrokenStream, match="no memory"):
+        Stream.of(0.5, [*pieces[:3], (4.0, b'data: {"error": {"message": "no memory"}}\n')])
 
 
 def test_int8_activations_run_beside_float_ones(tmp_path: Path) -> None:

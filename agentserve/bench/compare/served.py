@@ -21,6 +21,10 @@ POLL_SECONDS = 0.2
 ENDING_SECONDS = 2.0  # between a connection's end and its server's
 
 
+class BrokenStream(ValueError):
+    """A reply that holds an error, or ends too early; one line."""
+
+
 @dataclass
 class Stream:
     """One reply as it came: when it was asked for, and how many tokens there were at which time."""
@@ -29,6 +33,24 @@ class Stream:
     marks: list[tuple[float, int]] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, sent: float, pieces: Sequence[tuple[float, bytes]]) -> Stream:
+        """Read server-sent events from the pieces that came, each with its time. Raises BrokenStream."""
+        stream, unread = cls(sent), b""
+        for now, piece in pieces:
+            *lines, unread = (unread + piece).split(b"\n")
+            for line in lines:
+                if not line.startswith(b"data:"):
+                    continue
+                if line.strip().endswith(b"[DONE]"):
+                    return stream
+                event = json.loads(line[5:])
+                if "error" in event:
+                    raise BrokenStream(str(event["error"])[:200])
+                if event.get("usage"):
+                    stream.heard(now, event["usage"])
+        raise BrokenStream("its stream broke off")
 
     def heard(self, now: float, usage: Mapping[str, Any]) -> None:
         tokens = int(usage.get("completion_tokens") or 0)
@@ -101,16 +123,25 @@ class Served:
         return streams
 
     async def _streams(self, scenario: Scenario, prompts: Sequence[str]) -> list[Stream]:
+        headers = {"accept-encoding": "identity"}
         try:
-            async with asyncio.timeout(self._limit), httpx.AsyncClient(timeout=None) as client:
-                return await asyncio.gather(*(self._stream(client, prompt, scenario) for prompt in prompts))
+            async with (
+                asyncio.timeout(self._limit),
+                httpx.AsyncClient(timeout=None, headers=headers) as client,
+            ):
+                replies = [self._reply(client, prompt, scenario) for prompt in prompts]
+                return [Stream.of(sent, pieces) for sent, pieces in await asyncio.gather(*replies)]
         except TimeoutError:
             raise self._child.failed(f"{scenario.name}: no answer in {self._limit:g} s") from None
         except (httpx.HTTPError, ValueError) as error:
             what = str(error) or type(error).__name__
             raise self._child.failed(f"{scenario.name}: {what}", wait=ENDING_SECONDS) from None
 
-    async def _stream(self, client: httpx.AsyncClient, prompt: str, scenario: Scenario) -> Stream:
+    async def _reply(
+        self, client: httpx.AsyncClient, prompt: str, scenario: Scenario
+    ) -> tuple[float, list[tuple[float, bytes]]]:
+        """When it was asked for, and what came when. It is read later: reading would take the cores away
+        from the server, and most from the fastest."""
         body = {
             "model": MODEL,
             "prompt": prompt,
@@ -121,23 +152,15 @@ class Served:
             # A piece may bring several tokens, or none: only the running count says.
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
-        stream = Stream(time.perf_counter())
+        pieces: list[tuple[float, bytes]] = []
+        sent = time.perf_counter()
         async with client.stream("POST", f"{self._url}/v1/completions", json=body) as reply:
             if reply.status_code != 200:
                 said = (await reply.aread()).decode(errors="replace")
                 raise self._child.failed(f"{scenario.name}: HTTP {reply.status_code}: {said[:200]}")
-            async for line in reply.aiter_lines():
-                now = time.perf_counter()
-                if not line.startswith("data:"):
-                    continue
-                if line.endswith("[DONE]"):
-                    return stream
-                event = json.loads(line[5:])
-                if "error" in event:
-                    raise self._child.failed(f"{scenario.name}: {str(event['error'])[:200]}")
-                if event.get("usage"):
-                    stream.heard(now, event["usage"])
-        raise self._child.failed(f"{scenario.name}: its stream broke off", wait=ENDING_SECONDS)
+            async for piece in reply.aiter_raw():
+                pieces.append((time.perf_counter(), piece))
+        return sent, pieces
 
 
 def wait_ready(child: Child, url: str, limit: float) -> str:
