@@ -33,7 +33,7 @@ class Ours:
     def __init__(self, orders: dict[str, Any]) -> None:
         spec = worker_spec(load(orders["flags"]), 0, "", os.getpid(), usable_cores())
         self._built = build_engine(spec)
-        hello = msgspec.to_builtins(self._built.hello)
+        hello = msgspec.structs.asdict(self._built.hello)
         self.version = __version__
         self.settings = {
             "model": spec.model,
