@@ -30,7 +30,10 @@ def compare(
     peer: Annotated[PeerName, typer.Option(help="The engine to compare with.")],
     peers_dir: Annotated[Path, typer.Option(help="The folder with the peers' environments and models.")],
     model: Annotated[
-        str | None, typer.Option(help="For both.", show_default="the one in --peers-dir")
+        Path | None,
+        typer.Option(
+            help="A .gguf file for libraries, a folder for servers.", show_default="the one in --peers-dir"
+        ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Ours: bf16 or fp32.", show_default="bf16")] = None,
     weights: Annotated[str | None, typer.Option(help="Ours: stored or expanded.")] = None,

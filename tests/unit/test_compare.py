@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -283,6 +284,16 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: boo
     assert found["idle_cores"] == {"openvino": 0, "agentserve": 0}
     assert found["machine"]["cores"]
     assert found["versions"]["agentserve-llm"]
+
+
+def test_another_model(tmp_path: Path) -> None:
+    given = replace(settings(tmp_path), model=tmp_path / "x.gguf")
+    with pytest.raises(PeerFailed, match=r"--model .*x\.gguf: no such file"):
+        given.model_or("there.gguf")
+    (tmp_path / "x.gguf").touch()
+    assert given.model_or("there.gguf") == str(tmp_path / "x.gguf")
+    (tmp_path / "there.gguf").touch()
+    assert settings(tmp_path).model_or("there.gguf") == str(tmp_path / "there.gguf")
 
 
 def test_a_scenario_nobody_knows(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ SCENARIOS = (
 def contestants(name: str, settings: Settings, logs: Path) -> Iterator[Sequence[Contestant]]:
     """The peer `name`, then ours: one for each kind of activations if 8-bit ones are asked for."""
     python = settings.needed(f"{name}/bin/python")
-    model = settings.model or str(settings.needed(GGUF))
+    model = settings.model_or(GGUF)
     with ExitStack() as running:
 
         def start(

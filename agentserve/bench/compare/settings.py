@@ -14,12 +14,20 @@ class Settings:
     """`flags` are ours, as `agentserve serve` takes them: only those that were given."""
 
     peers: Path
-    model: str | None  # None: the one that the peers' folder holds
+    model: Path | None  # None: the one that the peers' folder holds
     flags: Mapping[str, str]
     kv_gib: int
     threads: int
     start_limit: float  # seconds
     run_limit: float  # seconds
+
+    def model_or(self, path: str) -> str:
+        """The chosen model's path, else that of `path` inside the peers' folder. Raises PeerFailed."""
+        if self.model is None:
+            return str(self.needed(path))
+        if not self.model.exists():
+            raise PeerFailed(f"--model {self.model}: no such file or folder")
+        return str(self.model.absolute())
 
     def needed(self, path: str) -> Path:
         """`path` inside the peers' folder. Raises PeerFailed if it is not there."""

@@ -44,7 +44,7 @@ class _Server:
 @contextmanager
 def contestants(settings: Settings, logs: Path, chunk: int | None = None) -> Iterator[Sequence[Contestant]]:
     """Both servers, ready; with `chunk`, both take that many tokens a step."""
-    model = settings.model or str(settings.needed(MODEL_FOLDER))
+    model = settings.model_or(MODEL_FOLDER)
     servers = (_peer(settings, model, chunk), _ours(settings, model, chunk))
     with ExitStack() as running:
         started: list[Contestant] = []
