@@ -89,7 +89,7 @@ def _show(found: Comparison) -> None:
     peer = found.peer.name
     table = Table(box=None, header_style="bold")
     table.add_column("")
-    table.add_column(f"{peer} {found.peer.version}", justify="right")
+    table.add_column(peer, justify="right")
     for ours in found.ours:
         table.add_column(ours.name, justify="right")
         table.add_column("ratio", justify="right")
@@ -99,6 +99,7 @@ def _show(found: Comparison) -> None:
             cells += [_cell(row, ours.name), f"{row.ratios[ours.name]:.2f}"]
         table.add_row(row.name, *cells)
     Console().print(table)
+    typer.echo(f"{peer} {found.peer.version}, agentserve {found.ours[0].version}")
     typer.echo("tokens/s, and ms per decode step; ratio: ours / peer, above 1 ours is faster")
     for note in found.notes:
         typer.echo(f"note: {note}")

@@ -91,8 +91,10 @@ class OpenVino:
     def _defaults(self) -> dict[str, str]:
         """What the CPU plugin chooses by itself for what bears on speed and precision."""
         core = self._openvino.Core()
-        names = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
-        return {f"default {name}": str(core.get_property("CPU", name)) for name in names}
+        types = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION")
+        found = {f"default {name}": core.get_property("CPU", name).get_type_name() for name in types}
+        group = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+        return found | {f"default {group}": str(core.get_property("CPU", group))}
 
 
 def build(orders: dict[str, Any]) -> OpenVino:
