@@ -1,0 +1,1 @@
+"""The other end of the pipes: scripts that run in a contestant's own Python and import nothing of ours."""
