@@ -12,28 +12,37 @@ from agentserve.models.config import DecoderConfig
 from agentserve.models.inputs import Batch
 from agentserve.models.rope import rope_table
 from agentserve.models.weights import DecoderWeights
-from kernels.ops import DecoderParts, LayerParts, Linear, Ops, StepDecoder, StepGroup
+from kernels.blocks import BlockMatrix, Matrix, expand_rows
+from kernels.ops import Activations, DecoderParts, LayerParts, Linear, Ops, StepDecoder, StepGroup
 
 
 class Decoder:
     """A decoder-only transformer on one device.
 
     `positions` bounds the context: rotary tables are made for that many (default: all that the
-    config allows). A backend that has the whole step as one operation keeps the weights in its own
+    config allows). `activations` "int8" is for weights in blocks (ValueError where no layer has any).
+    A backend that has the whole step as one operation keeps the weights in its own
     layout; then `weights` is not referred to any more.
     """
 
     def __init__(
-        self, config: DecoderConfig, weights: DecoderWeights, ops: Ops, positions: int | None = None
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        ops: Ops,
+        positions: int | None = None,
+        activations: Activations = "float",
     ) -> None:
+        if activations != "float" and not weights.layers_in_blocks:
+            raise ValueError(f"{activations} activations are for weights in blocks; this model has none")
         self.config = config
         self.ops = ops
         self.positions = min(positions or config.max_position, config.max_position)
         self.dtype = weights.dtype
-        self.device = weights.embedding.device
+        self.device = weights.norm.device
         self.parameters = weights.parameters
         cos, sin = rope_table(config.rope, config.head_dim, self.positions, weights.rope_factors)
-        parts = _parts(config, weights, cos.to(self.device), sin.to(self.device))
+        parts = _parts(config, weights, activations, (cos.to(self.device), sin.to(self.device)))
         self._step: StepDecoder = ops.decoder(parts) or ComposedDecoder(ops, parts)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -65,18 +74,18 @@ class ComposedDecoder:
         self._layers = tuple(
             _Layer(
                 parts=layer,
-                qkv=ops.linear(layer.qkv, layer.qkv_bias),
-                o=ops.linear(layer.o, layer.o_bias),
-                gate_up=ops.linear(layer.gate_up, layer.gate_up_bias),
-                down=ops.linear(layer.down, layer.down_bias),
+                qkv=self._linear(layer.qkv, layer.qkv_bias),
+                o=self._linear(layer.o, layer.o_bias),
+                gate_up=self._linear(layer.gate_up, layer.gate_up_bias),
+                down=self._linear(layer.down, layer.down_bias),
             )
             for layer in parts.layers
         )
-        self._head = ops.linear(parts.lm_head)
+        self._head = ops.linear(parts.lm_head, dtype=parts.dtype)
 
     def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Tensor:
         parts, ops, eps = self._parts, self._ops, self._parts.eps
-        residual = parts.embedding[tokens]
+        residual = expand_rows(parts.embedding, tokens, parts.dtype)
         cos, sin = parts.cos[positions], parts.sin[positions]
         normed = ops.rms_norm(residual, parts.layers[0].attention_norm, eps)
         for number, layer in enumerate(self._layers):
@@ -90,6 +99,11 @@ class ComposedDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden).to(torch.float32)
+
+    def _linear(self, weight: Matrix, bias: Tensor | None) -> Linear:
+        parts = self._parts
+        activations = parts.activations if isinstance(weight, BlockMatrix) else "float"
+        return self._ops.linear(weight, bias, dtype=parts.dtype, activations=activations)
 
     def _attend(self, layer: _Layer, x: Tensor, group: StepGroup, cos: Tensor, sin: Tensor) -> Tensor:
         parts, ops = self._parts, self._ops
@@ -106,7 +120,9 @@ class ComposedDecoder:
         return layer.o(group.attention(q.contiguous(), kv))
 
 
-def _parts(config: DecoderConfig, weights: DecoderWeights, cos: Tensor, sin: Tensor) -> DecoderParts:
+def _parts(
+    config: DecoderConfig, weights: DecoderWeights, activations: Activations, table: tuple[Tensor, Tensor]
+) -> DecoderParts:
     place = {
         layer: (number, index)
         for number, group in enumerate(config.layer_groups())
@@ -114,7 +130,7 @@ def _parts(config: DecoderConfig, weights: DecoderWeights, cos: Tensor, sin: Ten
     }
     return DecoderParts(
         dtype=weights.dtype,
-        activations="float",
+        activations=activations,
         heads=config.heads,
         kv_heads=config.kv_heads,
         dim=config.head_dim,
@@ -142,6 +158,6 @@ def _parts(config: DecoderConfig, weights: DecoderWeights, cos: Tensor, sin: Ten
         ],
         norm=weights.norm,
         lm_head=weights.lm_head,
-        cos=cos,
-        sin=sin,
+        cos=table[0],
+        sin=table[1],
     )
