@@ -46,12 +46,13 @@ def _fastest(function: Callable[[], object], seconds: float, least: int = 1) -> 
     return shortest, runs
 
 
-def reader(ops: Ops | None, nbytes: int) -> Callable[[], object]:
+def reader(ops: object, nbytes: int) -> Callable[[], object]:
     """A function that reads that much memory once with all kernel threads: the backend's own where it has
     one, or torch's sum, which is some percent slower."""
     data = huge_bytes(nbytes // 8 * 8).fill_(1)
     if isinstance(ops, Probe):
-        return lambda: ops.read(data)
+        probe = ops
+        return lambda: probe.read(data)
     return data.view(torch.int64).sum
 
 
@@ -116,10 +117,10 @@ def _blocks(out: int, width: int) -> BlockMatrix:
     return BlockMatrix((BlockRows(form, data.view(out, -1)),), width)
 
 
-def dot_rate(ops: Ops, dtype: torch.dtype, seconds: float = 0.1, rounds: int = 100_000) -> float:
+def dot_rate(ops: object, dtype: torch.dtype, seconds: float = 0.1, rounds: int = 100_000) -> float:
     """Operations per second of the dot instruction alone, nothing loaded; 0 where the backend cannot tell."""
     if not isinstance(ops, Probe):
         return 0.0
-    probe: Probe = ops
+    probe = ops
     operations = probe.repeat_dots(dtype, rounds)
     return operations and operations / best(lambda: probe.repeat_dots(dtype, rounds), seconds)

@@ -67,7 +67,7 @@ class Timed:
     seconds: tuple[float, ...]
     rates: tuple[Rates, ...]
 
-    def row(self, group: str, name: str, demand: Demand) -> Row:
+    def row(self, group: str, name: str, demand: Demand, variant: str = "") -> Row:
         """In milliseconds. The limit is the median of those that the rates around each run set."""
         limits = [rates.seconds(demand) for rates in self.rates]
         middle = statistics.median_low(limits)
@@ -79,9 +79,10 @@ class Timed:
             limit_name=middle[1],
             runs=tuple(seconds * 1e3 for seconds in self.seconds),
             group=group,
+            variant=variant,
         )
 
-    def rate_row(self, group: str, name: str, demand: Demand, tokens: int) -> Row:
+    def rate_row(self, group: str, name: str, demand: Demand, tokens: int, variant: str = "") -> Row:
         """As `row`, in tokens per second."""
         row = self.row(group, name, demand)
         assert row.limit is not None
@@ -94,7 +95,14 @@ class Timed:
             higher_is_better=True,
             runs=tuple(tokens / seconds for seconds in self.seconds),
             group=group,
+            variant=variant,
         )
+
+    def row_beside(self, group: str, name: str, limit: Timed, limit_name: str) -> Row:
+        """As `row`; the limit is what was run in alternation."""
+        runs = tuple(seconds * 1e3 for seconds in self.seconds)
+        least = statistics.median(limit.seconds) * 1e3
+        return Row(name, statistics.median(runs), "ms", least, limit_name, runs=runs, group=group)
 
 
 @dataclass
@@ -111,7 +119,7 @@ class Stopwatch:
         self._began = self.clock()
 
     def alternate(self, variants: Mapping[str, Run], warm: bool = True) -> dict[str, Timed]:
-        """Time each variant; every round runs all of them, in turning order. `warm`: once before, uncounted."""
+        """Time each variant; every round runs all, in turning order. `warm`: once before, uncounted."""
         effort, names = self.effort, list(variants)
         late = self.clock() - self._began > effort.total
         if warm and not late:

@@ -1,0 +1,193 @@
+"""The whole benchmark of kernels, in order: machine, products, attention, operations, steps, prefill."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from agentserve.bench.kernels import attention, operations, products
+from agentserve.bench.kernels.gauge import MachineGauge, machine_rows
+from agentserve.bench.kernels.scene import Scene, pages_wanted
+from agentserve.bench.kernels.sizes import Sizes
+from agentserve.bench.kernels.steps import Steps
+from agentserve.bench.kernels.subject import ALL, CPU, Choice, Subject, Variant, subjects, variant
+from agentserve.bench.kernels.timing import Effort, Stopwatch
+from agentserve.bench.report import Row
+from agentserve.executor.pool import KV_DTYPES, KVPool, kv_groups
+from agentserve.machine import available_memory
+from agentserve.models.config import DecoderConfig
+from agentserve.models.load import DTYPES
+from agentserve.models.source import resolve
+from agentserve.values import show_size
+from kernels import ops_for
+from kernels.ops import Ops
+
+POOL_SHARE = 0.7  # of what is available
+SPARE = 1 << 30  # bytes left for packed weights and activations
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to measure. `kv_dtype` "auto": the model's dtype. `page_size` in tokens."""
+
+    model: str = "smollm2-135m"
+    dtype: str = "bf16"
+    choices: tuple[Choice, ...] = ALL
+    kv_dtype: str = "auto"
+    threads: int = 1
+    page_size: int = 16
+    sizes: Sizes = field(default_factory=Sizes)
+    effort: Effort = field(default_factory=Effort)
+
+
+@dataclass(slots=True)
+class Findings:
+    """Rows as they come, what is missing and why, and remarks."""
+
+    rows: list[Row] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def measure(settings: Settings, progress: Callable[[str], None] = lambda _: None) -> Findings:
+    """Measure everything. ValueError (ModelError) or OSError, one line, if the model cannot be run.
+
+    `progress` hears what comes next.
+    """
+    torch.set_num_threads(settings.threads)
+    dtype = DTYPES[settings.dtype]
+    ops, found = ops_for(CPU), Findings()
+    progress("loading")
+    models, found.skipped = subjects(resolve(settings.model), dtype, settings.choices, ops)
+    if not models:
+        raise ValueError("; ".join(f"{name}: {reason}" for name, reason in found.skipped.items()))
+    gauge = MachineGauge(ops, dtype, settings.sizes.read)
+    if gauge.int8_missing:
+        found.skipped["int8 matrix product"] = gauge.int8_missing
+    watch = Stopwatch(gauge, settings.effort)
+    found.notes.append(f"backend {ops.name}, {settings.threads} threads")
+    with torch.inference_mode():
+        progress("products")
+        for name in models[0].matrices():
+            found.rows += products.measure(
+                name, models, watch, settings.sizes.products, settings.sizes.stream
+            )
+        _with_pool(settings, models, watch, found, progress)
+        found.rows[:0] = machine_rows(ops, dtype, watch.seen)
+    if watch.hurried:
+        found.notes.append(f"{watch.hurried} figures are of a single run: the time was up")
+    return found
+
+
+def _with_pool(
+    settings: Settings,
+    models: Sequence[Subject],
+    watch: Stopwatch,
+    found: Findings,
+    progress: Callable[[str], None],
+) -> None:
+    """All that needs KV."""
+    sizes, ops = settings.sizes, models[0].ops
+    pool = _pool(settings, models[0].config, ops)
+    scene = Scene(models[0].config, pool)
+    variants = [variant(model, pool, sizes.longest) for model in models]
+    progress("filling KV")
+    fill(scene, variants[0], sizes)
+    gc.collect()  # so that none of it happens in the middle of a step
+    steps = Steps(scene, variants, watch)
+    progress("attention")
+    rows, missing = attention.measure(scene, variants[0], watch, sizes)
+    found.rows += rows
+    progress("small operations")
+    found.rows += operations.measure(scene, variants[0], watch, sizes.operations)
+    found.rows += operations.sampling(scene, variants[0], watch, sizes.sampled)
+    progress("decode")
+    missing += _decode(steps, sizes, found)
+    progress("prefill")
+    for tokens, chunk in prefills(sizes):
+        found.rows += steps.prefill(tokens, chunk)
+    for name in missing:
+        found.skipped[name] = (
+            f"the pool of {show_size(pool.nbytes)} is too small, and memory too short for more"
+        )
+
+
+def _decode(steps: Steps, sizes: Sizes, found: Findings) -> list[str]:
+    """Decode steps, sharing and overhead; the names of those that the pool is too small for."""
+    missing = []
+    for context in sizes.contexts:
+        for rows in sizes.decoded:
+            if steps.scene.fits(rows, context + 1):
+                found.rows += steps.decode(rows, context)
+            else:
+                missing.append(f"decode step: {rows} x {context:,} tokens")
+    rows, prefix, own = sizes.sharing
+    if steps.scene.fits(rows, prefix + own + 1):
+        found.rows += steps.sharing(rows, prefix, own)
+    else:
+        missing.append(f"shared prefix: {rows} x ({prefix:,} + {own})")
+    if not steps.variants[0].clock.seconds:
+        found.skipped["outside kernels"] = "this backend has no whole step as one call"
+        return missing
+    for rows in sizes.overhead:
+        for context in sizes.contexts[:2]:
+            if steps.scene.fits(rows, context + 1):
+                found.rows.append(steps.overhead(rows, context))
+    return missing
+
+
+def prefills(sizes: Sizes) -> Iterator[tuple[int, int | None]]:
+    """(tokens, chunk) of every prefill row, the longest last: if time runs out, they run once."""
+    cases: list[tuple[int, int | None]] = [(tokens, None) for tokens in sizes.prefilled]
+    cases += [(tokens, sizes.chunk) for tokens in sizes.chunked]
+    yield from sorted(cases, key=lambda case: case[0])
+
+
+def fill(scene: Scene, first: Variant, sizes: Sizes) -> None:
+    """Real KV into every page: one context is computed, and its pages copied to all others."""
+    tokens = min(sizes.longest, min(scene.pool.pages) * scene.pool.page_size)
+    for plan in scene.fill_plans(tokens):
+        for chunk in first.executor.run(plan).chunks:
+            if chunk.error:
+                raise ValueError(f"{first.name}: {chunk.error}")
+    for source, target in scene.spread(tokens):
+        for storage in scene.pool.storages:
+            first.decoder.ops.copy_page(storage, source, target, scene.pool.page_size)
+
+
+def _pool(settings: Settings, config: DecoderConfig, ops: Ops) -> KVPool:
+    """Pages for the largest case that fits into memory."""
+    dtype = DTYPES[settings.dtype]
+    kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
+    if kv_dtype not in ops.kv_dtypes(dtype):
+        raise ValueError(
+            f"--kv-dtype {settings.kv_dtype}: {ops.name} kernels cannot keep it for {settings.dtype} models"
+        )
+    sizes, page_size = settings.sizes, settings.page_size
+    if sizes.longest > config.max_position:
+        raise ValueError(f"{sizes.longest} tokens are measured, the model was made for {config.max_position}")
+    cases = [
+        (rows, context + 1)
+        for rows in (*sizes.attended, *sizes.decoded, *sizes.overhead)
+        for context in sizes.contexts
+    ]
+    cases += [
+        (1, sizes.longest),
+        (sizes.sampled, page_size + 1),
+        (sizes.sharing[0], sum(sizes.sharing[1:]) + 1),
+    ]
+    groups = kv_groups(config, page_size, kv_dtype)
+    per_page = sum(group.page_bytes for group in groups)
+    available = available_memory()
+    most = None if available is None else int(max(0, available - SPARE) * POOL_SHARE) // per_page
+    wanted = pages_wanted(cases, page_size)
+    fitting = [pages for pages in wanted if most is None or pages <= most]
+    least = -(-sizes.longest // page_size)
+    if not fitting or max(fitting) < least:
+        raise ValueError(
+            f"too little memory for the {show_size(least * per_page)} of KV of {sizes.longest} tokens"
+        )
+    return KVPool(config, (max(fitting),) * len(groups), page_size, kv_dtype, CPU)
