@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from agentserve import __version__
 from agentserve.machine import usable_cores
 
 VERSIONS_OF = ("torch", "numpy", "msgspec", "tokenizers", "xgrammar")
@@ -56,7 +57,7 @@ def machine() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    found = {"agentserve-llm": importlib.metadata.version("agentserve-llm")}
+    found = {"agentserve-llm": __version__}
     for name in VERSIONS_OF:
         found[name] = importlib.metadata.version(name)
     return found

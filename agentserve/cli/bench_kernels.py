@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from agentserve.bench.kernels.subject import Choice
     from agentserve.bench.report import Row
 
+PLAIN_WIDTH = 140  # characters
+
 
 def bench_kernels(
     *,
@@ -65,7 +67,7 @@ def bench_kernels(
         found = run.measure(settings, lambda stage: progress.print(f"{stage} ..."))
     except (ValueError, OSError) as error:
         fail(str(error))
-    show(found, Console())
+    show(found, _console())
     if results is not None:
         command = shlex.join(["agentserve", *sys.argv[1:]])
         document = report.Report(
@@ -85,34 +87,39 @@ def _choices(weights: str | None, activations: str | None) -> tuple[Choice, ...]
     )
 
 
+def _console() -> Console:
+    """As wide as the terminal; into files and pipes as wide as the tables."""
+    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+
+
 def show(found: Findings, console: Console) -> None:
     """One table per group of rows; the variants of a row stand side by side."""
     for group in dict.fromkeys(row.group for row in found.rows):
         console.print(_table(group, [row for row in found.rows if row.group == group]))
+        console.print()
+    console.print("% of the limit that is named beside it, measured in between the same runs", style="dim")
     for name, reason in found.skipped.items():
-        console.print(f"not measured: {name}: {reason}")
+        console.print(f"not measured: {name}: {reason}", soft_wrap=True)
     for note in found.notes:
-        console.print(note)
+        console.print(note, soft_wrap=True)
 
 
 def _table(group: str, rows: list[Row]) -> Table:
     variants = list(dict.fromkeys(row.variant for row in rows))
-    table = Table(box=None, header_style="bold", title_justify="left")
-    table.add_column(f"\n{group}")
+    cells = {(row.name, row.variant): row for row in rows}
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column(group, no_wrap=True)
     for variant in variants:
-        table.add_column(f"\n{variant}", justify="right")
-        table.add_column("\nof limit", justify="right")
+        table.add_column(variant, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
     for name in dict.fromkeys(row.name for row in rows):
-        cells = [name]
-        for variant in variants:
-            row = next((row for row in rows if (row.name, row.variant) == (name, variant)), None)
-            cells += _cells(row)
-        table.add_row(*cells)
+        columns = [_cells(cells.get((name, variant))) for variant in variants]
+        table.add_row(name, *(cell for column in columns for cell in column))
     return table
 
 
-def _cells(row: Row | None) -> list[str]:
+def _cells(row: Row | None) -> tuple[str, str]:
     if row is None:
-        return ["", ""]
-    fraction = f"{row.fraction:.0%} {row.limit_name}" if row.fraction else ""
-    return [f"{row.value:,.4g} {row.unit}", fraction]
+        return "", ""
+    limit = f"{row.fraction:.0%} {row.limit_name}" if row.fraction else ""
+    return f"{row.value:,.4g} {row.unit}", limit

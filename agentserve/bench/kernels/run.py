@@ -77,6 +77,7 @@ def measure(settings: Settings, progress: Callable[[str], None] = lambda _: None
             )
         _with_pool(settings, models, watch, found, progress)
         found.rows[:0] = machine_rows(ops, dtype, watch.seen)
+    found.notes.append(f"took {watch.elapsed:.0f} s after loading")
     if watch.hurried:
         found.notes.append(f"{watch.hurried} figures are of a single run: the time was up")
     return found

@@ -57,7 +57,7 @@ class Effort:
     runs: int = 3
     most: int = 25
     seconds: float = 0.25
-    total: float = 160.0
+    total: float = 130.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Stopwatch:
     def alternate(self, variants: Mapping[str, Run], warm: bool = True) -> dict[str, Timed]:
         """Time each variant; every round runs all, in turning order. `warm`: once before, uncounted."""
         effort, names = self.effort, list(variants)
-        late = self.clock() - self._began > effort.total
+        late = self.elapsed > effort.total
         if warm and not late:
             for run in variants.values():
                 run()
@@ -135,6 +135,11 @@ class Stopwatch:
         self.seen += rates
         self.hurried += len(names) if late else 0
         return {name: Timed(tuple(runs), tuple(rates)) for name, runs in found.items()}
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this watch was made."""
+        return self.clock() - self._began
 
     def alone(self, run: Run, warm: bool = True) -> Timed:
         return self.alternate({"": run}, warm)[""]
