@@ -10,7 +10,7 @@ import ipaddress
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -30,6 +30,9 @@ from agentserve.values import (
 )
 
 DTYPES = ("bf16", "fp32")
+Weights = Literal["stored", "expanded"]
+Activations = Literal["float", "int8"]
+KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "int8")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -39,6 +42,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     name: str = "smollm2-135m"  # a folder, a repository id, a .gguf file, or an alias
     served_names: tuple[str, ...] = ()  # what clients call it; empty: as its source is called
     dtype: str = "bf16"
+    weights: Weights = "stored"  # a GGUF file's quantised blocks as they are; "expanded": to dtype
+    activations: Activations = "float"  # "int8": rounded for products with blocks; faster, less exact
     device: str = "cpu"
     chat_template: Path | None = None  # overrides the model's own
 
@@ -63,6 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_batched_tokens: int = 512  # a CPU's step stays well under a second; a GPU wants 2048 or more
     max_model_len: int | None = None  # None: what the model was trained for
     max_step_seconds: float | None = None  # of a step's predicted time; None: no such limit
+    kv_dtype: str = "auto"  # the model's
     device_kv: int | None = None  # bytes of KV pool per worker; None: from free memory
 
 
@@ -110,6 +116,8 @@ _FLAGS: dict[str, _Key] = {
     "model": _Key("model", "name", text),
     "served_model_name": _Key("model", "served_names", text_list),
     "dtype": _Key("model", "dtype", choice(*DTYPES)),
+    "weights": _Key("model", "weights", choice(*get_args(Weights))),
+    "activations": _Key("model", "activations", choice(*get_args(Activations))),
     "device": _Key("model", "device", text),
     "chat_template": _Key("model", "chat_template", optional(path)),
     "host": _Key("http", "host", text),
@@ -124,6 +132,7 @@ _FLAGS: dict[str, _Key] = {
     "max_batched_tokens": _Key("engine", "max_batched_tokens", at_least(1)),
     "max_model_len": _Key("engine", "max_model_len", optional(at_least(1))),
     "max_step_ms": _Key("engine", "max_step_seconds", optional(positive_seconds), optional(milliseconds)),
+    "kv_dtype": _Key("engine", "kv_dtype", choice(*KV_DTYPES)),
     "device_kv": _Key("engine", "device_kv", optional(size)),
     "workers": _Key("workers", "count", at_least(1, 1024)),
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
@@ -224,6 +233,11 @@ def _check(config: ServeConfig) -> None:
         raise ConfigError(
             f"max_batched_tokens: a step must take at least one page ({engine.page_size} tokens), "
             f"got {engine.max_batched_tokens}"
+        )
+    if config.model.activations != "float" and config.model.weights != "stored":
+        raise ConfigError(
+            f"activations: {config.model.activations} ones are for weights in blocks; "
+            'that needs weights "stored", got "expanded"'
         )
     if config.model.device != "cpu" and not config.model.device.startswith("cuda"):
         raise ConfigError(f'device: expected "cpu", "cuda" or "cuda:N", got "{config.model.device}"')

@@ -133,8 +133,12 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     protocol: int
     pid: int
     backend: str  # which kernels run: "reference", ...
+    backend_reason: str  # these, and why not faster ones: a sentence
     device: str
     dtype: str
+    weights: str  # formats kept as the file has them ("Q4_1/Q8_0"); "expanded": none
+    activations: str  # of products with these: "float", "int8"
+    kv_dtype: str
     vocab_size: int
     max_model_len: int
     page_size: int

@@ -1,4 +1,4 @@
-"""Device operations behind one table. `ops_for` is the only place that asks which device it is.
+"""Device operations behind one table. `backend_for` is the only place that asks which device it is.
 
 `kernels` is also the import name of a Hugging Face package; transformers probes for it. Importing
 ours does nothing and sets no `__version__`.
@@ -7,6 +7,7 @@ ours does nothing and sets no `__version__`.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,20 +15,39 @@ if TYPE_CHECKING:
 
     from kernels.ops import Ops
 
-__all__ = ["ops_for"]
+__all__ = ["Backend", "backend_for", "ops_for"]
 
 log = logging.getLogger(__name__)
 
 
-def ops_for(device: torch.device) -> Ops:
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Operations, and why these: a sentence such as "cpu-avx2 (this machine has avx2; ...)".
+
+    `features` are the processor's that they were compiled for, as /proc/cpuinfo spells them.
+    """
+
+    ops: Ops
+    reason: str
+    features: frozenset[str] = frozenset()
+
+
+def backend_for(device: torch.device) -> Backend:
     """The fastest operations for `device`. The first call on a machine compiles for some seconds."""
     from kernels.reference import ReferenceOps
 
-    if device.type == "cpu":
-        from kernels.cpu import BuildError, cpu_ops
+    if device.type != "cpu":
+        return Backend(ReferenceOps(device), f"reference (there are no kernels for {device.type} yet)")
+    from kernels.cpu import BuildError, cpu_backend
 
-        try:
-            return cpu_ops()
-        except BuildError as error:
-            log.warning("CPU kernels cannot be built, running on the slow reference: %s", error)
-    return ReferenceOps(device)
+    try:
+        ops, reason, isa = cpu_backend()
+    except BuildError as error:
+        log.warning("CPU kernels cannot be built, running on the slow reference: %s", error)
+        return Backend(ReferenceOps(device), f"reference, several times slower: {error}")
+    return Backend(ops, reason, isa.needs)
+
+
+def ops_for(device: torch.device) -> Ops:
+    """`backend_for(device).ops`."""
+    return backend_for(device).ops

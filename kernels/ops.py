@@ -163,6 +163,10 @@ class Ops(Protocol):
         """Names everything that decides rounding; KV of a different `numerics` must not be mixed."""
         ...
 
+    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
+        """KV dtypes this backend can keep for steps in `dtype`."""
+        ...
+
     def linear(
         self,
         weight: Matrix,

@@ -75,6 +75,9 @@ class ReferenceOps:
         level = torch.backends.cpu.get_cpu_capability()
         return f"reference-1 torch-{torch.__version__} {self._device.type} {level} threads-{threads}"
 
+    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
+        return frozenset({dtype})
+
     def linear(
         self,
         weight: Matrix,

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from agentserve.messages import (
+    PROTOCOL_VERSION,
     Hello,
     SessionView,
     StateChange,
@@ -28,6 +31,29 @@ from agentserve.types import FinishReason, SessionId, SessionState, TurnId
 
 START, END, EOS = 256, 257, 258
 CONTROL = {"<|im_start|>": START, "<|im_end|>": END, "<|endoftext|>": EOS}
+
+
+def made_up_hello(**changes: Any) -> Hello:
+    """A worker's first message, with these fields changed."""
+    hello = Hello(
+        protocol=PROTOCOL_VERSION,
+        pid=1,
+        backend="reference",
+        backend_reason="reference (made up)",
+        device="cpu",
+        dtype="bf16",
+        weights="expanded",
+        activations="float",
+        kv_dtype="bf16",
+        vocab_size=259,
+        max_model_len=4096,
+        page_size=16,
+        pages=64,
+        kv_bytes=4096,
+        parameters=1,
+        weights_digest="ab" * 32,
+    )
+    return msgspec.structs.replace(hello, **changes)
 
 
 class ByteDetokenizer:
@@ -156,9 +182,7 @@ class ScriptedEngine:
         self, reply: Callable[[Submit], Script] | Script | None = None, max_model_len: int = 4096
     ) -> None:
         self.reply = reply or say("Hello!")
-        self.hello = Hello(
-            1, 1, "reference", "cpu", "float32", 259, max_model_len, 16, 64, 4096, 1, "ab" * 32
-        )
+        self.hello = made_up_hello(max_model_len=max_model_len)
         self.alive = 1
         self.submits: list[Submit] = []
         self.live: dict[tuple[SessionId, TurnId], asyncio.Event] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
@@ -18,7 +18,12 @@ from agentserve.machine import available_memory, usable_cores
 from agentserve.values import show_size
 
 # What the kernels can profit from, as /proc/cpuinfo spells it.
-CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8")
+CPU_FEATURES = (
+    "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8",
+    "asimd", "asimddp", "i8mm", "bf16",
+)  # fmt: skip
+DOT_PRODUCTS = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
+"""Features that multiply and add 8-bit numbers in one instruction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +56,19 @@ def findings() -> Iterator[Finding]:
     yield Finding("kernels", foreign or "ours", foreign is None)
     yield from _torch()
     yield _model()
-    compiler = which("g++") or which("clang++")
+    compiler = which("g++") or which("c++")
     yield Finding("compiler", compiler or "none found")
 
 
-def cpu_features() -> list[str]:
+def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     """The CPU features of interest this machine has; empty where /proc/cpuinfo is not."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
+    # Intel and AMD list "flags", ARM "Features".
+    found = (line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features")))
+    flags = next(found, [])
     return [feature for feature in CPU_FEATURES if feature in flags]
 
 
@@ -74,7 +81,7 @@ def _torch() -> Iterator[Finding]:
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     yield Finding("torch", f"{torch.__version__} ({build}), {torch.get_num_threads()} threads")
     yield Finding("devices", "cpu" + "".join(f", {name}" for name in _gpus()))
-    yield _backend()
+    yield from _backend()
 
 
 def _gpus() -> list[str]:
@@ -85,17 +92,26 @@ def _gpus() -> list[str]:
     return [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
 
 
-def _backend() -> Finding:
+def _backend() -> Iterator[Finding]:
     try:
         import torch
 
-        from kernels import ops_for
+        from kernels import backend_for
 
-        operations = ops_for(torch.device("cpu"))
+        backend = backend_for(torch.device("cpu"))
     except Exception as error:
-        return Finding("backend", f"cannot be loaded: {error}", good=False)
-    why = "plain torch, runs everywhere" if operations.name == "reference" else "the fastest found here"
-    return Finding("backend", f"{operations.name} ({why})")
+        yield Finding("backend", f"cannot be loaded: {error}", good=False)
+        return
+    yield Finding("backend", backend.reason)
+    yield Finding("8-bit dot", dot_products(cpu_features(), backend.features))
+
+
+def dot_products(features: Collection[str], used: Collection[str]) -> str:
+    """Which 8-bit dot products the processor has, and whether the kernels were compiled for them."""
+    found = [feature for feature in DOT_PRODUCTS if feature in features]
+    if not found:
+        return "none: --activations int8 is computed with other instructions, and gains little"
+    return ", ".join(feature if feature in used else f"{feature} (not used)" for feature in found)
 
 
 def _model() -> Finding:

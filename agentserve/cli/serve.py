@@ -16,6 +16,7 @@ from agentserve.config import ServeConfig, load
 from agentserve.values import show_size
 
 if TYPE_CHECKING:
+    from agentserve.messages import Hello
     from agentserve.server.launch import Ready
 
 
@@ -35,6 +36,17 @@ def serve(
     port: Annotated[str | None, typer.Option(help="0 picks a free one.", show_default="8000")] = None,
     dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cpu")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Quantised blocks: as stored, or expanded to dtype.", show_default="stored"),
+    ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(help="float, or int8 for products with blocks.", show_default="float"),
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="auto, bf16, fp16, fp32 or int8.", show_default="the model's")
+    ] = None,
     device_kv: Annotated[
         str | None,
         typer.Option(help="KV pool per worker, e.g. 512MiB.", show_default="from free memory"),
@@ -112,13 +124,21 @@ def ready_text(ready: Ready, settings: ServeConfig) -> str:
     ]
     lines = [
         f"AgentServe is ready on {ready.url}",
-        f"  model    {ready.model}, {hello.parameters / 1e6:.0f}M parameters, {hello.dtype}, "
+        f"  model    {ready.model}, {hello.parameters / 1e6:.0f}M parameters, {numbers(hello)}, "
         f"context {hello.max_model_len}",
-        f"  engine   {ready.workers} worker(s), {hello.backend} kernels on {hello.device}",
+        f"  engine   {ready.workers} worker(s) on {hello.device}: {hello.backend_reason}",
         f"  KV pool  {show_size(hello.kv_bytes)} = {hello.pages} pages of {hello.page_size} tokens"
-        f" per worker{sized}",
+        f" per worker{sized}, {hello.kv_dtype}",
         "",
         "Try:",
         "  " + " \\\n    ".join(request),
     ]
     return "\n".join(lines)
+
+
+def numbers(hello: Hello) -> str:
+    """In which numbers the model computes."""
+    if hello.weights == "expanded":
+        return hello.dtype
+    rounded = ", 8-bit activations" if hello.activations == "int8" else ""
+    return f"{hello.weights} blocks as stored, {hello.dtype}{rounded}"

@@ -9,15 +9,21 @@ import torch
 from agentserve.models.config import DecoderConfig
 from agentserve.types import KVGroup
 from kernels.memory import empty_pages
+from kernels.ops import kv_width
+
+KV_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8}
+"""In which numbers KV can be kept. Which of them go with a model's dtype: `Ops.kv_dtypes`."""
 
 PAGE_LAYOUT = "page-first-1"
-"""Names the outer layout of a page's bytes: `[layers of the group, 2, slots, kv_heads, head_dim]`.
+"""Names the outer layout of a page's bytes: `[layers of the group, 2, slots, kv_heads, width]`.
+`width` is `kernels.ops.kv_width`: the head dimension, and what the KV dtype keeps beside it.
 How K and V lie inside a layer's part is the kernels' own business, named by `Ops.numerics`."""
 
 
 def kv_groups(config: DecoderConfig, page_size: int, dtype: torch.dtype) -> tuple[KVGroup, ...]:
-    """The KV groups of a model, in `DecoderConfig.layer_groups()` order."""
-    per_layer = 2 * page_size * config.kv_size * dtype.itemsize
+    """The KV groups of a model with KV in `dtype`, in `DecoderConfig.layer_groups()` order."""
+    width = kv_width(config.head_dim, dtype)
+    per_layer = 2 * page_size * config.kv_heads * width * dtype.itemsize
     return tuple(
         KVGroup(
             name=group.name,
@@ -30,7 +36,8 @@ def kv_groups(config: DecoderConfig, page_size: int, dtype: torch.dtype) -> tupl
 
 
 class KVPool:
-    """Pages of every KV group. Holds bytes only: which page is whose is the KV manager's business.
+    """Pages of every KV group, in the KV's `dtype`. Holds bytes only: which page is whose is the KV
+    manager's business.
 
     Memory is not cleared: a page's slots hold anything until they are written.
     """
@@ -50,7 +57,7 @@ class KVPool:
             raise ValueError(f"need a page count of at least 1 for each of {len(self.groups)} KV groups")
         self.storages = tuple(
             empty_pages(
-                (count, len(group.layers), 2, page_size, config.kv_heads, config.head_dim),
+                (count, len(group.layers), 2, page_size, config.kv_heads, kv_width(config.head_dim, dtype)),
                 dtype,
                 device or torch.device("cpu"),
             )

@@ -45,8 +45,10 @@ class TorchExecutor:
     ) -> None:
         if most_rows < 1:
             raise ValueError(f"most_rows must be at least 1, is {most_rows}")
-        if pool.dtype != decoder.dtype:
-            raise ValueError(f"KV dtype {pool.dtype} and model dtype {decoder.dtype} differ")
+        if pool.dtype not in decoder.ops.kv_dtypes(decoder.dtype):
+            raise ValueError(
+                f"{decoder.ops.name} kernels cannot keep KV in {pool.dtype} for a model in {decoder.dtype}"
+            )
         self._decoder = decoder
         self._pool = pool
         self._sampler = sampler

@@ -13,7 +13,7 @@ from kernels.ops import Attention
 class PagedGroup:
     """One KV group's part of a batch."""
 
-    storage: Tensor  # [pages, layers of the group, 2, slots, kv_heads, head_dim]
+    storage: Tensor  # [pages, layers of the group, 2, slots, kv_heads, kv_width]
     slots: Tensor  # [rows] int64: where each row's K and V go
     attention: Attention
 

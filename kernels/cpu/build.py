@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -63,6 +63,7 @@ class Built:
     path: Path
     digest: str
     isa: Isa
+    cached: bool = field(default=True, compare=False)  # it was there already
 
 
 @contextmanager
@@ -107,6 +108,7 @@ def compiled(isa: Isa, toolchain: Toolchain, cache: Path) -> Built:
         with _locked(target.with_suffix(".lock")):
             if not target.exists():
                 _compile(isa, toolchain, target)
+                built = replace(built, cached=False)
     except OSError as error:
         raise BuildError(f"{cache}: {error.strerror or error}") from None
     return built

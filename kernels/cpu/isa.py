@@ -29,10 +29,16 @@ PLAIN = Isa("cpu-plain", ())
 """What the compiler takes for granted on this architecture: NEON on ARM, SSE2 on x86-64."""
 
 
-def available(cpuinfo: Path = Path("/proc/cpuinfo")) -> Iterator[Isa]:
+BEST_FIRST = (AVX512BF16, AVX512, AVX2)
+"""What only some machines have."""
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def available(cpuinfo: Path = CPUINFO) -> Iterator[Isa]:
     """The instruction sets of this machine, best first."""
     found = cpu_flags(cpuinfo) if platform.machine() in ("x86_64", "AMD64") else frozenset()
-    for isa in (AVX512BF16, AVX512, AVX2):
+    for isa in BEST_FIRST:
         if isa.needs <= found:
             yield isa
     yield PLAIN

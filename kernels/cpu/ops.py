@@ -65,6 +65,9 @@ class CpuOps:
         """Threads and torch are no part of it: they decide no bits and no layout."""
         return f"{self.name} {self._library.built.digest[:32]}"
 
+    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
+        return frozenset({dtype})
+
     def linear(
         self,
         weight: Matrix,

@@ -25,7 +25,7 @@ from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels import ops_for
-from kernels.ops import Ops
+from kernels.ops import Activations, Ops
 
 CPU = torch.device("cpu")
 VOCAB = 96
@@ -147,10 +147,11 @@ class Engine:
         seed: int = 0,
         most_rows: int = 512,
         ops: Ops | None = None,
+        activations: Activations = "float",
     ) -> None:
         """ops: the backend; by default the one that a server on this machine would use."""
         self.config = config
-        self.decoder = Decoder(config, weights, ops or ops_for(CPU), positions=4096)
+        self.decoder = Decoder(config, weights, ops or ops_for(CPU), 4096, activations)
         count = len(config.layer_groups())
         self.pool = KVPool(config, [pages] * count, page_size, weights.dtype)
         for storage in self.pool.storages:

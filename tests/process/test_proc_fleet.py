@@ -296,7 +296,7 @@ from agentserve.server.workers.spec import WorkerSpec
 
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
 link = WorkerLink.connect(Path(spec.socket))
-link.send(Hello(1, 0, "b", "cpu", "bf16", 1, 1, 1, 1, 1, 1, ""))
+link.send(Hello(1, 0, "b", "", "cpu", "bf16", "expanded", "float", "bf16", 1, 1, 1, 1, 1, 1, ""))
 link._socket.sendall(b"\\xff" * 64)
 time.sleep(3600)
 """

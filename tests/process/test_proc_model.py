@@ -113,4 +113,7 @@ def test_rotary_tables_reach_as_far_as_the_pool_lets_a_session_come() -> None:
     built = build_engine(worker_spec(config, 0, "unused", os.getpid(), cores=1))
     assert isinstance(built.executor, TorchExecutor)
     assert built.hello.max_model_len < 1000
+    hello = built.hello
+    assert (hello.weights, hello.activations, hello.kv_dtype) == ("Q4_1/Q8_0", "float", "bf16")
+    assert hello.backend_reason.startswith(hello.backend)
     assert built.executor._decoder.positions == built.hello.max_model_len

@@ -13,14 +13,17 @@ import pytest
 from typer.testing import CliRunner
 
 import agentserve
+import kernels.cpu
 from agentserve.cli import packages
 from agentserve.cli.chat import ChatError, Conversation, events, first_model
-from agentserve.cli.doctor import findings
+from agentserve.cli.doctor import cpu_features, dot_products, findings
 from agentserve.cli.main import COMMANDS, app
 from agentserve.cli.serve import ready_text
 from agentserve.config import load
-from agentserve.messages import PROTOCOL_VERSION, Hello
+from agentserve.messages import Hello
 from agentserve.server.launch import Ready
+from kernels.cpu import BuildError
+from tests.fakes import made_up_hello
 
 ROOT = Path(agentserve.__file__).parent.parent
 
@@ -108,10 +111,45 @@ def test_doctor_names_what_matters() -> None:
         assert name in names
 
 
-def hello() -> Hello:
-    return Hello(
-        PROTOCOL_VERSION, 1, "reference", "cpu", "bf16", 49152, 8192, 16, 1000, 2**28, 135_000_000, ""
+@pytest.mark.parametrize(
+    ("features", "used", "text"),
+    [
+        ((), (), "none: --activations int8 is computed with other instructions, and gains little"),
+        (("avx2", "avx512_vnni", "avx_vnni"), ("avx512_vnni",), "avx512_vnni, avx_vnni (not used)"),
+        (("asimd", "asimddp"), (), "asimddp (not used)"),
+    ],
+)
+def test_doctor_knows_8_bit_dot_products(features: tuple[str, ...], used: tuple[str, ...], text: str) -> None:
+    assert dot_products(features, used) == text
+
+
+def test_doctor_reads_both_kinds_of_processor(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor : 0\nflags : fpu avx2 avx512_vnni\nflags : avx2\n")
+    assert cpu_features(info) == ["avx2", "avx512_vnni"]
+    info.write_text("processor : 0\nFeatures : fp asimd asimddp sve\n")
+    assert cpu_features(info) == ["asimd", "asimddp"]
+    assert cpu_features(tmp_path / "absent") == []
+
+
+def test_doctor_says_which_backend_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {finding.name: finding.value for finding in findings()}
+    assert found["backend"].startswith(("cpu-", "reference, several times slower: "))
+    assert "(" in found["backend"] or ":" in found["backend"]
+    assert "8-bit dot" in found
+
+    def no_compiler() -> None:
+        raise BuildError("no C++ compiler found (g++ or c++ from GCC)")
+
+    monkeypatch.setattr(kernels.cpu, "find_toolchain", no_compiler)
+    found = {finding.name: finding.value for finding in findings()}
+    assert found["backend"] == (
+        "reference, several times slower: no C++ compiler found (g++ or c++ from GCC)"
     )
+
+
+def hello() -> Hello:
+    return made_up_hello(max_model_len=8192, pages=1000, kv_bytes=2**28, parameters=135_000_000)
 
 
 def test_the_ready_text_can_be_pasted_into_a_shell() -> None:
@@ -128,6 +166,27 @@ def test_the_ready_text_can_be_pasted_into_a_shell() -> None:
     assert shown[0] == "http://127.0.0.1:8000/v1/chat/completions"
     assert json.loads(shown[-1])["model"] == "it's"
     assert "authorization: Bearer <one of your keys>" in shown
+
+
+@pytest.mark.parametrize(
+    ("fields", "lines"),
+    [
+        ({}, ("1M parameters, bf16, context", "worker(s) on cpu: reference (made up)", "set it), bf16")),
+        (
+            {"weights": "Q4_1/Q8_0", "kv_dtype": "int8", "backend_reason": "cpu-avx2 (why)"},
+            ("Q4_1/Q8_0 blocks as stored, bf16, context", "worker(s) on cpu: cpu-avx2 (why)", ", int8"),
+        ),
+        (
+            {"weights": "Q4_K", "activations": "int8", "dtype": "fp32"},
+            ("Q4_K blocks as stored, fp32, 8-bit activations, context",),
+        ),
+    ],
+)
+def test_the_ready_text_names_the_numbers(fields: dict[str, str], lines: tuple[str, ...]) -> None:
+    shown = made_up_hello(parameters=1_000_000, **fields)
+    text = ready_text(Ready("http://127.0.0.1:8000", "m", 1, shown), load({}))
+    for line in lines:
+        assert line.replace("set it", "sets it") in text
 
 
 def stream(*pieces: str, error: str = "") -> bytes:

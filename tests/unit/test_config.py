@@ -32,6 +32,7 @@ log_level = "debug"
 name = "a/b"
 served_names = ["x", "y"]
 dtype = "fp32"
+activations = "int8"
 device = "cuda:1"
 chat_template = "t.jinja"
 [http]
@@ -48,6 +49,7 @@ max_num_seqs = 3
 max_batched_tokens = 99
 max_model_len = 1000
 device_kv = "2GB"
+kv_dtype = "fp16"
 max_step_seconds = 0.25
 [workers]
 count = 4
@@ -65,10 +67,24 @@ record = "log"
     assert config.engine.max_step_seconds == 0.25
     assert (config.workers.count, config.workers.threads, config.workers.record) == (4, 2, Path("log"))
     assert config.log_level == "debug"
+    assert (config.model.activations, config.engine.kv_dtype) == ("int8", "fp16")
     default = ServeConfig()
+    other = load({}, write(tmp_path, '[model]\nweights = "expanded"'))  # goes with float activations only
+    assert other.model.weights == "expanded"
     for part in ("model", "http", "engine", "workers"):
         for name in getattr(config, part).__struct_fields__:
-            assert getattr(getattr(config, part), name) != getattr(getattr(default, part), name), name
+            found = {getattr(getattr(each, part), name) for each in (config, other)}
+            assert found != {getattr(getattr(default, part), name)}, name
+
+
+def test_numbers_by_flag() -> None:
+    config = load({"weights": "expanded", "kv_dtype": "int8"})
+    assert (config.model.weights, config.model.activations, config.engine.kv_dtype) == (
+        "expanded",
+        "float",
+        "int8",
+    )
+    assert load({"activations": "int8"}).model == ServeConfig().model.__class__(activations="int8")
 
 
 def test_flags_override_the_file_and_none_means_not_given(tmp_path: Path) -> None:
@@ -84,6 +100,12 @@ def test_flags_override_the_file_and_none_means_not_given(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('[model]\nweights = "q4"', '[model] weights: expected one of stored, expanded, got "q4"'),
+        ('[model]\nactivations = "int4"', '[model] activations: expected one of float, int8, got "int4"'),
+        (
+            '[engine]\nkv_dtype = "q8"',
+            '[engine] kv_dtype: expected one of auto, bf16, fp16, fp32, int8, got "q8"',
+        ),
         ('[engine]\nmax_num_seqs = "many"', '[engine] max_num_seqs: expected an integer ≥ 1, got "many"'),
         ("[engine]\nmax_num_seqs = 0", "[engine] max_num_seqs: expected an integer ≥ 1, got 0"),
         ("[engine]\nmax_num_seqs = true", "[engine] max_num_seqs: expected an integer ≥ 1, got True"),
@@ -123,6 +145,10 @@ def test_a_bad_file_is_one_line_with_place_and_reason(tmp_path: Path, text: str,
         ({"colour": "red"}, "--colour: unknown flag"),
         ({"device": "tpu"}, 'device: expected "cpu", "cuda" or "cuda:N", got "tpu"'),
         ({"max_model_len": 1}, "max_model_len"),
+        (
+            {"weights": "expanded", "activations": "int8"},
+            'activations: int8 ones are for weights in blocks; that needs weights "stored", got "expanded"',
+        ),
         ({"max_batched_tokens": 15}, "max_batched_tokens: a step must take at least one page (16 tokens)"),
         ({"model": "a\0b"}, "--model: expected a text"),
         ({"api_key": [" "]}, "--api-key"),

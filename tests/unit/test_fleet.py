@@ -9,10 +9,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from agentserve.messages import (
-    PROTOCOL_VERSION,
     Close,
     Command,
-    Hello,
     StepDone,
     Submit,
     TurnEnded,
@@ -25,8 +23,9 @@ from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy
 from agentserve.server.workers.supervisor import KERNEL_THREADS, WorkerProcess, worker_environment
 from agentserve.types import FinishReason, Sampling, SessionId, TurnId
+from tests.fakes import made_up_hello
 
-HELLO = Hello(PROTOCOL_VERSION, 1, "made-up", "cpu", "none", 10, 100, 4, 10, 10, 0, "")
+HELLO = made_up_hello(vocab_size=10, max_model_len=100, page_size=4, pages=10)
 POLICY = RestartPolicy(first_pause=0.0, longest_pause=0.0, attempts=3)
 
 

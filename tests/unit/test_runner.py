@@ -11,7 +11,7 @@ import torch
 from agentserve.core.plan import Chunk, PageCopy, Plan, Sampled
 from agentserve.core.ports import Executor
 from agentserve.executor.batch import Piece, split_rows
-from agentserve.executor.pool import KVPool, kv_groups
+from agentserve.executor.pool import KV_DTYPES, KVPool, kv_groups
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import NotSampled
 from agentserve.models.config import DecoderConfig
@@ -152,7 +152,9 @@ def test_logits_that_are_not_finite_are_that_chunks_error() -> None:
 
 def test_dtypes_must_agree(engine: Engine) -> None:
     pool = KVPool(engine.config, [4], 16, torch.bfloat16)
-    with pytest.raises(ValueError, match="differ"):
+    with pytest.raises(
+        ValueError, match=r"reference kernels cannot keep KV in torch.bfloat16 for a model in torch.float32"
+    ):
         TorchExecutor(engine.decoder, pool, engine.spy)
     with pytest.raises(ValueError, match="most_rows"):
         TorchExecutor(engine.decoder, engine.pool, engine.spy, most_rows=0)
@@ -177,10 +179,33 @@ def test_groups_and_pages_of_a_pool() -> None:
     assert pool.pages == (3, 5)
     assert pool.nbytes == 3 * groups[0].page_bytes + 5 * groups[1].page_bytes
     assert pool.storages[1][4].is_contiguous(), "a page is one run of bytes"
+    assert pool.storages[0].shape == (3, 1, 2, 16, 2, 8)
     with pytest.raises(ValueError, match="page count"):
         KVPool(config, [3], 16, torch.bfloat16)
     with pytest.raises(ValueError, match="page count"):
         KVPool(config, [3, 0], 16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES.values(), ids=KV_DTYPES)
+def test_a_pool_in_other_numbers(dtype: torch.dtype) -> None:
+    """8-bit KV keeps a float32 scale per token and head behind its numbers."""
+    config = config_of("qwen2-windows")
+    groups = kv_groups(config, 16, dtype)
+    pool = KVPool(config, [3, 5], 16, dtype)
+    per_token = 2 * 2 * ((8 + 4) if dtype == torch.int8 else 8 * dtype.itemsize)  # K and V, two heads
+    assert [group.page_bytes for group in groups] == [16 * per_token, 2 * 16 * per_token]
+    assert pool.nbytes == 3 * groups[0].page_bytes + 5 * groups[1].page_bytes
+    assert {storage.dtype for storage in pool.storages} == {dtype}
+    assert pool.storages[1].stride(0) * dtype.itemsize == groups[1].page_bytes
+
+
+def test_the_kernels_say_which_kv_they_keep(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = KVPool(engine.config, [4], 16, torch.int8)
+    with pytest.raises(ValueError, match=r"KV in torch.int8"):
+        TorchExecutor(engine.decoder, pool, engine.spy)
+    both = frozenset({torch.float32, torch.int8})
+    monkeypatch.setattr(engine.decoder.ops, "kv_dtypes", lambda dtype: both)
+    TorchExecutor(engine.decoder, pool, engine.spy)
 
 
 def test_a_row_that_gives_no_token_fails_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

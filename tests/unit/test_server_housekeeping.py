@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api_rig import CHAT, Rig, user
-from tests.fakes import END, START, ScriptedEngine, say
+from tests.fakes import END, START, ScriptedEngine, made_up_hello, say
 
 
 async def test_health_shows_the_backend_and_fails_without_a_worker() -> None:
@@ -17,6 +17,18 @@ async def test_health_shows_the_backend_and_fails_without_a_worker() -> None:
     rig.engine.alive = 0
     reply = await rig.client.get("/health")
     assert (reply.status_code, reply.json()["status"]) == (503, "unavailable")
+
+
+async def test_the_numbers_and_the_reason_for_the_backend() -> None:
+    rig = Rig()
+    rig.engine.hello = made_up_hello(
+        weights="Q4_1/Q8_0", activations="int8", kv_dtype="fp16", backend_reason="cpu-avx2 (why)"
+    )
+    for path in ("/health", "/server_info"):
+        reply = (await rig.client.get(path)).json()
+        found = [reply[name] for name in ("dtype", "weights", "activations", "kv_dtype")]
+        assert found == ["bf16", "Q4_1/Q8_0", "int8", "fp16"]
+    assert reply["backend_reason"] == "cpu-avx2 (why)"
 
 
 async def test_models_and_aliases() -> None:

@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from agentserve.config import load as load_config
-from agentserve.messages import Hello, Submit, unpack_tokens
+from agentserve.messages import Submit, unpack_tokens
 from agentserve.server.http.context import ServerOptions
 from agentserve.server.wiring import chain, http_app, prepare_app, shown_bytes
 from agentserve.text import TextModel, load
 from tests.api_rig import CHAT, TOOLS, hermes, user
-from tests.fakes import Script, ScriptedEngine
+from tests.fakes import Script, ScriptedEngine, made_up_hello
 
 pytestmark = pytest.mark.model
 
@@ -37,9 +37,7 @@ class Model:
         self._replies = iter(replies)
         self.engine = ScriptedEngine(self._reply)
         vocab = text.tokenizer.vocab_size
-        self.engine.hello = Hello(
-            1, 1, "reference", "cpu", "bfloat16", vocab, 8192, 16, 64, 4096, 1, "cd" * 32
-        )
+        self.engine.hello = made_up_hello(vocab_size=vocab, max_model_len=8192, weights_digest="cd" * 32)
         self.app = http_app(text, ServerOptions(model="smol"))(self.engine)
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 

@@ -18,25 +18,27 @@ from agentserve.executor.calibrate import Bounds, measure_cost
 from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
-from agentserve.machine import available_memory, pool_bytes
 from agentserve.messages import PROTOCOL_VERSION, Hello
-from agentserve.models.config import DecoderConfig
 from agentserve.models.decoder import Decoder
-from agentserve.models.load import DTYPES, load_config, load_model
+from agentserve.models.load import DTYPES, LoadedModel, load_config, load_model
 from agentserve.models.source import resolve
+from agentserve.server.workers.sizes import (
+    check_blocks,
+    check_settings,
+    context_of,
+    kv_dtype_of,
+    page_counts,
+    reach_of,
+)
 from agentserve.server.workers.spec import WorkerSpec
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.server.workers.worker_main import BuiltEngine
 from agentserve.text import load
-from agentserve.types import KVGroup
-from agentserve.values import show_size
-from kernels import ops_for
-from kernels.ops import AttentionShape, Ops, Span
+from kernels import backend_for
+from kernels.ops import Ops
 from tiering.keys import namespace_digest
 
 log = logging.getLogger(__name__)
-
-GPU_SHARE = 0.8  # of a GPU's free memory, once the weights are there; the rest is for activations
 
 
 def build_engine(spec: WorkerSpec) -> BuiltEngine:
@@ -47,29 +49,21 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {spec.device}: torch finds no CUDA device")
     source = resolve(spec.model)
-    ops = ops_for(device)
-    _check_early(spec, load_config(source), dtype, ops)  # before minutes of reading weights
+    backend = backend_for(device)
+    ops = backend.ops
+    check_settings(spec, source, load_config(source), ops)  # before minutes of reading weights
     text = load(source.path, Path(spec.chat_template) if spec.chat_template else None)
-    loaded = load_model(source, dtype, device)
-    config = loaded.config
-    longest = _context(spec, config)
-    groups = kv_groups(config, spec.page_size, dtype)
-    pages = _pages(spec, groups, device)
-    reach = _reach(longest, min(pages), spec.page_size)
-    decoder = Decoder(config, loaded.weights, ops, positions=reach)
-    pool = KVPool(config, pages, spec.page_size, dtype, device)
+    loaded = load_model(source, dtype, device, spec.weights)
+    check_blocks(spec, source, loaded.weights)
+    config, kv_dtype = loaded.config, kv_dtype_of(spec)
+    longest = context_of(spec, config)
+    groups = kv_groups(config, spec.page_size, kv_dtype)
+    pages = page_counts(spec, groups, device)
+    reach = reach_of(longest, min(pages), spec.page_size)
+    decoder = Decoder(config, loaded.weights, ops, reach, spec.activations)
+    pool = KVPool(config, pages, spec.page_size, kv_dtype, device)
     sampler = Sampler(
         config.vocab_size, shown_bytes(text.tokenizer), text.end_ids, max_sessions=4 * spec.max_num_seqs
-    )
-    namespace = namespace_digest(
-        {
-            "weights": loaded.digest,
-            "dtype": spec.dtype,
-            "layout": PAGE_LAYOUT,
-            "page_size": spec.page_size,
-            "rope": repr(config.rope),
-            "kernels": ops.numerics,
-        }
     )
     executor = TorchExecutor(decoder, pool, sampler)
     bounds = Bounds(
@@ -89,7 +83,7 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         max_batched_tokens=spec.max_batched_tokens,
         max_step_seconds=spec.max_step_seconds,
         eos_token_ids=text.end_ids,
-        namespace=namespace,
+        namespace=_namespace(spec, loaded, ops),
     )
     core = EngineCore(core_config, groups, pages, cost)
     assert core.limit == reach
@@ -99,8 +93,12 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         protocol=PROTOCOL_VERSION,
         pid=os.getpid(),
         backend=ops.name,
+        backend_reason=backend.reason,
         device=spec.device,
         dtype=spec.dtype,
+        weights=_kept(loaded),
+        activations=spec.activations,
+        kv_dtype=_kv_name(spec),
         vocab_size=config.vocab_size,
         max_model_len=core.limit,
         page_size=spec.page_size,
@@ -110,6 +108,32 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         weights_digest=loaded.digest,
     )
     return BuiltEngine(core, executor, hello, core_config, groups, pages, cost)
+
+
+def _namespace(spec: WorkerSpec, loaded: LoadedModel, ops: Ops) -> bytes:
+    """Everything that decides a page's bytes, but for the tokens."""
+    return namespace_digest(
+        {
+            "weights": loaded.digest,
+            "dtype": spec.dtype,
+            "weights_kept": _kept(loaded),
+            "activations": spec.activations,
+            "kv_dtype": _kv_name(spec),
+            "layout": PAGE_LAYOUT,
+            "page_size": spec.page_size,
+            "rope": repr(loaded.config.rope),
+            "kernels": ops.numerics,
+        }
+    )
+
+
+def _kept(loaded: LoadedModel) -> str:
+    """The formats that stay as the file has them."""
+    return "/".join(loaded.weights.formats) or "expanded"
+
+
+def _kv_name(spec: WorkerSpec) -> str:
+    return spec.dtype if spec.kv_dtype == "auto" else spec.kv_dtype
 
 
 def _step_cost(limit: float | None, executor: TorchExecutor, bounds: Bounds) -> StepCost:
@@ -133,51 +157,3 @@ def _step_cost(limit: float | None, executor: TorchExecutor, bounds: Bounds) -> 
             "a page at the end of the context takes %.0f ms: longer than --max-step-ms", longest * 1e3
         )
     return cost
-
-
-def _check_early(spec: WorkerSpec, config: DecoderConfig, dtype: torch.dtype, ops: Ops) -> None:
-    _context(spec, config)
-    shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, spec.page_size)
-    table = torch.zeros((1, 1), dtype=torch.int64, device=torch.device(spec.device))
-    try:
-        ops.attention(shape, [Span(0, 1, 0)], table)
-    except ValueError as error:
-        raise ValueError(f"--page-size {spec.page_size}: {error}") from None
-    if spec.device_kv is not None:
-        _page_count(spec.device_kv, kv_groups(config, spec.page_size, dtype))
-
-
-def _context(spec: WorkerSpec, config: DecoderConfig) -> int:
-    if spec.max_model_len is None:
-        return config.max_position
-    if spec.max_model_len > config.max_position:
-        raise ValueError(
-            f"--max-model-len {spec.max_model_len}: the model was made for {config.max_position} positions"
-        )
-    return spec.max_model_len
-
-
-def _pages(spec: WorkerSpec, groups: tuple[KVGroup, ...], device: torch.device) -> tuple[int, ...]:
-    """As many pages for every group as the pool's bytes allow."""
-    size = spec.device_kv
-    if size is None and device.type == "cuda":
-        size = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) // spec.kv_share
-    elif size is None:
-        size = pool_bytes(available_memory(), spec.kv_share)
-    return (_page_count(size, groups),) * len(groups)
-
-
-def _reach(longest: int, pages: int, page_size: int) -> int:
-    """Positions that a session can come to (the core's own limit): tables for more are never read, and a
-    model's file may name millions."""
-    return min(longest, (pages - 1) * page_size)
-
-
-def _page_count(size: int, groups: tuple[KVGroup, ...]) -> int:
-    per_page = sum(group.page_bytes for group in groups)
-    if size < 2 * per_page:
-        raise ValueError(
-            f"a KV pool of {show_size(size)} holds {size // per_page} pages of {show_size(per_page)}: "
-            "give it more with --device-kv"
-        )
-    return size // per_page

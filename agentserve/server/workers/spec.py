@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agentserve.config import ServeConfig
+from agentserve.config import Activations, ServeConfig, Weights
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
@@ -16,6 +16,9 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     model: str
     chat_template: str | None  # a file; it decides which tokens end a message
     dtype: str
+    weights: Weights
+    activations: Activations
+    kv_dtype: str
     device: str
     page_size: int
     max_num_seqs: int
@@ -42,6 +45,9 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         model=config.model.name,
         chat_template=str(config.model.chat_template) if config.model.chat_template else None,
         dtype=config.model.dtype,
+        weights=config.model.weights,
+        activations=config.model.activations,
+        kv_dtype=config.engine.kv_dtype,
         device=config.model.device,
         page_size=config.engine.page_size,
         max_num_seqs=config.engine.max_num_seqs,

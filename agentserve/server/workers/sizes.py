@@ -1,0 +1,93 @@
+"""What a worker's settings ask of model, kernels and memory: refused before weights are read."""
+
+from __future__ import annotations
+
+import torch
+
+from agentserve.executor.pool import KV_DTYPES, kv_groups
+from agentserve.machine import available_memory, pool_bytes
+from agentserve.models.config import DecoderConfig
+from agentserve.models.load import DTYPES
+from agentserve.models.source import ModelSource
+from agentserve.models.weights import DecoderWeights
+from agentserve.server.workers.spec import WorkerSpec
+from agentserve.types import KVGroup
+from agentserve.values import show_size
+from kernels.ops import AttentionShape, Ops, Span
+
+GPU_SHARE = 0.8  # of a GPU's free memory, once the weights are there; the rest is for activations
+
+
+def check_settings(spec: WorkerSpec, source: ModelSource, config: DecoderConfig, ops: Ops) -> None:
+    """All that can be known without the weights. ValueError, one line that names the flag."""
+    context_of(spec, config)
+    dtype, kept = DTYPES[spec.dtype], kv_dtype_of(spec)
+    possible = ops.kv_dtypes(dtype)
+    if kept not in possible:
+        names = " or ".join(name for name, kind in KV_DTYPES.items() if kind in possible)
+        raise ValueError(
+            f"--kv-dtype {spec.kv_dtype}: {ops.name} kernels keep KV of a {spec.dtype} model as {names} only"
+        )
+    if spec.activations != "float" and source.kind == "folder":
+        raise _no_blocks(spec, source)
+    shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, spec.page_size)
+    table = torch.zeros((1, 1), dtype=torch.int64, device=torch.device(spec.device))
+    try:
+        ops.attention(shape, [Span(0, 1, 0)], table)
+    except ValueError as error:
+        raise ValueError(f"--page-size {spec.page_size}: {error}") from None
+    if spec.device_kv is not None:
+        _page_count(spec.device_kv, kv_groups(config, spec.page_size, kept))
+
+
+def check_blocks(spec: WorkerSpec, source: ModelSource, weights: DecoderWeights) -> None:
+    """8-bit activations are for weights in blocks: ValueError where no layer has any."""
+    if spec.activations != "float" and not weights.layers_in_blocks:
+        raise _no_blocks(spec, source)
+
+
+def _no_blocks(spec: WorkerSpec, source: ModelSource) -> ValueError:
+    return ValueError(
+        f"--activations {spec.activations}: {source.path} has no layer whose weights are in blocks"
+    )
+
+
+def kv_dtype_of(spec: WorkerSpec) -> torch.dtype:
+    """In which numbers KV is kept."""
+    return DTYPES[spec.dtype] if spec.kv_dtype == "auto" else KV_DTYPES[spec.kv_dtype]
+
+
+def context_of(spec: WorkerSpec, config: DecoderConfig) -> int:
+    if spec.max_model_len is None:
+        return config.max_position
+    if spec.max_model_len > config.max_position:
+        raise ValueError(
+            f"--max-model-len {spec.max_model_len}: the model was made for {config.max_position} positions"
+        )
+    return spec.max_model_len
+
+
+def page_counts(spec: WorkerSpec, groups: tuple[KVGroup, ...], device: torch.device) -> tuple[int, ...]:
+    """As many pages for every group as the pool's bytes allow."""
+    size = spec.device_kv
+    if size is None and device.type == "cuda":
+        size = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) // spec.kv_share
+    elif size is None:
+        size = pool_bytes(available_memory(), spec.kv_share)
+    return (_page_count(size, groups),) * len(groups)
+
+
+def reach_of(longest: int, pages: int, page_size: int) -> int:
+    """Positions that a session can come to (the core's own limit): tables for more are never read, and a
+    model's file may name millions."""
+    return min(longest, (pages - 1) * page_size)
+
+
+def _page_count(size: int, groups: tuple[KVGroup, ...]) -> int:
+    per_page = sum(group.page_bytes for group in groups)
+    if size < 2 * per_page:
+        raise ValueError(
+            f"a KV pool of {show_size(size)} holds {size // per_page} pages of {show_size(per_page)}: "
+            "give it more with --device-kv"
+        )
+    return size // per_page
