@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from agentserve.bench.kernels import attention, operations, products
 from agentserve.bench.kernels.gauge import MachineGauge, machine_rows
-from agentserve.bench.kernels.scene import Scene, pages_wanted
+from agentserve.bench.kernels.pages import pool_for
+from agentserve.bench.kernels.scene import Scene
 from agentserve.bench.kernels.sizes import Sizes
 from agentserve.bench.kernels.steps import Steps
 from agentserve.bench.kernels.subject import ALL, CPU, Choice, Subject, Variant, subjects, variant
 from agentserve.bench.kernels.timing import Effort, Stopwatch
 from agentserve.bench.report import Row
-from agentserve.executor.pool import KV_DTYPES, KVPool, kv_groups
-from agentserve.machine import available_memory
-from agentserve.models.config import DecoderConfig
+from agentserve.executor.pool import KV_DTYPES
 from agentserve.models.load import DTYPES
 from agentserve.models.source import resolve
 from agentserve.values import show_size
 from kernels import ops_for
 from kernels.ops import Ops
-
-POOL_SHARE = 0.7  # of what is available
-SPARE = 1 << 30  # bytes left for packed weights and activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,12 @@ def measure(settings: Settings, progress: Callable[[str], None] = lambda _: None
     models, found.skipped = subjects(resolve(settings.model), dtype, settings.choices, ops)
     if not models:
         raise ValueError("; ".join(f"{name}: {reason}" for name, reason in found.skipped.items()))
-    gauge = MachineGauge(ops, dtype, settings.sizes.read)
+    positions = models[0].config.max_position
+    sizes = settings.sizes.within(positions)
+    if sizes != settings.sizes:
+        found.skipped["longer contexts"] = f"the model was made for {positions} positions"
+    settings = replace(settings, sizes=sizes)
+    gauge = MachineGauge(ops, dtype, sizes.read)
     if gauge.int8_missing:
         found.skipped["int8 matrix product"] = gauge.int8_missing
     watch = Stopwatch(gauge, settings.effort)
@@ -72,9 +73,7 @@ def measure(settings: Settings, progress: Callable[[str], None] = lambda _: None
     with torch.inference_mode():
         progress("products")
         for name in models[0].matrices():
-            found.rows += products.measure(
-                name, models, watch, settings.sizes.products, settings.sizes.stream
-            )
+            found.rows += products.measure(name, models, watch, sizes.products, sizes.stream)
         _with_pool(settings, models, watch, found, progress)
         found.rows[:0] = machine_rows(ops, dtype, watch.seen)
     found.notes.append(f"took {watch.elapsed:.0f} s after loading")
@@ -92,7 +91,7 @@ def _with_pool(
 ) -> None:
     """All that needs KV."""
     sizes, ops = settings.sizes, models[0].ops
-    pool = _pool(settings, models[0].config, ops)
+    pool = pool_for(settings.sizes, models[0], _kv_dtype(settings, ops), settings.page_size)
     scene = Scene(models[0].config, pool)
     variants = [variant(model, pool, sizes.longest) for model in models]
     progress("filling KV")
@@ -125,11 +124,12 @@ def _decode(steps: Steps, sizes: Sizes, found: Findings) -> list[str]:
                 found.rows += steps.decode(rows, context)
             else:
                 missing.append(f"decode step: {rows} x {context:,} tokens")
-    rows, prefix, own = sizes.sharing
-    if steps.scene.fits(rows, prefix + own + 1):
-        found.rows += steps.sharing(rows, prefix, own)
-    else:
-        missing.append(f"shared prefix: {rows} x ({prefix:,} + {own})")
+    if sizes.sharing:
+        rows, prefix, own = sizes.sharing
+        if steps.scene.fits(rows, prefix + own + 1):
+            found.rows += steps.sharing(rows, prefix, own)
+        else:
+            missing.append(f"shared prefix: {rows} x ({prefix:,} + {own})")
     if not steps.variants[0].clock.seconds:
         found.skipped["outside kernels"] = "this backend has no whole step as one call"
         return missing
@@ -159,36 +159,11 @@ def fill(scene: Scene, first: Variant, sizes: Sizes) -> None:
             first.decoder.ops.copy_page(storage, source, target, scene.pool.page_size)
 
 
-def _pool(settings: Settings, config: DecoderConfig, ops: Ops) -> KVPool:
-    """Pages for the largest case that fits into memory."""
+def _kv_dtype(settings: Settings, ops: Ops) -> torch.dtype:
     dtype = DTYPES[settings.dtype]
-    kv_dtype = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
-    if kv_dtype not in ops.kv_dtypes(dtype):
+    found = dtype if settings.kv_dtype == "auto" else KV_DTYPES[settings.kv_dtype]
+    if found not in ops.kv_dtypes(dtype):
         raise ValueError(
             f"--kv-dtype {settings.kv_dtype}: {ops.name} kernels cannot keep it for {settings.dtype} models"
         )
-    sizes, page_size = settings.sizes, settings.page_size
-    if sizes.longest > config.max_position:
-        raise ValueError(f"{sizes.longest} tokens are measured, the model was made for {config.max_position}")
-    cases = [
-        (rows, context + 1)
-        for rows in (*sizes.attended, *sizes.decoded, *sizes.overhead)
-        for context in sizes.contexts
-    ]
-    cases += [
-        (1, sizes.longest),
-        (sizes.sampled, page_size + 1),
-        (sizes.sharing[0], sum(sizes.sharing[1:]) + 1),
-    ]
-    groups = kv_groups(config, page_size, kv_dtype)
-    per_page = sum(group.page_bytes for group in groups)
-    available = available_memory()
-    most = None if available is None else int(max(0, available - SPARE) * POOL_SHARE) // per_page
-    wanted = pages_wanted(cases, page_size)
-    fitting = [pages for pages in wanted if most is None or pages <= most]
-    least = -(-sizes.longest // page_size)
-    if not fitting or max(fitting) < least:
-        raise ValueError(
-            f"too little memory for the {show_size(least * per_page)} of KV of {sizes.longest} tokens"
-        )
-    return KVPool(config, (max(fitting),) * len(groups), page_size, kv_dtype, CPU)
+    return found

@@ -83,8 +83,3 @@ class Scene:
         """Page copies (source, target) that give every other page of the pool the first context's KV."""
         width = min(self.pages_for(tokens), len(self._pages))
         return [(self._pages[k % width], page) for k, page in enumerate(self._pages[width:], start=width)]
-
-
-def pages_wanted(cases: Sequence[tuple[int, int]], page_size: int) -> list[int]:
-    """Pages that each of `cases` (rows, tokens) needs."""
-    return [rows * -(-tokens // page_size) for rows, tokens in cases]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,27 @@ class Sizes:
     prefilled: tuple[int, ...] = (128, 512, 2048, 6144)
     chunked: tuple[int, ...] = (2048, 6144)
     chunk: int = 256
-    sharing: tuple[int, int, int] = (16, 2048, 256)  # rows, tokens of prefix, tokens of their own
+    sharing: tuple[int, int, int] | None = (16, 2048, 256)  # rows, tokens of prefix, tokens of their own
     overhead: tuple[int, ...] = (1, 8, 32)  # rows
     read: int = 256 << 20  # bytes read at once to measure memory
 
     @property
     def longest(self) -> int:
         """The largest context, new token included."""
+        shared = sum(self.sharing[1:]) + 1 if self.sharing else 0
         ends = (start + count for start, count in self.chunks)
-        return max(
-            *(tokens + 1 for tokens in self.contexts), *self.prefilled, *ends, sum(self.sharing[1:]) + 1
+        return max(shared, *(tokens + 1 for tokens in self.contexts), *self.prefilled, *self.chunked, *ends)
+
+    def within(self, positions: int) -> Sizes:
+        """What of it a model with so many positions can run. ValueError if that leaves no context."""
+        if positions <= min(self.contexts):
+            raise ValueError(f"a model of {positions} positions is too short to be measured")
+        sharing = self.sharing if self.sharing and sum(self.sharing[1:]) < positions else None
+        return replace(
+            self,
+            chunks=tuple((start, count) for start, count in self.chunks if start + count <= positions),
+            contexts=tuple(tokens for tokens in self.contexts if tokens < positions),
+            prefilled=tuple(tokens for tokens in self.prefilled if tokens <= positions),
+            chunked=tuple(tokens for tokens in self.chunked if tokens <= positions),
+            sharing=sharing,
         )
