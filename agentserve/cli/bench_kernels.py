@@ -17,7 +17,7 @@ from agentserve.config import load
 from agentserve.machine import usable_cores
 
 if TYPE_CHECKING:
-    from agentserve.bench.kernels.run import Findings
+    from agentserve.bench.kernels.cases import Findings
     from agentserve.bench.kernels.subject import Choice
     from agentserve.bench.report import Row
 

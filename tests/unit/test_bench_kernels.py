@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from agentserve.bench import report
 from agentserve.bench.kernels import pages, run
+from agentserve.bench.kernels.cases import Case, Findings
 from agentserve.bench.kernels.sizes import Sizes
 from agentserve.bench.kernels.subject import ALL, Choice
-from agentserve.bench.kernels.timing import Effort
+from agentserve.bench.kernels.timing import Effort, Rates, Stopwatch
+from agentserve.bench.report import Row
 from agentserve.cli.bench_kernels import show
 from agentserve.cli.main import app
 from agentserve.config import load
@@ -46,13 +48,13 @@ ONCE = Effort(runs=2, most=2, seconds=0.0, total=1e9)
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> run.Findings:
+def findings(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     folder = tmp_path_factory.mktemp("model")
     write_model(folder, "llama-tied-mha")
     return run.measure(run.Settings(str(folder), "fp32", ALL, sizes=TINY, effort=ONCE))
 
 
-def test_a_run_gives_every_row(findings: run.Findings) -> None:
+def test_a_run_gives_every_row(findings: Findings) -> None:
     names = {(row.group, row.name) for row in findings.rows}
     assert len(names) == len(findings.rows), "one variant: a folder has no blocks"
     counts = {
@@ -73,15 +75,13 @@ def test_a_run_gives_every_row(findings: run.Findings) -> None:
     assert all(row.limit and row.fraction for row in limited)
 
 
-def test_what_a_model_has_not_is_said(findings: run.Findings) -> None:
+def test_what_a_model_has_not_is_said(findings: Findings) -> None:
     reason = "the model's layers have no quantised blocks"
     assert findings.skipped["weights stored, activations int8"] == reason
     assert findings.skipped["weights stored, activations float"] == reason
 
 
-def test_the_table_shows_every_row_and_the_file_keeps_every_run(
-    findings: run.Findings, tmp_path: Path
-) -> None:
+def test_the_table_shows_every_row_and_the_file_keeps_every_run(findings: Findings, tmp_path: Path) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     show(findings, console)
     shown = console.export_text()
@@ -103,7 +103,7 @@ def test_a_pool_too_small_leaves_rows_out(tmp_path: Path, monkeypatch: pytest.Mo
     small = replace(TINY, products=(1,), operations=(), contexts=(20, 40), sharing=(3, 32, 16))
     found = run.measure(run.Settings(str(tmp_path / "model"), "fp32", ALL[:1], sizes=small, effort=ONCE))
     assert "decode step: 3 x 40 tokens" in found.skipped
-    assert "shared prefix: 3 x (32 + 16)" in found.skipped
+    assert "shared prefix: 3 x 48 tokens" in found.skipped
     assert [row.name for row in found.rows if row.group == "decode step"] == [
         "1 x 20 tokens", "3 x 20 tokens", "1 x 40 tokens",
     ]  # fmt: skip
@@ -171,3 +171,30 @@ def test_the_command_says_in_one_line_what_it_cannot_do(tmp_path: Path) -> None:
         load({"weights": "expanded", "activations": "int8"}, None)
     refused = CliRunner().invoke(app, ["bench", "kernels", "--weights", "expanded", "--activations", "int8"])
     assert isinstance(refused.exception, ConfigError)
+
+
+def test_what_does_not_fit_or_comes_too_late_is_left_out_and_said() -> None:
+    row = Row("a", 1.0, "ms")
+    ran: list[str] = []
+
+    def case(name: str, fits: bool = True) -> Case:
+        return Case("group", name, lambda: ran.append(name) or [row], fits)  # type: ignore[func-returns-value]
+
+    seconds = iter([0.0, 1.0, 164.0, 166.0, 170.0])
+    watch = Stopwatch(NoGauge(), Effort(stop=165.0), lambda: next(seconds))
+    found = Findings()
+    found.add(
+        [case("first"), case("large", fits=False), case("second"), case("third"), case("fourth")], watch
+    )
+    assert ran == ["first", "second"]
+    assert found.rows == [row, row]
+    assert found.skipped == {
+        "group: large": "too little memory for its KV",
+        "group: third": "the time was up",
+        "group: fourth": "the time was up",
+    }
+
+
+class NoGauge:
+    def rates(self) -> Rates:
+        raise AssertionError("nothing is timed")

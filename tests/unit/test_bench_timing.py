@@ -63,6 +63,16 @@ def test_when_the_time_is_up_everything_runs_once_and_is_counted() -> None:
     late = watch.alternate({"a": hand.work("a", 1.0), "b": hand.work("b", 1.0)})
     assert [len(times.seconds) for times in late.values()] == [1, 1]
     assert watch.hurried == 2
+    assert not watch.over
+
+
+def test_a_row_under_way_ends_when_the_time_is_up() -> None:
+    hand = Hand()
+    watch = Stopwatch(hand, Effort(runs=5, most=9, seconds=0.0, total=10.0, stop=20.0), hand)
+    assert len(watch.alone(hand.work("a", 4.0), warm=False).seconds) == 3
+    assert watch.hurried == 1
+    watch.alone(hand.work("a", 6.0))
+    assert watch.over
 
 
 def test_each_counts_the_mean_of_its_works() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from agentserve.bench.kernels.cases import Case
+from agentserve.bench.kernels.costs import Demand
 from agentserve.bench.kernels.scene import Part, Scene
 from agentserve.bench.kernels.sizes import Sizes
 from agentserve.bench.kernels.subject import Variant
@@ -55,21 +59,28 @@ def _call(attention: Attention, q: torch.Tensor, kv: torch.Tensor) -> Callable[[
     return lambda: attention(q, kv)
 
 
-def measure(scene: Scene, variant: Variant, watch: Stopwatch, sizes: Sizes) -> tuple[list[Row], list[str]]:
-    """Rows for decoding and for chunks, and the names of those that the pool is too small for."""
-    found: list[Row] = []
-    missing: list[str] = []
-    for context in sizes.contexts:
-        for rows in sizes.attended:
-            name = f"decode, {rows} x {context:,} tokens, all layers"
-            if not scene.fits(rows, context + 1):
-                missing.append(f"attention: {name}")
-                continue
-            timed = watch.alone(attention_run(variant.decoder, scene, scene.decode(rows, context)))
-            found.append(timed.row("attention", name, variant.costs.attention_step([context] * rows)))
-    for start, count in sizes.chunks:
-        part = Part(start, count, scene.tables(1, start + count)[0])
-        timed = watch.alone(attention_run(variant.decoder, scene, [part]))
-        name = f"{count:,} tokens from {start:,} on, all layers"
-        found.append(timed.row("attention", name, variant.costs.attention_chunk(start, count)))
-    return found, missing
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionAlone:
+    """Measures attention of one variant: all use the same. Times are of all layers."""
+
+    scene: Scene
+    variant: Variant
+    watch: Stopwatch
+
+    def cases(self, sizes: Sizes) -> Iterator[Case]:
+        """Decoding, every number of rows at every context; then chunks of one context."""
+        costs, scene = self.variant.costs, self.scene
+        for context in sizes.contexts:
+            for rows in sizes.attended:
+                name, demand = f"{rows} x {context:,} tokens", costs.attention_step([context] * rows)
+                fits = scene.fits(rows, context + 1)
+                parts = scene.decode(rows, context) if fits else []
+                yield Case("attention", name, partial(self.row, parts, name, demand), fits)
+        for start, count in sizes.chunks:
+            name, demand = f"{count:,} tokens from {start:,} on", costs.attention_chunk(start, count)
+            part = Part(start, count, scene.tables(1, start + count)[0])
+            yield Case("attention", name, partial(self.row, [part], name, demand))
+
+    def row(self, parts: Sequence[Part], name: str, demand: Demand) -> list[Row]:
+        run = attention_run(self.variant.decoder, self.scene, parts)
+        return [self.watch.alone(run).row("attention", name, demand)]

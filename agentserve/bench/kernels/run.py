@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from agentserve.bench.kernels import attention, operations, products
+from agentserve.bench.kernels import operations, products
+from agentserve.bench.kernels.attention import AttentionAlone
+from agentserve.bench.kernels.cases import Findings
 from agentserve.bench.kernels.gauge import MachineGauge, machine_rows
 from agentserve.bench.kernels.pages import pool_for
 from agentserve.bench.kernels.scene import Scene
@@ -16,11 +18,9 @@ from agentserve.bench.kernels.sizes import Sizes
 from agentserve.bench.kernels.steps import Steps
 from agentserve.bench.kernels.subject import ALL, CPU, Choice, Subject, Variant, subjects, variant
 from agentserve.bench.kernels.timing import Effort, Stopwatch
-from agentserve.bench.report import Row
 from agentserve.executor.pool import KV_DTYPES
 from agentserve.models.load import DTYPES
 from agentserve.models.source import resolve
-from agentserve.values import show_size
 from kernels import ops_for
 from kernels.ops import Ops
 
@@ -37,15 +37,6 @@ class Settings:
     page_size: int = 16
     sizes: Sizes = field(default_factory=Sizes)
     effort: Effort = field(default_factory=Effort)
-
-
-@dataclass(slots=True)
-class Findings:
-    """Rows as they come, what is missing and why, and remarks."""
-
-    rows: list[Row] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def measure(settings: Settings, progress: Callable[[str], None] = lambda _: None) -> Findings:
@@ -78,7 +69,7 @@ def measure(settings: Settings, progress: Callable[[str], None] = lambda _: None
         found.rows[:0] = machine_rows(ops, dtype, watch.seen)
     found.notes.append(f"took {watch.elapsed:.0f} s after loading")
     if watch.hurried:
-        found.notes.append(f"{watch.hurried} figures are of a single run: the time was up")
+        found.notes.append(f"{watch.hurried} figures are of fewer runs than wanted: the time was up")
     return found
 
 
@@ -99,52 +90,14 @@ def _with_pool(
     gc.collect()  # so that none of it happens in the middle of a step
     steps = Steps(scene, variants, watch)
     progress("attention")
-    rows, missing = attention.measure(scene, variants[0], watch, sizes)
-    found.rows += rows
+    found.add(AttentionAlone(scene, variants[0], watch).cases(sizes), watch)
     progress("small operations")
     found.rows += operations.measure(scene, variants[0], watch, sizes.operations)
     found.rows += operations.sampling(scene, variants[0], watch, sizes.sampled)
-    progress("decode")
-    missing += _decode(steps, sizes, found)
-    progress("prefill")
-    for tokens, chunk in prefills(sizes):
-        found.rows += steps.prefill(tokens, chunk)
-    for name in missing:
-        found.skipped[name] = (
-            f"the pool of {show_size(pool.nbytes)} is too small, and memory too short for more"
-        )
-
-
-def _decode(steps: Steps, sizes: Sizes, found: Findings) -> list[str]:
-    """Decode steps, sharing and overhead; the names of those that the pool is too small for."""
-    missing = []
-    for context in sizes.contexts:
-        for rows in sizes.decoded:
-            if steps.scene.fits(rows, context + 1):
-                found.rows += steps.decode(rows, context)
-            else:
-                missing.append(f"decode step: {rows} x {context:,} tokens")
-    if sizes.sharing:
-        rows, prefix, own = sizes.sharing
-        if steps.scene.fits(rows, prefix + own + 1):
-            found.rows += steps.sharing(rows, prefix, own)
-        else:
-            missing.append(f"shared prefix: {rows} x ({prefix:,} + {own})")
-    if not steps.variants[0].clock.seconds:
+    progress("decode and prefill")
+    if not variants[0].clock.seconds:
         found.skipped["outside kernels"] = "this backend has no whole step as one call"
-        return missing
-    for rows in sizes.overhead:
-        for context in sizes.contexts[:2]:
-            if steps.scene.fits(rows, context + 1):
-                found.rows.append(steps.overhead(rows, context))
-    return missing
-
-
-def prefills(sizes: Sizes) -> Iterator[tuple[int, int | None]]:
-    """(tokens, chunk) of every prefill row, the longest last: if time runs out, they run once."""
-    cases: list[tuple[int, int | None]] = [(tokens, None) for tokens in sizes.prefilled]
-    cases += [(tokens, sizes.chunk) for tokens in sizes.chunked]
-    yield from sorted(cases, key=lambda case: case[0])
+    found.add(steps.cases(sizes), watch)
 
 
 def fill(scene: Scene, first: Variant, sizes: Sizes) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from agentserve.bench.kernels.attention import attention_run
+from agentserve.bench.kernels.cases import Case
 from agentserve.bench.kernels.costs import Demand
 from agentserve.bench.kernels.scene import Scene
+from agentserve.bench.kernels.sizes import Sizes
 from agentserve.bench.kernels.subject import Variant
 from agentserve.bench.kernels.timing import Run, Stopwatch, Timed
 from agentserve.bench.report import Row
@@ -42,6 +45,27 @@ class Steps:
     variants: Sequence[Variant]
     watch: Stopwatch
 
+    def cases(self, sizes: Sizes) -> Iterator[Case]:
+        """All whole steps; the longest last, as they are what time may not suffice for."""
+        for context in sizes.contexts:
+            for rows in sizes.decoded:
+                yield self._case("decode step", partial(self.decode, rows, context), rows, context)
+        if sizes.sharing:
+            rows, prefix, own = sizes.sharing
+            yield self._case("shared prefix", partial(self.sharing, rows, prefix, own), rows, prefix + own)
+        if self.variants[0].clock.seconds:
+            for rows in sizes.overhead:
+                for context in sizes.contexts[:2]:
+                    yield self._case("outside kernels", partial(self.overhead, rows, context), rows, context)
+        prompts: list[tuple[int, int | None]] = [(tokens, None) for tokens in sizes.prefilled]
+        prompts += [(tokens, sizes.chunk) for tokens in sizes.chunked]
+        for tokens, chunk in sorted(prompts, key=lambda prompt: prompt[0]):
+            name = f"{tokens:,} tokens" + (f" in chunks of {chunk}" if chunk else "")
+            yield Case("prefill", name, partial(self.prefill, name, tokens, chunk))
+
+    def _case(self, group: str, measure: Callable[[], list[Row]], rows: int, context: int) -> Case:
+        return Case(group, f"{rows} x {context:,} tokens", measure, self.scene.fits(rows, context + 1))
+
     def decode(self, rows: int, context: int) -> list[Row]:
         """A step of one token per row: batch, forward pass, logits, greedy sampling."""
         plan = self.scene.plan(self.scene.decode(rows, context))
@@ -52,12 +76,11 @@ class Steps:
             for one in self.variants
         ]
 
-    def prefill(self, tokens: int, chunk: int | None = None) -> list[Row]:
+    def prefill(self, name: str, tokens: int, chunk: int | None = None) -> list[Row]:
         """A prompt from nothing to its first sampled token."""
         parts = self.scene.prefill(tokens, chunk)
         plans = [self.scene.plan(one, sample=one is parts[-1]) for one in parts]
         times = self._alternate(plans, warm=tokens < 1024)
-        name = f"{tokens:,} tokens" + (f" in chunks of {chunk}" if chunk else "")
         return [
             times[one.name].rate_row("prefill", name, one.costs.prefill(tokens), tokens, one.name)
             for one in self.variants
@@ -88,21 +111,13 @@ class Steps:
         limits = (first.costs.attention_step(contexts), first.costs.attention_step(contexts, prefix))
         return found + _compared(f"attention, {name}", pair, limits, "")
 
-    def overhead(self, rows: int, context: int) -> Row:
+    def overhead(self, rows: int, context: int) -> list[Row]:
         """Milliseconds of a decode step outside the backend's forward pass and logits: checking the plan,
         laying out the batch, tensors, greedy sampling, results."""
         plan, first = self.scene.plan(self.scene.decode(rows, context)), self.variants[0]
         runs = [seconds * 1e3 for seconds in self.watch.alone(lambda: step(first, plan)[1]).seconds]
-        name = f"{rows} x {context:,} tokens"
-        return Row(
-            name,
-            statistics.median(runs),
-            "ms",
-            OVERHEAD_MS,
-            "1 ms",
-            runs=tuple(runs),
-            group="outside kernels",
-        )
+        name, value = f"{rows} x {context:,} tokens", statistics.median(runs)
+        return [Row(name, value, "ms", OVERHEAD_MS, "1 ms", runs=tuple(runs), group="outside kernels")]
 
     def _alternate(self, plans: Sequence[Plan], warm: bool = True) -> dict[str, Timed]:
         return self.watch.alternate(

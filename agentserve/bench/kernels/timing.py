@@ -51,13 +51,14 @@ class Gauge(Protocol):
 class Effort:
     """How often a row is run: at least `runs` times, more while it has taken less than `seconds`.
 
-    After `total` seconds of the whole benchmark every further row runs once.
+    After `total` seconds of the whole benchmark every further row runs once, after `stop` seconds none.
     """
 
     runs: int = 3
     most: int = 25
     seconds: float = 0.25
     total: float = 130.0
+    stop: float = 165.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +114,26 @@ class Stopwatch:
     effort: Effort
     clock: Clock = time.perf_counter
     seen: list[Rates] = field(default_factory=list)
-    hurried: int = 0  # variants that ran once because the time was up
+    hurried: int = 0  # figures of fewer runs than wanted because the time was up
 
     def __post_init__(self) -> None:
         self._began = self.clock()
 
     def alternate(self, variants: Mapping[str, Run], warm: bool = True) -> dict[str, Timed]:
         """Time each variant; every round runs all, in turning order. `warm`: once before, uncounted."""
-        effort, names = self.effort, list(variants)
-        late = self.elapsed > effort.total
-        if warm and not late:
+        names = list(variants)
+        if warm and not self._late:
             for run in variants.values():
                 run()
         found: dict[str, list[float]] = {name: [] for name in names}
         rates: list[Rates] = []
         began = self.clock()
-        while not self._enough(len(rates), self.clock() - began, late):
+        while not self._enough(len(rates), self.clock() - began):
             rates.append(self.gauge.rates())
             for name in names if len(rates) % 2 else reversed(names):
                 found[name].append(variants[name]())
         self.seen += rates
-        self.hurried += len(names) if late else 0
+        self.hurried += len(names) if len(rates) < self.effort.runs else 0
         return {name: Timed(tuple(runs), tuple(rates)) for name, runs in found.items()}
 
     @property
@@ -144,9 +144,18 @@ class Stopwatch:
     def alone(self, run: Run, warm: bool = True) -> Timed:
         return self.alternate({"": run}, warm)[""]
 
-    def _enough(self, rounds: int, spent: float, late: bool) -> bool:
-        if late:
-            return rounds >= 1
+    @property
+    def over(self) -> bool:
+        """Whether nothing more should begin."""
+        return self.elapsed > self.effort.stop
+
+    @property
+    def _late(self) -> bool:
+        return self.elapsed > self.effort.total
+
+    def _enough(self, rounds: int, spent: float) -> bool:
+        if self._late and rounds:
+            return True
         return rounds >= self.effort.most or (rounds >= self.effort.runs and spent >= self.effort.seconds)
 
 
