@@ -164,7 +164,7 @@ class Ops(Protocol):
         ...
 
     def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
-        """KV dtypes this backend can keep for steps in `dtype`."""
+        """KV dtypes that this backend can keep for steps in `dtype`; none for a dtype it has no steps in."""
         ...
 
     def linear(

@@ -75,9 +75,6 @@ class ReferenceOps:
         level = torch.backends.cpu.get_cpu_capability()
         return f"reference-1 torch-{torch.__version__} {self._device.type} {level} threads-{threads}"
 
-    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
-        return frozenset({dtype})
-
     def linear(
         self,
         weight: Matrix,
@@ -105,6 +102,9 @@ class ReferenceOps:
             bare = ReferenceLinear(probe[0], zero, RowRule(1, False, rows))
             self._linear_rules[key] = choose_rule(bare.product, sample[0])
         return ReferenceLinear(weight, bias, self._linear_rules[key])
+
+    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
+        return frozenset({dtype})
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         return None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from kernels.blocks import Matrix
 from kernels.cpu.attention import CpuAttention
 from kernels.cpu.library import PAIRS, TYPES, Group, Layer, Library, Model, address
 from kernels.cpu.packed import Arena, PackedMatrix, packed_bytes, padded
-from kernels.ops import DecoderParts, LayerParts, StepDecoder, StepGroup
+from kernels.ops import Activations, DecoderParts, LayerParts, StepDecoder, StepGroup
 
 _MOST_DIM = 512  # head dimension (`MAX_DIM` in csrc/element.h)
 
@@ -26,10 +27,12 @@ class CpuDecoder(StepDecoder):
         self._library = library
         self._hidden = parts.norm.shape[0]
         self._vocab = parts.lm_head.shape[0]
-        self._dtype = parts.norm.dtype
+        self._dtype = parts.dtype
+        self._activations: Activations = parts.activations
         self._keep: list[Tensor | PackedMatrix] = []  # what the model's pointers point at
-        self._arena = Arena(sum(padded(size) for size in _sizes(parts)))
+        self._arena = Arena(sum(padded(size) for size in _sizes(library, parts)))
         layers = (Layer * len(parts.layers))(*(self._layer(layer) for layer in parts.layers))
+        head = self._packed(parts.lm_head, None, "float")
         tied = parts.embedding is parts.lm_head
         self._model = Model(
             hidden=self._hidden,
@@ -39,8 +42,8 @@ class CpuDecoder(StepDecoder):
             dim=parts.dim,
             layers=len(parts.layers),
             eps=parts.eps,
-            embedding=None if tied else self._kept(parts.embedding.contiguous()),
-            head=self._packed(parts.lm_head, None),
+            embedding=head if tied else self._packed(parts.embedding, None, "float"),
+            head=head,
             norm=self._kept(_wide(parts.norm)),
             cos=self._kept(_wide(parts.cos)),
             sin=self._kept(_wide(parts.sin)),
@@ -57,8 +60,7 @@ class CpuDecoder(StepDecoder):
     @staticmethod
     def fits(parts: DecoderParts) -> bool:
         """Whether the library can run such a model: its widths must be whole lanes."""
-        dtype = parts.norm.dtype
-        pair = PAIRS.get(dtype, 0)
+        pair = PAIRS.get(parts.dtype, 0)
         widths = (parts.norm.shape[0], parts.layers[0].down.shape[1], parts.dim)
         return bool(pair) and not any(width % pair for width in widths) and parts.dim <= _MOST_DIM
 
@@ -88,10 +90,10 @@ class CpuDecoder(StepDecoder):
 
     def _layer(self, parts: LayerParts) -> Layer:
         return Layer(
-            qkv=self._packed(parts.qkv, parts.qkv_bias),
-            o=self._packed(parts.o, parts.o_bias),
-            gate_up=self._packed(parts.gate_up, parts.gate_up_bias, pair_halves=True),
-            down=self._packed(parts.down, parts.down_bias),
+            qkv=self._packed(parts.qkv, parts.qkv_bias, self._activations),
+            o=self._packed(parts.o, parts.o_bias, self._activations),
+            gate_up=self._packed(parts.gate_up, parts.gate_up_bias, self._activations, pair_halves=True),
+            down=self._packed(parts.down, parts.down_bias, self._activations),
             attention_norm=self._kept(_wide(parts.attention_norm)),
             mlp_norm=self._kept(_wide(parts.mlp_norm)),
             q_norm=None if parts.q_norm is None else self._kept(_wide(parts.q_norm)),
@@ -101,8 +103,18 @@ class CpuDecoder(StepDecoder):
             rotary=parts.rotary,
         )
 
-    def _packed(self, weight: Tensor, bias: Tensor | None, pair_halves: bool = False) -> ctypes.Structure:
-        packed = PackedMatrix(self._library, weight, bias, pair_halves, self._arena)
+    def _packed(
+        self, weight: Matrix, bias: Tensor | None, activations: Activations, *, pair_halves: bool = False
+    ) -> ctypes.Structure:
+        packed = PackedMatrix(
+            self._library,
+            weight,
+            bias,
+            dtype=self._dtype,
+            activations=activations,
+            pair_halves=pair_halves,
+            arena=self._arena,
+        )
         self._keep.append(packed)
         return packed.matrix
 
@@ -129,9 +141,13 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32).contiguous()
 
 
-def _sizes(parts: DecoderParts) -> Sequence[int]:
-    sizes = [packed_bytes(parts.lm_head)]
+def _sizes(library: Library, parts: DecoderParts) -> Iterator[int]:
+    """Bytes of every packed matrix."""
+    plain = [parts.lm_head]
+    if parts.embedding is not parts.lm_head:
+        plain.append(parts.embedding)
     for layer in parts.layers:
-        sizes += [packed_bytes(weight) for weight in (layer.qkv, layer.o, layer.down)]
-        sizes.append(packed_bytes(layer.gate_up, pair_halves=True))
-    return sizes
+        plain += (layer.qkv, layer.o, layer.down)
+        yield packed_bytes(library, layer.gate_up, parts.dtype, pair_halves=True)
+    for weight in plain:
+        yield packed_bytes(library, weight, parts.dtype)

@@ -22,14 +22,19 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 _HAS_AVX2 = frozenset({"avx2", "fma", "f16c"})
 _HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 
-AVX512BF16 = Isa("cpu-avx512bf16", (*_AVX512, "-mavx512bf16"), _HAS_AVX512 | {"avx512_bf16"})
+_AVX512VNNI = (*_AVX512, "-mavx512vnni")
+_HAS_AVX512VNNI = _HAS_AVX512 | {"avx512_vnni"}
+
+# Every machine with bfloat16 products has the 8-bit ones.
+AVX512BF16 = Isa("cpu-avx512bf16", (*_AVX512VNNI, "-mavx512bf16"), _HAS_AVX512VNNI | {"avx512_bf16"})
+AVX512VNNI = Isa("cpu-avx512vnni", _AVX512VNNI, _HAS_AVX512VNNI)
 AVX512 = Isa("cpu-avx512", _AVX512, _HAS_AVX512)
 AVX2 = Isa("cpu-avx2", _AVX2, _HAS_AVX2)
 PLAIN = Isa("cpu-plain", ())
 """What the compiler takes for granted on this architecture: NEON on ARM, SSE2 on x86-64."""
 
 
-BEST_FIRST = (AVX512BF16, AVX512, AVX2)
+BEST_FIRST = (AVX512BF16, AVX512VNNI, AVX512, AVX2)
 """What only some machines have."""
 
 CPUINFO = Path("/proc/cpuinfo")

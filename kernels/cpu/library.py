@@ -13,20 +13,41 @@ from torch import Tensor
 from kernels.cpu.build import Built
 
 PANEL = 32
-"""Outputs per panel of packed weights (`csrc/gemm.h`)."""
+"""Outputs per panel of packed weights (`csrc/panels.h`)."""
+
+UNIT = 32
+"""Weights along k that blocks are unpacked by (`csrc/panels.h`)."""
 
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
 PAIRS = {torch.bfloat16: 2, torch.float32: 1}
 """Elements per 32-bit lane."""
 
+PLAIN = 0
+BLOCK_FORMATS = {"Q4_0": 1, "Q4_1": 2, "Q5_0": 3, "Q5_1": 4, "Q8_0": 5, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8}
+"""What a panel holds (`Format` in `csrc/panels.h`)."""
+
+NEED_SUMS, NEED_CODES = 1, 2
+"""What a product wants of its operand rows (`Need` in `csrc/panels.h`)."""
+
+
+class Panel(ctypes.Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("format", c_int32),
+        ("first", c_int32),
+        ("width", c_int32),
+    )
+
 
 class Matrix(ctypes.Structure):
     _fields_ = (
-        ("panels", c_void_p),
+        ("panels", POINTER(Panel)),
         ("bias", c_void_p),
         ("n", c_int32),
         ("steps", c_int32),
+        ("units", c_int32),
         ("panel_count", c_int32),
+        ("need", c_int32),
     )
 
 
@@ -55,7 +76,7 @@ class Model(ctypes.Structure):
         ("dim", c_int32),
         ("layers", c_int32),
         ("eps", c_float),
-        ("embedding", c_void_p),
+        ("embedding", Matrix),
         ("head", Matrix),
         ("norm", c_void_p),
         ("cos", c_void_p),
@@ -88,7 +109,9 @@ class Kv(ctypes.Structure):
 _P, _N, _I = c_void_p, c_int64, c_int  # pointer, count or index, small integer
 _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[Any]] | None, tuple[type[Any], ...]]] = {
     "pack": (None, (_I, _P, _N, _N, _I, _P, _I)),
-    "linear": (None, (_I, POINTER(Matrix), _P, _I, _P, _I)),
+    "block_panel_bytes": (c_int64, (_I, _N)),
+    "pack_blocks": (None, (_I, _I, _P, _N, _N, _P, _I)),
+    "linear": (None, (_I, POINTER(Matrix), _P, _N, _I, _P, _I)),
     "rms_norm": (None, (_I, _P, _P, _P, _N, _N, c_float, _P, _P, _I)),
     "rope": (None, (_I, _P, _N, _P, _P, _N, _N, _N, _P, _I)),
     "silu_mul": (None, (_I, _P, _N, _N, _P, _I)),
@@ -120,6 +143,8 @@ class Library:
             return found
 
         self.pack = function("pack")
+        self.block_panel_bytes = function("block_panel_bytes")
+        self.pack_blocks = function("pack_blocks")
         self.linear = function("linear")
         self.rms_norm = function("rms_norm")
         self.rope = function("rope")

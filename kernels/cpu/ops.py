@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.blocks import Matrix, expand
+from kernels.blocks import Matrix
 from kernels.cpu.attention import CpuAttention, pages_of
 from kernels.cpu.decoder import CpuDecoder
 from kernels.cpu.library import PAIRS, TYPES, Library, address
@@ -28,9 +28,9 @@ from kernels.ops import (
 class CpuLinear:
     """A product with packed weights; keeps no reference to the original ones."""
 
-    def __init__(self, library: Library, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, library: Library, packed: PackedMatrix) -> None:
         self._library = library
-        self._packed = PackedMatrix(library, weight, bias)
+        self._packed = packed
 
     def __call__(self, x: Tensor) -> Tensor:
         packed = self._packed
@@ -40,6 +40,7 @@ class CpuLinear:
             TYPES[packed.dtype],
             packed.reference,
             x.data_ptr(),
+            x.shape[1],
             x.shape[0],
             out.data_ptr(),
             torch.get_num_threads(),
@@ -65,9 +66,6 @@ class CpuOps:
         """Threads and torch are no part of it: they decide no bits and no layout."""
         return f"{self.name} {self._library.built.digest[:32]}"
 
-    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
-        return frozenset({dtype})
-
     def linear(
         self,
         weight: Matrix,
@@ -77,14 +75,18 @@ class CpuOps:
         activations: Activations = "float",
     ) -> Linear:
         if isinstance(weight, Tensor):
-            return CpuLinear(self._library, weight, bias)
-        if dtype is None:
+            if activations != "float":
+                raise ValueError(f"{activations} activations are for block weights only")
+            dtype = weight.dtype
+        elif dtype is None:
             raise ValueError("a product with block weights needs the dtype of its operands")
-        return CpuLinear(self._library, expand(weight, dtype), bias)
+        packed = PackedMatrix(self._library, weight, bias, dtype=dtype, activations=activations)
+        return CpuLinear(self._library, packed)
+
+    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
+        return frozenset({dtype})
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
-        if not isinstance(parts.lm_head, Tensor) or not isinstance(parts.layers[0].down, Tensor):
-            return None
         return CpuDecoder(self._library, parts) if CpuDecoder.fits(parts) else None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

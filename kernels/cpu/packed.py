@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import PAIRS, PANEL, TYPES, Library, Matrix
+from kernels import blocks
+from kernels.blocks import BlockMatrix
+from kernels.cpu.block_panels import BlockRun, block_runs, lanes_of, need_of, pack_run, packed_run_bytes
+from kernels.cpu.columns import columns, in_columns, panel_count
+from kernels.cpu.library import PAIRS, PANEL, PLAIN, TYPES, UNIT, Library, Matrix, Panel
 from kernels.memory import huge_bytes
+from kernels.ops import Activations
+
+log = logging.getLogger(__name__)
 
 _LINE = 64  # bytes of a cache line
 
@@ -33,65 +42,111 @@ def padded(nbytes: int) -> int:
     return -(-nbytes // _LINE) * _LINE
 
 
-def panel_count(out: int, pair_halves: bool = False) -> int:
-    if pair_halves:
-        return -(-(out // 2) // (PANEL // 2))
-    return -(-out // PANEL)
-
-
-def packed_bytes(weight: Tensor, pair_halves: bool = False) -> int:
-    """Bytes of the panels of `weight [out, in]`."""
+def packed_bytes(
+    library: Library, weight: blocks.Matrix, dtype: torch.dtype, *, pair_halves: bool = False
+) -> int:
+    """Bytes of the panels of `weight [out, in]` for operands of `dtype`."""
+    if isinstance(weight, BlockMatrix) and (runs := block_runs(weight, pair_halves)):
+        return sum(packed_run_bytes(library, run, weight.width) for run in runs)
     out, width = weight.shape
-    return panel_count(out, pair_halves) * PANEL * 4 * -(-width // PAIRS[weight.dtype])
+    return panel_count(out, pair_halves) * _plain_panel_bytes(width, dtype)
 
 
 class PackedMatrix:
     """`weight [out, in]` in panels; `pair_halves` puts each output of the first half beside its
-    partner of the second. Holds no reference to `weight` itself."""
+    partner of the second. Holds no reference to `weight` itself.
+
+    `dtype` is that of the operands; `activations` holds for blocks. Blocks that cannot be paired,
+    because gates and ups are in different formats, are expanded. Raises ValueError for another
+    dtype than those of the library, or of a plain weight than `dtype`.
+    """
 
     def __init__(
         self,
         library: Library,
-        weight: Tensor,
+        weight: blocks.Matrix,
         bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype,
+        activations: Activations = "float",
         pair_halves: bool = False,
         arena: Arena | None = None,
     ) -> None:
-        if weight.dtype not in TYPES:
-            raise ValueError(f"weights must be bfloat16 or float32, not {weight.dtype}")
+        if dtype not in TYPES:
+            raise ValueError(f"products are computed in bfloat16 or float32, not {dtype}")
         self.out, self.width = weight.shape
-        self.dtype = weight.dtype
-        self.steps = -(-self.width // PAIRS[weight.dtype])
-        size = packed_bytes(weight, pair_halves)
-        self._panels = arena.take(size) if arena else torch.empty(size, dtype=torch.uint8)
-        count = panel_count(self.out, pair_halves)
-        library.pack(
-            TYPES[weight.dtype],
-            weight.contiguous().data_ptr(),
-            self.out,
-            self.width,
-            pair_halves,
-            self._panels.data_ptr(),
-            torch.get_num_threads(),
-        )
-        self._bias = None if bias is None else _padded_bias(bias, count, pair_halves)
+        self.dtype = dtype
+        size = packed_bytes(library, weight, dtype, pair_halves=pair_halves)
+        self._data = arena.take(size) if arena else torch.empty(size, dtype=torch.uint8)
+        self._pair_halves = pair_halves
+        runs = block_runs(weight, pair_halves) if isinstance(weight, BlockMatrix) else ()
+        if runs:
+            panels = self._pack_blocks(library, runs, lanes_of(dtype, activations))
+            order = torch.cat(
+                [run.order.where(run.order < 0, run.order + first) for run, first in _firsts(runs)]
+            )
+        else:
+            if isinstance(weight, BlockMatrix):
+                log.info("gates and ups in different formats are expanded to %s", dtype)
+                weight = blocks.expand(weight, dtype)
+            panels = self._pack_plain(library, weight)
+            order = columns(self.out, pair_halves)
+        self._panels = (Panel * len(panels))(*panels)
+        self._bias = None if bias is None else in_columns(bias.to(torch.float32), order)
         self.matrix = Matrix(
-            self._panels.data_ptr(),
+            ctypes.cast(self._panels, ctypes.POINTER(Panel)),
             None if self._bias is None else self._bias.data_ptr(),
             self.out,
-            self.steps,
-            count,
+            -(-self.width // PAIRS[dtype]),
+            self.width // UNIT,
+            len(panels),
+            need_of(runs, activations),
         )
         self.reference = ctypes.byref(self.matrix)
 
+    def _pack_plain(self, library: Library, weight: Tensor) -> Sequence[Panel]:
+        if weight.dtype != self.dtype:
+            raise ValueError(f"weights are {weight.dtype}, their operands {self.dtype}")
+        weight = weight.contiguous()
+        library.pack(
+            TYPES[self.dtype],
+            weight.data_ptr(),
+            self.out,
+            self.width,
+            self._pair_halves,
+            self._data.data_ptr(),
+            torch.get_num_threads(),
+        )
+        size = _plain_panel_bytes(self.width, self.dtype)
+        return self._table(PLAIN, self._data.data_ptr(), size, 0, self.out)
 
-def _padded_bias(bias: Tensor, panels: int, pair_halves: bool) -> Tensor:
-    """Float32, one per panel column."""
-    if not pair_halves:
-        found = torch.zeros(panels * PANEL)
-        found[: bias.shape[0]] = bias
-        return found
-    inner = bias.shape[0] // 2
-    halves = torch.zeros(2, panels * PANEL // 2)
-    halves[:, :inner] = bias.view(2, inner)
-    return halves.view(2, panels, PANEL // 2).transpose(0, 1).reshape(-1).contiguous()
+    def _pack_blocks(self, library: Library, runs: Sequence[BlockRun], lanes: int) -> Sequence[Panel]:
+        panels: list[Panel] = []
+        at = self._data.data_ptr()
+        for run, first in _firsts(runs):
+            pack_run(library, run, self.width, lanes, at)
+            nbytes = packed_run_bytes(library, run, self.width)
+            panels += self._table(run.format, at, nbytes // run.panels, first, run.out)
+            at += nbytes
+        return panels
+
+    def _table(self, form: int, start: int, size: int, first: int, out: int) -> Sequence[Panel]:
+        """The panels of `out` outputs from `first` on; `size` bytes each."""
+        columns = PANEL // 2 if self._pair_halves else PANEL
+        places = out // 2 if self._pair_halves else out
+        return [
+            Panel(start + number * size, form, first + at, min(columns, places - at))
+            for number, at in enumerate(range(0, places, columns))
+        ]
+
+
+def _plain_panel_bytes(width: int, dtype: torch.dtype) -> int:
+    return PANEL * 4 * -(-width // PAIRS[dtype])
+
+
+def _firsts(runs: Sequence[BlockRun]) -> Iterator[tuple[BlockRun, int]]:
+    """Each run and its first output."""
+    first = 0
+    for run in runs:
+        yield run, first
+        first += run.out

@@ -150,12 +150,15 @@ def test_logits_that_are_not_finite_are_that_chunks_error() -> None:
     assert fine.sampled is not None
 
 
-def test_dtypes_must_agree(engine: Engine) -> None:
-    pool = KVPool(engine.config, [4], 16, torch.bfloat16)
-    with pytest.raises(
-        ValueError, match=r"reference kernels cannot keep KV in torch.bfloat16 for a model in torch.float32"
-    ):
+def test_the_kernels_say_which_kv_they_keep(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = KVPool(engine.config, [4], 16, torch.int8)
+    monkeypatch.setattr(engine.decoder.ops, "kv_dtypes", lambda dtype: frozenset({dtype}))
+    message = r"reference kernels cannot keep KV in torch.int8 for a model in torch.float32"
+    with pytest.raises(ValueError, match=message):
         TorchExecutor(engine.decoder, pool, engine.spy)
+    TorchExecutor(engine.decoder, engine.pool, engine.spy)
+    monkeypatch.setattr(engine.decoder.ops, "kv_dtypes", lambda dtype: frozenset({dtype, torch.int8}))
+    TorchExecutor(engine.decoder, pool, engine.spy)
     with pytest.raises(ValueError, match="most_rows"):
         TorchExecutor(engine.decoder, engine.pool, engine.spy, most_rows=0)
 
@@ -197,15 +200,6 @@ def test_a_pool_in_other_numbers(dtype: torch.dtype) -> None:
     assert pool.nbytes == 3 * groups[0].page_bytes + 5 * groups[1].page_bytes
     assert {storage.dtype for storage in pool.storages} == {dtype}
     assert pool.storages[1].stride(0) * dtype.itemsize == groups[1].page_bytes
-
-
-def test_the_kernels_say_which_kv_they_keep(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = KVPool(engine.config, [4], 16, torch.int8)
-    with pytest.raises(ValueError, match=r"KV in torch.int8"):
-        TorchExecutor(engine.decoder, pool, engine.spy)
-    both = frozenset({torch.float32, torch.int8})
-    monkeypatch.setattr(engine.decoder.ops, "kv_dtypes", lambda dtype: both)
-    TorchExecutor(engine.decoder, pool, engine.spy)
 
 
 def test_a_row_that_gives_no_token_fails_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

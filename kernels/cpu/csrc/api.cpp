@@ -52,13 +52,33 @@ void agentserve_pack(int type, const void* w, int64_t n, int64_t k, int pair_hal
     });
 }
 
-// x: `rows` rows of w->steps lanes.
-void agentserve_linear(int type, const Matrix* w, const void* x, int rows, void* out, int threads) {
+int64_t agentserve_block_panel_bytes(int format, int64_t units) {
+    return with_format(format, [&](auto f) { return decltype(f)::panel_bytes(units); });
+}
+
+// rows: PANEL * count addresses of rows of blocks, or null. `lane`: operands in 32 bits.
+void agentserve_pack_blocks(int format, int lane, const uint8_t* const* rows, int64_t count, int64_t units, uint8_t* panels,
+                            int threads) {
+    with_format(format, [&](auto f) {
+        using F = decltype(f);
+        with_team(threads, 1, [&](Team& team) {
+            if (lane == 1) pack_blocks<F, 1>(team, rows, count, units, panels);
+            else if (lane == 2) pack_blocks<F, 2>(team, rows, count, units, panels);
+            else pack_blocks<F, 4>(team, rows, count, units, panels);
+        });
+    });
+}
+
+// x: `rows` rows of `width` numbers, a multiple of a lane's.
+void agentserve_linear(int type, const Matrix* w, const void* x, int64_t width, int rows, void* out, int threads) {
     with_type(type, [&](auto t) {
         using T = decltype(t);
-        with_team(threads, 1, [&](Team& team) {
-            product<T>(team, *w, static_cast<const uint32_t*>(x), w->steps, rows,
-                       StoreRounded<T>{*w, static_cast<typename T::Stored*>(out), w->n});
+        using Stored = typename T::Stored;
+        OperandRows<T> prepared;
+        prepared.fit(w->need ? rows : 0, width);
+        with_team(threads, PRODUCT_STAGES, [&](Team& team) {
+            prepared_product<T>(team, *w, static_cast<const Stored*>(x), width, rows, prepared,
+                                StoreRounded<T>{static_cast<Stored*>(out), w->n});
         });
     });
 }

@@ -8,11 +8,12 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "pack.h"
 #include "rows.h"
 
 namespace agentserve {
 
-// Mirrored by kernels/cpu/structs.py.
+// Mirrored by kernels/cpu/library.py.
 struct Layer {
     Matrix qkv, o, gate_up, down;
     const float *attention_norm, *mlp_norm, *q_norm, *k_norm;  // the last two may be null
@@ -23,8 +24,7 @@ struct Layer {
 struct Model {
     int32_t hidden, inner, heads, kv_heads, dim, layers;
     float eps;
-    const void* embedding;  // [vocab][hidden]; null: the head's rows
-    Matrix head;
+    Matrix embedding, head;  // the same where they are tied
     const float *norm, *cos, *sin;
     const Layer* layer;
 };
@@ -50,32 +50,37 @@ public:
         with_team(threads, 2 + STAGES * m_.layers, [&](Team& team) {
             const Rows each_row{team, rows, std::max(1, rows / (8 * threads))};
             team.each(rows, each_row.grain, [&](int64_t r) {
-                embed(tokens[r], residual(r));
-                norm(r, m_.layer[0].attention_norm, normed(r));
+                unpack_row<T>(m_.embedding, tokens[r], m_.hidden, residual(r));
+                norm(r, m_.layer[0].attention_norm, m_.layer[0].qkv);
             });
             for (int number = 0; number < m_.layers; ++number) {
                 const Layer& layer = m_.layer[number];
                 const bool end = number + 1 == m_.layers;
-                const float* next = end ? m_.norm : m_.layer[number + 1].attention_norm;
-                const auto mlp_norm = [&](int64_t r) { norm(r, layer.mlp_norm, normed(r)); };
-                const auto next_norm = [&](int64_t r) { norm(r, next, end ? out + r * m_.hidden : normed(r)); };
+                const auto mlp_norm = [&](int64_t r) { norm(r, layer.mlp_norm, layer.gate_up); };
+                const auto next_norm = [&](int64_t r) {
+                    if (end) rms_norm<T>(residual(r), m_.norm, m_.hidden, m_.eps, out + r * m_.hidden);
+                    else norm(r, m_.layer[number + 1].attention_norm, m_.layer[number + 1].qkv);
+                };
+                const auto prepare_inner = [&](int64_t r) { inner_rows_.prepare(r, &inner_[r * m_.inner], layer.down.need); };
                 attend(team, each_row, layer, groups[layer.group], positions);
-                product<T>(team, layer.o, lanes(attended_), q_size() / T::PAIR, rows, AddFloat{layer.o, residual(0), m_.hidden},
+                product<T>(team, layer.o, attended_rows_.operand(attended_.data()), rows, AddFloat{residual(0), m_.hidden},
                            each_row.few(mlp_norm));
                 each_row.many(mlp_norm);
-                product<T>(team, layer.gate_up, lanes(normed_), m_.hidden / T::PAIR, rows,
-                           GateUp<T>{m_.inner, inner_.data(), m_.inner});
-                product<T>(team, layer.down, lanes(inner_), m_.inner / T::PAIR, rows,
-                           AddFloat{layer.down, residual(0), m_.hidden}, each_row.few(next_norm));
+                product<T>(team, layer.gate_up, normed_rows_.operand(normed_.data()), rows, GateUp<T>{inner_.data(), m_.inner},
+                           each_row.few(prepare_inner));
+                if (layer.down.need) each_row.many(prepare_inner);
+                product<T>(team, layer.down, inner_rows_.operand(inner_.data()), rows, AddFloat{residual(0), m_.hidden},
+                           each_row.few(next_norm));
                 each_row.many(next_norm);
             }
         });
     }
 
     void logits(int rows, const Stored* hidden, float* out, int threads) const {
-        with_team(threads, 1, [&](Team& team) {
-            product<T>(team, m_.head, reinterpret_cast<const uint32_t*>(hidden), m_.hidden / T::PAIR, rows,
-                       StoreFloat{m_.head, out, m_.head.n});
+        OperandRows<T> head_rows;
+        head_rows.fit(m_.head.need ? rows : 0, m_.hidden);
+        with_team(threads, PRODUCT_STAGES, [&](Team& team) {
+            prepared_product<T>(team, m_.head, hidden, m_.hidden, rows, head_rows, StoreFloat{out, m_.head.n});
         });
     }
 
@@ -96,19 +101,18 @@ private:
         }
     };
 
-    // Per layer, at most: four products, what follows three of them row by row, attention.
-    static constexpr int STAGES = 7 + Attention<T>::STAGES;
+    // Per layer, at most: four products, what follows them row by row, attention and what follows it.
+    static constexpr int STAGES = 9 + Attention<T>::STAGES;
 
     const Model m_;
     std::vector<float> residual_, qkv_, partials_;
     std::vector<Stored> normed_, q_, attended_, inner_;
+    OperandRows<T> normed_rows_, attended_rows_, inner_rows_;
     std::vector<AttentionScratch<T>> scratch_;
 
     int64_t q_size() const { return static_cast<int64_t>(m_.heads) * m_.dim; }
     int64_t qkv_size() const { return (static_cast<int64_t>(m_.heads) + 2 * m_.kv_heads) * m_.dim; }
     float* residual(int64_t row) { return residual_.data() + row * m_.hidden; }
-    Stored* normed(int64_t row) { return normed_.data() + row * m_.hidden; }
-    static const uint32_t* lanes(const std::vector<Stored>& v) { return reinterpret_cast<const uint32_t*>(v.data()); }
 
     void fit(int rows, const Group* groups, int group_count, int threads) {
         const size_t n = static_cast<size_t>(rows);
@@ -119,28 +123,34 @@ private:
         grow(q_, n * q_size());
         grow(attended_, n * q_size());
         grow(inner_, n * m_.inner);
+        normed_rows_.fit(rows, m_.hidden);
+        attended_rows_.fit(rows, q_size());
+        inner_rows_.fit(rows, m_.inner);
         for (int g = 0; g < group_count; ++g)
             grow(partials_, static_cast<size_t>(groups[g].plan->partials * Attention<T>::partial_floats(m_.heads, m_.dim)));
         if (scratch_.size() < static_cast<size_t>(threads)) scratch_.resize(static_cast<size_t>(threads));
     }
 
-    void embed(int64_t token, float* to) const {
-        if (m_.embedding) widen_row<T>(static_cast<const Stored*>(m_.embedding) + token * m_.hidden, m_.hidden, to);
-        else unpack_row<T>(m_.head, token, m_.hidden, to);
+    // The row's norm as an operand of `then`.
+    void norm(int64_t row, const float* weight, const Matrix& then) {
+        Stored* to = normed_.data() + row * m_.hidden;
+        rms_norm<T>(residual(row), weight, m_.hidden, m_.eps, to);
+        normed_rows_.prepare(row, to, then.need);
     }
-
-    void norm(int64_t row, const float* weight, Stored* to) { rms_norm<T>(residual(row), weight, m_.hidden, m_.eps, to); }
 
     // Q, K and V of all rows, their KV written, and the attention's output in attended_.
     void attend(Team& team, const Rows& each_row, const Layer& layer, const Group& group, const int64_t* positions) {
         const Pages<T> pages{static_cast<Stored*>(group.storage) + layer.index * group.layer_stride, group.page_stride,
                              group.slots_per_page, m_.kv_heads, m_.dim};
         const auto placed = [&](int64_t r) { place(layer, pages, r, positions[r], group.slots[r]); };
-        product<T>(team, layer.qkv, lanes(normed_), m_.hidden / T::PAIR, each_row.rows,
-                   StoreFloat{layer.qkv, qkv_.data(), qkv_size()}, each_row.few(placed));
+        product<T>(team, layer.qkv, normed_rows_.operand(normed_.data()), each_row.rows, StoreFloat{qkv_.data(), qkv_size()},
+                   each_row.few(placed));
         each_row.many(placed);
         const Attention<T> attention(*group.plan, pages, m_.heads, q_.data(), attended_.data(), partials_.data());
         attention.run(team, scratch_[static_cast<size_t>(team.thread())]);
+        if (layer.o.need)
+            team.each(each_row.rows, each_row.grain,
+                      [&](int64_t r) { attended_rows_.prepare(r, &attended_[r * q_size()], layer.o.need); });
     }
 
     // One row's Q, K and V: norms, rotation, rounding; Q to its buffer, K and V to their page.

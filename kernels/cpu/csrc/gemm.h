@@ -1,37 +1,27 @@
 // Matrix products over packed weights, `out[m][n] = sum over k of a[m][k] * w[n][k]`.
 //
-// Weights lie in panels of PANEL outputs: `[n / PANEL][k lanes][PANEL]` 32-bit lanes. An output is
-// one chain of sums over k, from 0 upwards, in a register of its own: the same operations for every
-// number of rows and every split among threads, hence the same bits.
+// Plain weights lie in panels of PANEL outputs: `[k lanes][PANEL]` 32-bit lanes. An output is one
+// chain of sums over k, from 0 upwards, in a register of its own: the same operations for every
+// number of rows and every split among threads, hence the same bits. Block weights: `blocks.h`.
 #pragma once
 
 #include <array>
 #include <utility>
 
-#include "element.h"
+#include "blocks.h"
 #include "team.h"
 
 namespace agentserve {
 
-constexpr int PANEL = 32;
 constexpr int CHUNK_BLOCKS = 6;             // blocks of rows that a thread takes at a time
 constexpr int AHEAD = 64;                  // steps that a panel is fetched ahead
 
-struct Matrix {
-    const uint32_t* panels;
-    const float* bias;  // one per panel column (padded with 0), or null
-    int32_t n;          // outputs
-    int32_t steps;      // lanes along k
-    int32_t panel_count;
-};
-
-struct Tile {
-    float at[GEMM_ROWS][PANEL];
-};
+// What one task computes: `CHUNK_BLOCKS` blocks of rows of a panel.
+using Totals = float[CHUNK_BLOCKS * GEMM_ROWS][PANEL];
 
 // `rows` rows of A times one panel. Rows are `stride` lanes apart.
 template <class T, int ROWS>
-void tile_product(const uint32_t* a, int64_t stride, const uint32_t* panel, int steps, Tile& out) {
+void tile_product(const uint32_t* a, int64_t stride, const uint32_t* panel, int steps, float (*out)[PANEL]) {
     constexpr int V = GEMM_VECTORS, THIRDS = (ROWS + 2) / 3;
     for (int part = 0; part < PANEL / (V * W); ++part) {
         vf acc[ROWS][V];
@@ -52,82 +42,92 @@ void tile_product(const uint32_t* a, int64_t stride, const uint32_t* panel, int 
             UNROLL for (int t = 0; t < THIRDS; ++t) ++row[t];
         }
         UNROLL for (int r = 0; r < ROWS; ++r)
-            UNROLL for (int v = 0; v < V; ++v) store(out.at[r] + (part * V + v) * W, acc[r][v]);
+            UNROLL for (int v = 0; v < V; ++v) store(out[r] + (part * V + v) * W, acc[r][v]);
     }
 }
 
-using TileProduct = void (*)(const uint32_t*, int64_t, const uint32_t*, int, Tile&);
+using TileProduct = void (*)(const uint32_t*, int64_t, const uint32_t*, int, float (*)[PANEL]);
 
 template <class T, size_t... R> constexpr std::array<TileProduct, sizeof...(R)> tile_products(std::index_sequence<R...>) {
     return {&tile_product<T, static_cast<int>(R) + 1>...};
 }
 
-// Calls `finish(first row, rows, panel, tile)` for every tile of the product, `last()` once after all.
+// Calls `finish(first row, rows, panel, totals)` for every task of the product, `last()` once after all.
 template <class T, class Finish, class Last = Nothing>
-void product(Team& team, const Matrix& w, const uint32_t* a, int64_t stride, int rows, const Finish& finish, const Last& last = {}) {
+void product(Team& team, const Matrix& w, const Operand& a, int rows, const Finish& finish, const Last& last = {}) {
     static constexpr auto products = tile_products<T>(std::make_index_sequence<GEMM_ROWS>());
     const int64_t blocks = (rows + GEMM_ROWS - 1) / GEMM_ROWS, chunks = (blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS;
-    team.each(static_cast<int64_t>(w.panel_count) * chunks, 1, [&](int64_t i) {
-        const int panel = static_cast<int>(i / chunks);
-        const int64_t chunk = i % chunks, end = blocks * (chunk + 1) / chunks;
-        const uint32_t* weights = w.panels + static_cast<int64_t>(panel) * w.steps * PANEL;
-        alignas(64) Tile tile;
-        for (int64_t block = blocks * chunk / chunks; block < end; ++block) {
-            const int first = static_cast<int>(rows * block / blocks);
-            const int height = static_cast<int>(rows * (block + 1) / blocks) - first;
-            products[height - 1](a + first * stride, stride, weights, w.steps, tile);
-            if (w.bias) {
-                const float* bias = w.bias + static_cast<int64_t>(panel) * PANEL;
-                for (int r = 0; r < height; ++r)
-                    for (int c = 0; c < PANEL; c += W) store(tile.at[r] + c, add(load(tile.at[r] + c), load(bias + c)));
+    const int64_t count = static_cast<int64_t>(w.panel_count) * chunks;
+    const auto split = [&](int64_t block) { return rows * block / blocks; };
+    team.each_ahead(count, [&](int64_t i, int64_t next) {
+        const Panel& panel = w.panels[i / chunks];
+        const int64_t chunk = i % chunks, begin = blocks * chunk / chunks, end = blocks * (chunk + 1) / chunks;
+        const int first = static_cast<int>(split(begin)), height = static_cast<int>(split(end)) - first;
+        alignas(64) Totals total;
+        if (panel.format == PLAIN) {
+            for (int64_t block = begin; block < end; ++block) {
+                const int64_t row = split(block);
+                products[static_cast<size_t>(split(block + 1) - row - 1)](
+                    a.lanes + row * a.stride, a.stride, reinterpret_cast<const uint32_t*>(panel.data), w.steps, total + (row - first));
             }
-            finish(first, height, panel, tile);
+        } else {
+            std::memset(total, 0, static_cast<size_t>(height) * sizeof total[0]);
+            const uint8_t* ahead = w.panels[std::min(next, count - 1) / chunks].data;
+            if (w.need == CODES) blocks_product<ByteOperand>(panel, w.units, ahead, a, begin, end, split, total);
+            else blocks_product<FloatOperand<T>>(panel, w.units, ahead, a, begin, end, split, total);
         }
+        if (w.bias) {
+            const float* bias = w.bias + (i / chunks) * PANEL;
+            for (int r = 0; r < height; ++r)
+                for (int c = 0; c < PANEL; c += W) store(total[r] + c, add(load(total[r] + c), load(bias + c)));
+        }
+        finish(first, height, panel, total);
     }, last);
 }
 
-INLINE int panel_width(const Matrix& w, int panel) {
-    const int left = w.n - panel * PANEL;
-    return left < PANEL ? left : PANEL;
+constexpr int PRODUCT_STAGES = 2;
+
+// A product on its own: `rows` rows of `width` numbers, prepared here as `w` needs them.
+template <class T, class Finish>
+void prepared_product(Team& team, const Matrix& w, const typename T::Stored* x, int64_t width, int rows, OperandRows<T>& prepared,
+                      const Finish& finish) {
+    if (w.need) team.each(rows, 1, [&](int64_t r) { prepared.prepare(r, x + r * width, w.need); });
+    product<T>(team, w, prepared.operand(x), rows, finish);
 }
 
-// What becomes of a tile. Each writes only columns that exist.
+// What becomes of totals. Each writes only columns that exist.
 
 struct StoreFloat {
-    const Matrix& w;
     float* out;
     int64_t stride;
-    void operator()(int first, int rows, int panel, const Tile& tile) const {
-        const size_t bytes = static_cast<size_t>(panel_width(w, panel)) * sizeof(float);
-        for (int r = 0; r < rows; ++r) std::memcpy(out + (first + r) * stride + panel * PANEL, tile.at[r], bytes);
+    void operator()(int first, int rows, const Panel& panel, const float (*total)[PANEL]) const {
+        const size_t bytes = static_cast<size_t>(panel.width) * sizeof(float);
+        for (int r = 0; r < rows; ++r) std::memcpy(out + (first + r) * stride + panel.first, total[r], bytes);
     }
 };
 
 template <class T> struct StoreRounded {
-    const Matrix& w;
     typename T::Stored* out;
     int64_t stride;
-    void operator()(int first, int rows, int panel, const Tile& tile) const {
-        const int width = panel_width(w, panel);
+    void operator()(int first, int rows, const Panel& panel, const float (*total)[PANEL]) const {
         for (int r = 0; r < rows; ++r) {
             typename T::Stored row[PANEL];
-            for (int c = 0; c < PANEL; c += W) T::store_round(row + c, load(tile.at[r] + c));
-            std::memcpy(out + (first + r) * stride + panel * PANEL, row, static_cast<size_t>(width) * sizeof row[0]);
+            for (int c = 0; c < PANEL; c += W) T::store_round(row + c, load(total[r] + c));
+            std::memcpy(out + (first + r) * stride + panel.first, row, static_cast<size_t>(panel.width) * sizeof row[0]);
         }
     }
 };
 
 struct AddFloat {
-    const Matrix& w;
     float* out;
     int64_t stride;
-    void operator()(int first, int rows, int panel, const Tile& tile) const {
-        const int width = panel_width(w, panel);
+    void operator()(int first, int rows, const Panel& panel, const float (*total)[PANEL]) const {
+        const int width = panel.width;
         for (int r = 0; r < rows; ++r) {
-            float* to = out + (first + r) * stride + panel * PANEL;
+            float* to = out + (first + r) * stride + panel.first;
             int c = 0;
-            for (; c + W <= width; c += W) store(to + c, add(load(to + c), load(tile.at[r] + c)));
-            for (; c < width; ++c) to[c] += tile.at[r][c];
+            for (; c + W <= width; c += W) store(to + c, add(load(to + c), load(total[r] + c)));
+            for (; c < width; ++c) to[c] += total[r][c];
         }
     }
 };
@@ -140,47 +140,17 @@ INLINE vf silu_mul(vf gate, vf up) {
 
 // A panel of gate_up holds PANEL / 2 gates, then the ups that belong to them.
 template <class T> struct GateUp {
-    int inner;
     typename T::Stored* out;
     int64_t stride;
-    void operator()(int first, int rows, int panel, const Tile& tile) const {
+    void operator()(int first, int rows, const Panel& panel, const float (*total)[PANEL]) const {
         constexpr int HALF = PANEL / 2;
-        const int left = inner - panel * HALF, width = left < HALF ? left : HALF;
         for (int r = 0; r < rows; ++r) {
             typename T::Stored row[HALF];
             for (int c = 0; c < HALF; c += W)
-                T::store_round(row + c, silu_mul(load(tile.at[r] + c), load(tile.at[r] + HALF + c)));
-            std::memcpy(out + (first + r) * stride + panel * HALF, row, static_cast<size_t>(width) * sizeof row[0]);
+                T::store_round(row + c, silu_mul(load(total[r] + c), load(total[r] + HALF + c)));
+            std::memcpy(out + (first + r) * stride + panel.first, row, static_cast<size_t>(panel.width) * sizeof row[0]);
         }
     }
 };
-
-// Packs row-major `w [n][k]`; `pair_halves`: n is 2 * inner, gates then ups (see GateUp).
-template <class T>
-void pack(Team& team, const typename T::Stored* w, int64_t n, int64_t k, bool pair_halves, uint32_t* panels) {
-    const int64_t steps = (k + T::PAIR - 1) / T::PAIR, half = PANEL / 2, inner = n / 2;
-    const int64_t count = pair_halves ? (inner + half - 1) / half : (n + PANEL - 1) / PANEL;
-    team.each(count, 1, [&](int64_t panel) {
-        auto* to = reinterpret_cast<typename T::Stored*>(panels + panel * steps * PANEL);
-        for (int64_t c = 0; c < PANEL; ++c) {
-            int64_t row = panel * PANEL + c;
-            bool there = row < n;
-            if (pair_halves) {
-                const int64_t unit = panel * half + c % half;
-                there = unit < inner;
-                row = c < half ? unit : inner + unit;
-            }
-            for (int64_t i = 0; i < steps * T::PAIR; ++i)
-                to[(i / T::PAIR * PANEL + c) * T::PAIR + i % T::PAIR] = there && i < k ? w[row * k + i] : typename T::Stored(0);
-        }
-    });
-}
-
-// Row `row` of the unpacked matrix, `k` values in float.
-template <class T> void unpack_row(const Matrix& w, int64_t row, int64_t k, float* out) {
-    const auto* from = reinterpret_cast<const typename T::Stored*>(w.panels + row / PANEL * w.steps * PANEL);
-    const int64_t c = row % PANEL;
-    for (int64_t i = 0; i < k; ++i) out[i] = T::widen(from[(i / T::PAIR * PANEL + c) * T::PAIR + i % T::PAIR]);
-}
 
 }  // namespace agentserve

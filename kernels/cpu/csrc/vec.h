@@ -42,6 +42,22 @@ INLINE vf nearest(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_I
 INLINE vi to_int(vf a) { return _mm512_cvtps_epi32(a); }
 INLINE vi add_lanes(vi a, vi b) { return _mm512_add_epi32(a, b); }
 INLINE vi and_lanes(vi a, vi b) { return _mm512_and_si512(a, b); }
+INLINE vi sub_lanes(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+INLINE void store_ints(int32_t* p, vi a) { _mm512_storeu_si512(p, a); }
+INLINE vf to_float(vi a) { return _mm512_cvtepi32_ps(a); }
+INLINE vi max_bits(vi a, vi b) { return _mm512_max_epi32(a, b); }
+INLINE int32_t sum_ints(vi a) { return _mm512_reduce_add_epi32(a); }
+INLINE void store_bytes(uint8_t* p, vi a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
+// sum + the four products of unsigned bytes of x and signed bytes of w in each lane.
+INLINE vi dot_bytes(vi sum, vi x, vi w) {
+#if defined(__AVX512VNNI__)
+    return _mm512_dpbusd_epi32(sum, x, w);
+#else
+    const vi even = _mm512_madd_epi16(_mm512_and_si512(x, _mm512_set1_epi16(255)), _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8));
+    const vi odd = _mm512_madd_epi16(_mm512_srli_epi16(x, 8), _mm512_srai_epi16(w, 8));
+    return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
+#endif
+}
 template <int N> INLINE vi left(vi a) { return _mm512_slli_epi32(a, N); }
 template <int N> INLINE vi right(vi a) { return _mm512_srli_epi32(a, N); }
 // Lane i of the result: a where low <= index < high, else b.
@@ -92,6 +108,15 @@ INLINE vf nearest(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | 
 INLINE vi to_int(vf a) { return _mm256_cvtps_epi32(a); }
 INLINE vi add_lanes(vi a, vi b) { return _mm256_add_epi32(a, b); }
 INLINE vi and_lanes(vi a, vi b) { return _mm256_and_si256(a, b); }
+INLINE vi sub_lanes(vi a, vi b) { return _mm256_sub_epi32(a, b); }
+INLINE void store_ints(int32_t* p, vi a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
+INLINE vf to_float(vi a) { return _mm256_cvtepi32_ps(a); }
+INLINE vi max_bits(vi a, vi b) { return _mm256_max_epi32(a, b); }
+INLINE vi dot_bytes(vi sum, vi x, vi w) {
+    const vi even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8));
+    const vi odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(w, 8));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
 template <int N> INLINE vi left(vi a) { return _mm256_slli_epi32(a, N); }
 template <int N> INLINE vi right(vi a) { return _mm256_srli_epi32(a, N); }
 INLINE vf in_range(vi index, vi low, vi high, vf a, vf b) {
@@ -145,6 +170,14 @@ INLINE vf nearest(vf a) {
 INLINE vi to_int(vf a) { return __builtin_convertvector(a, vi); }
 INLINE vi add_lanes(vi a, vi b) { return a + b; }
 INLINE vi and_lanes(vi a, vi b) { return a & b; }
+INLINE vi sub_lanes(vi a, vi b) { return a - b; }
+INLINE void store_ints(int32_t* p, vi a) { std::memcpy(p, &a, sizeof a); }
+INLINE vf to_float(vi a) { return __builtin_convertvector(a, vf); }
+INLINE vi max_bits(vi a, vi b) { const vi m = a > b; return (m & a) | (~m & b); }
+INLINE vi dot_bytes(vi sum, vi x, vi w) {
+    UNROLL for (int shift = 0; shift < 32; shift += 8) sum += (x >> shift & 255) * (w << (24 - shift) >> 24);
+    return sum;
+}
 typedef uint32_t vu __attribute__((vector_size(16)));
 template <int N> INLINE vi left(vi a) { return reinterpret_cast<vi>(reinterpret_cast<vu>(a) << N); }
 template <int N> INLINE vi right(vi a) { return reinterpret_cast<vi>(reinterpret_cast<vu>(a) >> N); }
@@ -171,6 +204,35 @@ INLINE vi narrow_lanes(vf a) {
     const vi rounded = add_lanes(x, add_lanes(odd, set1_lanes(0x7fff)));
     return right<16>(as_lanes(keep_nan(a, as_float(rounded))));
 }
+
+// Numbers without sign as whole ones: the same order, NaN above all.
+INLINE vi magnitude(vf a) { return and_lanes(as_lanes(a), set1_lanes(0x7fffffff)); }
+
+// The largest lane as the number that it is the magnitude of.
+INLINE float max_bits_of(vi a) {
+    int32_t x[W];
+    std::memcpy(x, &a, sizeof x);
+    int32_t m = x[0];
+    UNROLL for (int i = 1; i < W; ++i) m = x[i] > m ? x[i] : m;
+    float most;
+    std::memcpy(&most, &m, sizeof most);
+    return most;
+}
+
+#if !defined(__AVX512F__)
+INLINE int32_t sum_ints(vi a) {
+    int32_t x[W], sum = 0;
+    std::memcpy(x, &a, sizeof x);
+    UNROLL for (int i = 0; i < W; ++i) sum += x[i];
+    return sum;
+}
+// The low byte of each lane.
+INLINE void store_bytes(uint8_t* p, vi a) {
+    int32_t x[W];
+    std::memcpy(x, &a, sizeof x);
+    UNROLL for (int i = 0; i < W; ++i) p[i] = static_cast<uint8_t>(x[i]);
+}
+#endif
 
 // The sum of a vector's lanes, always added in the same tree.
 INLINE float sum_lanes(vf a) {
