@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentserve.bench.kernels.costs import Costs, Demand, causal_pairs
-from agentserve.bench.kernels.products import product_demand
+from agentserve.bench.kernels.products import copies, product_demand
 from agentserve.bench.kernels.timing import Rates, Timed
 from agentserve.models.hf_config import hf_config
 
@@ -99,8 +99,16 @@ def test_a_limit_is_the_longer_of_memory_and_products() -> None:
     assert RATES.seconds(Demand(400, 9)) == (10e-9, "memory")
     assert RATES.seconds(Demand(40, 9000)) == (10e-9, "products")
     weight = torch.empty(960, 576, dtype=torch.bfloat16)
-    assert product_demand(weight, 4, int8=False) == Demand(960 * 576 * 2, 2 * 4 * 960 * 576)
-    assert product_demand(weight, 4, int8=True) == Demand(960 * 576 * 2, 0, 2 * 4 * 960 * 576)
+    assert product_demand([weight] * 2, 4, int8=False) == Demand(960 * 576 * 2, 2 * 4 * 960 * 576)
+    assert product_demand([weight] * 2, 4, int8=True) == Demand(960 * 576 * 2, 0, 2 * 4 * 960 * 576)
+
+
+def test_products_run_over_more_bytes_than_the_caches_hold() -> None:
+    small, large = torch.empty(4, 8), torch.empty(4, 24)
+    assert [len(copies([small], nbytes)) for nbytes in (1, 128, 129, 1280)] == [1, 1, 2, 10]
+    turns = copies([small, large], 600)
+    assert [matrix is small for matrix in turns] == [True, False, True]
+    assert product_demand(turns, 1, int8=False).nbytes == (128 + 384 + 128) // 3
 
 
 def test_one_row_of_smollm2_at_40_gigabytes_per_second() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 
 import torch
 
@@ -21,40 +22,49 @@ def measure(
 
     Each run goes over as many copies as make `stream` bytes: a matrix alone would stay in the caches.
     """
-    layers = {subject.name: subject.matrices()[name] for subject in subjects}
-    prepared = {subject.name: prepare(subject, layers[subject.name], name, stream) for subject in subjects}
+    used = {subject.name: copies(subject.matrices()[name], stream) for subject in subjects}
+    prepared = {subject.name: prepare(subject, used[subject.name], name) for subject in subjects}
+    out, width = used[subjects[0].name][0].shape
     found: list[Row] = []
     for count in rows:
-        runs: dict[str, Run] = {}
-        for subject in subjects:
-            x = torch.randn(count, layers[subject.name][0].shape[1]).to(subject.dtype)
-            runs[subject.name] = each([_call(linear, x) for linear in prepared[subject.name]])
+        x = torch.randn(count, width).to(subjects[0].dtype)
+        runs = {one.name: each([_call(linear, x) for linear in prepared[one.name]]) for one in subjects}
         times = watch.alternate(runs)
-        for subject in subjects:
-            matrix = layers[subject.name][0]
-            out, width = matrix.shape
+        for one in subjects:
+            demand = product_demand(used[one.name], count, one.activations == "int8" and name != "head")
             title = f"{name} [{out} x {width}], {count} rows"
-            demand = product_demand(matrix, count, subject.activations == "int8" and name != "head")
-            found.append(times[subject.name].row("products", title, demand, subject.name))
+            found.append(times[one.name].row("products", title, demand, one.name))
     return found
 
 
-def prepare(subject: Subject, matrices: Sequence[Matrix], name: str, stream: int) -> list[Linear]:
-    """Enough of the layers' products, over and over, to run through `stream` bytes of weights."""
-    copies = max(1, -(-stream // matrices[0].nbytes))
+def copies(matrices: Sequence[Matrix], stream: int) -> list[Matrix]:
+    """The layers' matrices, over and over, until they make `stream` bytes."""
+    found: list[Matrix] = []
+    total = 0
+    for matrix in cycle(matrices):
+        if found and total >= stream:
+            break
+        found.append(matrix)
+        total += matrix.nbytes
+    return found
+
+
+def prepare(subject: Subject, matrices: Sequence[Matrix], name: str) -> list[Linear]:
+    """Their products, as the decoder prepares them: 8-bit activations are for layers in blocks."""
     found = []
-    for number in range(copies):
-        matrix = matrices[number % len(matrices)]
+    for matrix in matrices:
         integers = name != "head" and isinstance(matrix, BlockMatrix)
         activations = subject.activations if integers else "float"
         found.append(subject.ops.linear(matrix, dtype=subject.dtype, activations=activations))
     return found
 
 
-def product_demand(matrix: Matrix, rows: int, int8: bool) -> Demand:
-    """Weights read once, two operations per weight and row."""
-    operations = 2 * matrix.numel() * rows
-    return Demand(matrix.nbytes, 0, operations) if int8 else Demand(matrix.nbytes, operations)
+def product_demand(matrices: Sequence[Matrix], rows: int, int8: bool) -> Demand:
+    """Of one of `matrices` in the mean (formats may differ from layer to layer): weights read once, two
+    operations per weight and row."""
+    operations = 2 * matrices[0].numel() * rows
+    nbytes = sum(matrix.nbytes for matrix in matrices) // len(matrices)
+    return Demand(nbytes, 0, operations) if int8 else Demand(nbytes, operations)
 
 
 def _call(linear: Linear, x: torch.Tensor) -> Run:
