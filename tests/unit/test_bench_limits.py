@@ -63,3 +63,11 @@ def test_reading_takes_the_backends_own_reader(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("agentserve.bench.limits.READ_BYTES", 1 << 20)
     monkeypatch.setattr("agentserve.bench.limits.best", lambda function, seconds=1.0: 1.0)
     assert read_bandwidth(best) == 1 << 20
+
+
+def test_a_torch_without_integer_products_leaves_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(codes: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("not on this machine")
+
+    monkeypatch.setattr(torch, "_int_mm", missing)
+    assert ProductPeak(ReferenceOps(CPU), torch.bfloat16, int8=True, seconds=0.0).rate(runs=1) > 0
