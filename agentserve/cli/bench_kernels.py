@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentserve.bench.kernels.subject import Choice
     from agentserve.bench.report import Row
 
-PLAIN_WIDTH = 140  # characters
+PLAIN_WIDTH = 160  # characters
 
 
 def bench_kernels(

@@ -109,7 +109,7 @@ class Steps:
             }
         )
         limits = (first.costs.attention_step(contexts), first.costs.attention_step(contexts, prefix))
-        return found + _compared(f"attention, {name}", pair, limits, "")
+        return found + _compared(f"attention, {name}", pair, limits, first.name)
 
     def overhead(self, rows: int, context: int) -> list[Row]:
         """Milliseconds of a decode step outside the backend's forward pass and logits: checking the plan,
