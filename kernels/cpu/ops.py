@@ -77,7 +77,7 @@ class CpuOps:
         if isinstance(weight, Tensor):
             if activations != "float":
                 raise ValueError(f"{activations} activations are for block weights only")
-            dtype = weight.dtype
+            dtype = dtype or weight.dtype
         elif dtype is None:
             raise ValueError("a product with block weights needs the dtype of its operands")
         packed = PackedMatrix(self._library, weight, bias, dtype=dtype, activations=activations)

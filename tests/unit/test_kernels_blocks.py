@@ -30,7 +30,7 @@ def random_bytes(name: str, rows: int, width: int, seed: int = 0) -> Bytes:
     for at in HALVES[name]:
         halves = generator.normal(0, 0.05, len(raw)).astype(np.float16)
         raw[:, at : at + 2] = halves[:, None].view(np.uint8)
-    return raw.reshape(rows, -1)
+    return raw.reshape(rows, width // form.weights * form.nbytes)
 
 
 def rows_of(name: str, raw: Bytes) -> BlockRows:

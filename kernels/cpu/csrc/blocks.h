@@ -81,7 +81,8 @@ struct Stream {
     }
 };
 
-template <class F, class Op> void unpack_units(const uint8_t* panel, int64_t first, int units, Stream& stream, Unpacked<Op>& to) {
+template <class F, class Op>
+__attribute__((noinline)) void unpack_units(const uint8_t* panel, int64_t first, int units, Stream& stream, Unpacked<Op>& to) {
     to.groups = units * F::GROUPS;
     to.per_unit = F::GROUPS;
     to.has_offset = F::OFFSET;
@@ -94,6 +95,15 @@ template <class F, class Op> void unpack_units(const uint8_t* panel, int64_t fir
     if constexpr (Op::ROUNDED) to.find_starts();
 }
 
+// Stops the compiler from storing a sum in the loop that it is summed in.
+template <class Sum> INLINE void keep_in_register(Sum& sum) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(sum));
+#else
+    (void)sum;
+#endif
+}
+
 // Operand rows of one block of rows, from the unit on that stands first in an `Unpacked`.
 struct RowBlock {
     const uint32_t* lanes;
@@ -102,11 +112,13 @@ struct RowBlock {
     int64_t units;  // between rows of the last two
 };
 
-// `ROWS` rows, `AT_ONCE` groups from `group` on, added to the totals.
-template <class Op, int ROWS, int AT_ONCE, bool OFFSET>
-INLINE void add_groups(const Unpacked<Op>& w, const RowBlock& x, int group, float (*total)[PANEL]) {
+// `ROWS` rows, `AT_ONCE` groups from `group` on, added to the totals. A call of its own: a compiler
+// that sees the next group too keeps totals on the stack as well as in memory.
+template <class Op, int ROWS, int AT_ONCE>
+__attribute__((noinline)) void add_groups(const Unpacked<Op>& w, const RowBlock& x, int group, float (*total)[PANEL]) {
     constexpr int V = GEMM_VECTORS, THIRDS = (ROWS + 2) / 3;
     const int steps = Unpacked<Op>::UNIT_LANES / w.per_unit;
+    const bool has_offset = w.has_offset;
     for (int part = 0; part < PANEL / (V * W); ++part) {
         typename Op::Sum sum[AT_ONCE][ROWS][V];
         UNROLL for (int a = 0; a < AT_ONCE; ++a) UNROLL for (int v = 0; v < V; ++v) {
@@ -128,38 +140,36 @@ INLINE void add_groups(const Unpacked<Op>& w, const RowBlock& x, int group, floa
             b += PANEL;
             UNROLL for (int t = 0; t < THIRDS; ++t) ++row[t];
         }
+        UNROLL for (int a = 0; a < AT_ONCE; ++a) UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v)
+            keep_in_register(sum[a][r][v]);
         UNROLL for (int a = 0; a < AT_ONCE; ++a) {
             const int unit = (group + a) >> (w.per_unit - 1), column = part * V * W;
             vf scale[V], offset[V];
             UNROLL for (int v = 0; v < V; ++v) {
                 scale[v] = load(w.scale[group + a] + column + v * W);
-                offset[v] = OFFSET ? load(w.offset[unit] + column + v * W) : set1(0.0f);
+                offset[v] = has_offset ? load(w.offset[unit] + column + v * W) : set1(0.0f);
             }
             UNROLL for (int r = 0; r < ROWS; ++r) {
                 const vf x_scale = set1(Op::ROUNDED ? x.scales[r * x.units + unit] : 0.0f);
-                const vf x_sum = set1(OFFSET ? x.sums[r * x.units + unit] : 0.0f);
-                UNROLL for (int v = 0; v < V; ++v) {
-                    float* at = total[r] + column + v * W;
-                    vf all = Op::join(sum[a][r][v], scale[v], x_scale, load(at));
-                    if constexpr (OFFSET) all = fma(offset[v], x_sum, all);
-                    store(at, all);
+                float* at = total[r] + column;
+                vf all[V];
+                UNROLL for (int v = 0; v < V; ++v) all[v] = Op::join(sum[a][r][v], scale[v], x_scale, load(at + v * W));
+                if (has_offset) {
+                    const vf x_sum = set1(x.sums[r * x.units + unit]);
+                    UNROLL for (int v = 0; v < V; ++v) all[v] = fma(offset[v], x_sum, all[v]);
                 }
+                UNROLL for (int v = 0; v < V; ++v) store(at + v * W, all[v]);
             }
         }
     }
 }
 
 // Few rows have too few chains under way: two groups at a time.
-template <class Op, int ROWS, bool OFFSET> INLINE void add_all(const Unpacked<Op>& w, const RowBlock& x, float (*total)[PANEL]) {
+template <class Op, int ROWS> void add_units(const Unpacked<Op>& w, const RowBlock& x, float (*total)[PANEL]) {
     int group = 0;
     if constexpr (2 * ROWS <= GEMM_ROWS)
-        for (; group + 2 <= w.groups; group += 2) add_groups<Op, ROWS, 2, OFFSET>(w, x, group, total);
-    for (; group < w.groups; ++group) add_groups<Op, ROWS, 1, OFFSET>(w, x, group, total);
-}
-
-template <class Op, int ROWS> void add_units(const Unpacked<Op>& w, const RowBlock& x, float (*total)[PANEL]) {
-    if (w.has_offset) add_all<Op, ROWS, true>(w, x, total);
-    else add_all<Op, ROWS, false>(w, x, total);
+        for (; group + 2 <= w.groups; group += 2) add_groups<Op, ROWS, 2>(w, x, group, total);
+    for (; group < w.groups; ++group) add_groups<Op, ROWS, 1>(w, x, group, total);
 }
 
 template <class Op> using AddUnits = void (*)(const Unpacked<Op>&, const RowBlock&, float (*)[PANEL]);
@@ -168,11 +178,17 @@ template <class Op, size_t... R> constexpr std::array<AddUnits<Op>, sizeof...(R)
     return {&add_units<Op, static_cast<int>(R) + 1>...};
 }
 
-// Rows `first .. first + rows` of the operand times a whole panel; `total` begins as zeros.
-// `split(i)` is the first row of block i of `blocks`.
-template <class Op, class Split>
-void blocks_product(const Panel& panel, int64_t units, const uint8_t* next, const Operand& x, int64_t begin, int64_t end,
-                    const Split& split, float (*total)[PANEL]) {
+// Rows in blocks of nearly the same size.
+struct RowBlocks {
+    int64_t rows, blocks;
+    int64_t first(int64_t block) const { return rows * block / blocks; }
+};
+
+// Blocks `begin .. end - 1` of the operand's rows times a whole panel; `total` begins as zeros.
+// `next` is the panel that the thread will read after this one.
+template <class Op>
+__attribute__((noinline)) void blocks_product(const Panel& panel, int64_t units, const uint8_t* next, const Operand& x,
+                                              int64_t begin, int64_t end, const RowBlocks& split, float (*total)[PANEL]) {
     static constexpr auto add = add_units_of<Op>(std::make_index_sequence<GEMM_ROWS>());
     using U = Unpacked<Op>;
     U unpacked;
@@ -185,10 +201,10 @@ void blocks_product(const Panel& panel, int64_t units, const uint8_t* next, cons
             const int count = static_cast<int>(std::min<int64_t>(U::UNITS, units - unit));
             unpack_units<F, Op>(panel.data, unit, count, stream, unpacked);
             for (int64_t block = begin; block < end; ++block) {
-                const int64_t row = split(block), height = split(block + 1) - row, at = row * units + unit;
+                const int64_t row = split.first(block), height = split.first(block + 1) - row, at = row * units + unit;
                 const RowBlock rows{Op::ROUNDED ? x.codes + at * U::UNIT_LANES : x.lanes + row * x.stride + unit * U::UNIT_LANES,
                                     Op::ROUNDED ? units * U::UNIT_LANES : x.stride, x.sums + at, x.scales + at, units};
-                add[static_cast<size_t>(height - 1)](unpacked, rows, total + (row - split(begin)));
+                add[static_cast<size_t>(height - 1)](unpacked, rows, total + (row - split.first(begin)));
             }
         }
     });

@@ -58,16 +58,16 @@ void product(Team& team, const Matrix& w, const Operand& a, int rows, const Fini
     static constexpr auto products = tile_products<T>(std::make_index_sequence<GEMM_ROWS>());
     const int64_t blocks = (rows + GEMM_ROWS - 1) / GEMM_ROWS, chunks = (blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS;
     const int64_t count = static_cast<int64_t>(w.panel_count) * chunks;
-    const auto split = [&](int64_t block) { return rows * block / blocks; };
+    const RowBlocks split{rows, blocks};
     team.each_ahead(count, [&](int64_t i, int64_t next) {
         const Panel& panel = w.panels[i / chunks];
         const int64_t chunk = i % chunks, begin = blocks * chunk / chunks, end = blocks * (chunk + 1) / chunks;
-        const int first = static_cast<int>(split(begin)), height = static_cast<int>(split(end)) - first;
+        const int first = static_cast<int>(split.first(begin)), height = static_cast<int>(split.first(end)) - first;
         alignas(64) Totals total;
         if (panel.format == PLAIN) {
             for (int64_t block = begin; block < end; ++block) {
-                const int64_t row = split(block);
-                products[static_cast<size_t>(split(block + 1) - row - 1)](
+                const int64_t row = split.first(block);
+                products[static_cast<size_t>(split.first(block + 1) - row - 1)](
                     a.lanes + row * a.stride, a.stride, reinterpret_cast<const uint32_t*>(panel.data), w.steps, total + (row - first));
             }
         } else {
