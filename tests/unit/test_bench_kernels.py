@@ -23,6 +23,9 @@ from agentserve.cli.bench_kernels import show
 from agentserve.cli.main import app
 from agentserve.config import load
 from agentserve.values import ConfigError
+from kernels.cpu import cpu_ops
+from kernels.cpu.isa import available
+from kernels.cpu.ops import CpuOps
 from tests.parity.harness import write_model
 from tests.unit.test_models_gguf import model
 from tests.unit.test_models_gguf_blocks import write as write_gguf
@@ -200,3 +203,14 @@ def test_what_does_not_fit_or_comes_too_late_is_left_out_and_said() -> None:
 class NoGauge:
     def rates(self) -> Rates:
         raise AssertionError("nothing is timed")
+
+
+def test_a_kv_dtype_that_the_backend_has_not_is_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CpuOps, "kv_dtypes", lambda self, dtype: frozenset({dtype}))
+    monkeypatch.setattr(run, "ops_for", lambda device: cpu_ops([next(available())]))
+    heard: list[str] = []
+    with pytest.raises(ValueError, match="--kv-dtype fp16: cpu-.* kernels cannot keep it for bf16 models"):
+        run.measure(run.Settings("/nowhere", kv_dtype="fp16"), heard.append)
+    assert heard == []

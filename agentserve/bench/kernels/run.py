@@ -47,6 +47,7 @@ def measure(settings: Settings, progress: Callable[[str], None] = lambda _: None
     torch.set_num_threads(settings.threads)
     dtype = DTYPES[settings.dtype]
     ops, found = ops_for(CPU), Findings()
+    _kv_dtype(settings, ops)  # before anything takes time
     progress("loading")
     models, found.skipped = subjects(resolve(settings.model), dtype, settings.choices, ops)
     if not models:
