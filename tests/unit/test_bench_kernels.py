@@ -211,6 +211,6 @@ def test_a_kv_dtype_that_the_backend_has_not_is_refused_before_any_work(
     monkeypatch.setattr(CpuOps, "kv_dtypes", lambda self, dtype: frozenset({dtype}))
     monkeypatch.setattr(run, "ops_for", lambda device: cpu_ops([next(available())]))
     heard: list[str] = []
-    with pytest.raises(ValueError, match="--kv-dtype fp16: cpu-.* kernels cannot keep it for bf16 models"):
+    with pytest.raises(ValueError, match=r"--kv-dtype fp16: cpu-.* kernels cannot keep it for bf16 models"):
         run.measure(run.Settings("/nowhere", kv_dtype="fp16"), heard.append)
     assert heard == []
