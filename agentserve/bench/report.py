@@ -25,6 +25,8 @@ class Row(msgspec.Struct, frozen=True):
     limit_name: str = ""
     higher_is_better: bool = False
     runs: tuple[float, ...] = ()  # the single values that `value` is the median of
+    group: str = ""  # of rows that belong together
+    variant: str = ""  # of the model; rows of one name and several variants are to be compared
 
     @property
     def fraction(self) -> float | None:
@@ -41,6 +43,7 @@ class Report(msgspec.Struct, frozen=True):
     versions: Mapping[str, str]
     rows: Sequence[Row]
     notes: Sequence[str] = ()
+    skipped: Mapping[str, str] = {}  # what could not be measured here, and why
 
 
 def machine() -> dict[str, str]:
@@ -64,7 +67,10 @@ def write(report: Report, folder: Path) -> Path:
     """Store a report as `<benchmark>.json`; an older one of that name is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{report.benchmark}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    document = msgspec.to_builtins(report)
+    for entry, row in zip(document["rows"], report.rows, strict=True):
+        entry["fraction"] = row.fraction
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     return path
 
 

@@ -55,7 +55,7 @@ def measure(spec: WorkerSpec, runs: int = 3, steps: int = 10) -> list[Row]:
     assert isinstance(built.executor, TorchExecutor)
     decoder = built.executor.decoder
     costs = Costs.of(decoder, built)
-    bandwidth, peak = read_bandwidth(), product_peak(DTYPES[spec.dtype], decoder.ops)
+    bandwidth, peak = read_bandwidth(decoder.ops), product_peak(DTYPES[spec.dtype], decoder.ops)
     rows = [
         Row("memory read", bandwidth / 1e9, "GB/s", higher_is_better=True),
         Row(f"{spec.dtype} matrix product", peak / 1e9, "GFLOP/s", higher_is_better=True),

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentserve.cli.bench_compare import compare
+from agentserve.cli.bench_kernels import bench_kernels
 from agentserve.cli.output import fail
 from agentserve.config import load
 from agentserve.machine import usable_cores
@@ -27,6 +28,7 @@ bench = typer.Typer(
     rich_markup_mode=None,
 )
 bench.command("compare")(compare)
+bench.command("kernels")(bench_kernels)
 
 
 @bench.callback()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any
 
 import torch
@@ -125,6 +125,8 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[Any]] | None, tuple[type[A
     "close": (None, (_P,)),
     "forward": (None, (_P, _I, _P, _P, POINTER(Group), _I, _P, _I)),
     "logits": (None, (_P, _I, _P, _P, _I)),
+    "read": (c_uint32, (_P, _N, _I)),
+    "repeat_dots": (c_double, (_I, _N, _I)),
 }
 
 
@@ -157,6 +159,8 @@ class Library:
         self.close = function("close")
         self.forward = function("forward")
         self.logits = function("logits")
+        self.read = function("read")
+        self.repeat_dots = function("repeat_dots")
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -156,6 +156,21 @@ class CpuOps:
             slots,
         )
 
+    def read(self, data: Tensor) -> int:
+        """Read all of `data` (contiguous, whole 32-bit lanes) as fast as these threads can; the lanes' sum
+        modulo 2^32. For benchmarks: what reading memory costs at least."""
+        found: int = self._library.read(
+            data.data_ptr(), data.numel() * data.itemsize // 4 * 4, torch.get_num_threads()
+        )
+        return found
+
+    def repeat_dots(self, dtype: torch.dtype, rounds: int) -> float:
+        """Run the dot instruction for operands of `dtype` (int8 too) on registers alone; operations done,
+        two per product, 0 where the machine has no such instruction. For benchmarks."""
+        kind = 2 if dtype == torch.int8 else TYPES[dtype]
+        found: float = self._library.repeat_dots(kind, rounds, torch.get_num_threads())
+        return found
+
     def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         x = x.contiguous()
         residual = None if residual is None else residual.contiguous()

@@ -1,5 +1,6 @@
 // The C interface that kernels/cpu/library.py calls. `type`: 0 is bfloat16, 1 is float.
 #include "decoder.h"
+#include "machine.h"
 
 using namespace agentserve;
 
@@ -32,6 +33,15 @@ struct Kv {
 };
 
 int agentserve_lanes() { return W; }
+
+// Benchmarks: read all of `data`; the number returned is made of every lane.
+uint32_t agentserve_read(const void* data, int64_t nbytes, int threads) {
+    std::atomic<uint32_t> found{0};
+    with_team(threads, 1, [&](Team& team) { read_memory(team, static_cast<const char*>(data), nbytes, found); });
+    return found.load();
+}
+
+double agentserve_repeat_dots(int type, int64_t rounds, int threads) { return repeat_dots_of(type, rounds, threads); }
 
 void agentserve_pack(int type, const void* w, int64_t n, int64_t k, int pair_halves, void* panels, int threads) {
     with_type(type, [&](auto t) {
