@@ -6,6 +6,10 @@
 // time, into operands that stay in the nearest cache.
 #pragma once
 
+#include <array>
+#include <limits>
+#include <utility>
+
 #include "codes.h"
 #include "operands.h"
 
@@ -66,17 +70,17 @@ template <class Op> struct Unpacked {
     }
 };
 
-// One task's walk through memory: its own panel, then the thread's next one.
+// What a task will read, ahead of it: the rest of its own panel, then the thread's next one.
 struct Stream {
-    const uint8_t *at, *end, *next;
+    const uint8_t *at, *next;
+    int64_t left;  // bytes of the own panel
     INLINE void fetch(int bytes) {
-        for (int i = 0; i < bytes; i += 64) {
-            __builtin_prefetch(at);
-            at += 64;
-            if (at >= end) {
+        for (int i = 0; i < bytes; i += 64, at += 64, left -= 64) {
+            if (left <= 0) {
                 at = next;
-                end = next + (INT64_C(1) << 40);
+                left = std::numeric_limits<int64_t>::max();
             }
+            __builtin_prefetch(at);
         }
     }
 };
@@ -164,9 +168,11 @@ __attribute__((noinline)) void add_groups(const Unpacked<Op>& w, const RowBlock&
     }
 }
 
-// Few rows have too few chains under way: two groups at a time.
+// Few rows have too few chains under way: several groups at a time.
 template <class Op, int ROWS> void add_units(const Unpacked<Op>& w, const RowBlock& x, float (*total)[PANEL]) {
     int group = 0;
+    if constexpr (ROWS <= 2)
+        for (; group + 4 <= w.groups; group += 4) add_groups<Op, ROWS, 4>(w, x, group, total);
     if constexpr (2 * ROWS <= GEMM_ROWS)
         for (; group + 2 <= w.groups; group += 2) add_groups<Op, ROWS, 2>(w, x, group, total);
     for (; group < w.groups; ++group) add_groups<Op, ROWS, 1>(w, x, group, total);
@@ -194,9 +200,7 @@ __attribute__((noinline)) void blocks_product(const Panel& panel, int64_t units,
     U unpacked;
     with_format(panel.format, [&](auto f) {
         using F = decltype(f);
-        const int64_t bytes = F::panel_bytes(units), skip = bytes < BLOCKS_AHEAD ? bytes : BLOCKS_AHEAD;
-        Stream stream{panel.data + skip, panel.data + bytes, next};
-        if (skip == bytes) stream = {next, next + (INT64_C(1) << 40), next};
+        Stream stream{panel.data + BLOCKS_AHEAD, next, F::panel_bytes(units) - BLOCKS_AHEAD};
         for (int64_t unit = 0; unit < units; unit += U::UNITS) {
             const int count = static_cast<int>(std::min<int64_t>(U::UNITS, units - unit));
             unpack_units<F, Op>(panel.data, unit, count, stream, unpacked);

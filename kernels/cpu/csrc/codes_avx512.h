@@ -64,10 +64,12 @@ template <class F> INLINE void unpack_codes(const uint8_t* from, uint16_t* to) {
 
 template <class F> INLINE void unpack_codes(const uint8_t* from, float* to) {
     if constexpr (F::BITS == 8) {
-        UNROLL for (int i = 0; i < UNIT_CODES; i += 16) store(to + i, widen_codes<F::CENTRE>(from + i));
+        UNROLL for (int i = 0; i < UNIT_CODES; i += 16)
+            store(to + i, widen_codes<F::CENTRE>(from + i));
     } else {
         const __m512i mask = _mm512_set1_epi32((1 << F::BITS) - 1), centre = _mm512_set1_epi32(F::CENTRE);
-        UNROLL for (int vector = 0; vector < UNIT_CODES / 16; ++vector) {
+        UNROLL for (int line = 0; line < 8; ++line) UNROLL for (int v = 0; v < 8; ++v) {
+            const int vector = line * 8 + v;
             const __m512i code = _mm512_and_si512(raw_codes<F, 4>(from, vector), mask);
             store(to + 16 * vector, _mm512_cvtepi32_ps(_mm512_sub_epi32(code, centre)));
         }

@@ -210,10 +210,14 @@ INLINE vi magnitude(vf a) { return and_lanes(as_lanes(a), set1_lanes(0x7fffffff)
 
 // The largest lane as the number that it is the magnitude of.
 INLINE float max_bits_of(vi a) {
+#if defined(__AVX512F__)
+    const int32_t m = _mm512_reduce_max_epi32(a);
+#else
     int32_t x[W];
     std::memcpy(x, &a, sizeof x);
     int32_t m = x[0];
     UNROLL for (int i = 1; i < W; ++i) m = x[i] > m ? x[i] : m;
+#endif
     float most;
     std::memcpy(&most, &m, sizeof most);
     return most;
@@ -236,11 +240,15 @@ INLINE void store_bytes(uint8_t* p, vi a) {
 
 // The sum of a vector's lanes, always added in the same tree.
 INLINE float sum_lanes(vf a) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(a);  // the tree below
+#else
     float x[W];
     store(x, a);
     UNROLL for (int half = W / 2; half > 0; half /= 2)
         UNROLL for (int i = 0; i < half; ++i) x[i] += x[i + half];
     return x[0];
+#endif
 }
 
 INLINE float max_lanes(vf a) {
