@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.invariant import MOST_ROWS, RowRule, cancelling, choose_rule, random_rows
-from kernels.ops import Attention, AttentionShape, DecoderParts, Linear, Span, StepDecoder
+from kernels.kv_formats import kept
+from kernels.ops import KV_TAILS, Attention, AttentionShape, DecoderParts, Linear, Span, StepDecoder
 from kernels.paged_attention import PagedAttention, TileOps
 
 _LARGE_WEIGHT = 1 << 24  # elements; above it, rules are measured on fewer rows to keep loading short
 _FEW_ROWS = 64
+_STEPS = (torch.bfloat16, torch.float32)
 
 
 class ReferenceLinear:
@@ -53,7 +55,7 @@ class ReferenceOps:
     def numerics(self) -> str:
         threads = torch.get_num_threads()
         level = torch.backends.cpu.get_cpu_capability()
-        return f"reference-1 torch-{torch.__version__} {self._device.type} {level} threads-{threads}"
+        return f"reference-2 torch-{torch.__version__} {self._device.type} {level} threads-{threads}"
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out, width = weight.shape
@@ -65,6 +67,9 @@ class ReferenceOps:
             bare = ReferenceLinear(probe[0], zero, RowRule(1, False, rows))
             self._linear_rules[key] = choose_rule(bare.product, sample[0])
         return ReferenceLinear(weight, bias, self._linear_rules[key])
+
+    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
+        return frozenset(KV_TAILS) if dtype in _STEPS else frozenset()
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         return None
@@ -94,8 +99,8 @@ class ReferenceOps:
     def write_kv(self, kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
         per_page = kv.shape[2]
         pages, offsets = slots // per_page, slots % per_page
-        kv[pages, 0, offsets] = k
-        kv[pages, 1, offsets] = v
+        kv[pages, 0, offsets] = kept(k, kv.dtype)
+        kv[pages, 1, offsets] = kept(v, kv.dtype)
 
     def attention(self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor) -> Attention:
         if shape.dim not in self._tiles:
