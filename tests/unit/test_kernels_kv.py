@@ -32,7 +32,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 def tolerance(ops: Ops, step: torch.dtype, kv: torch.dtype) -> float:
     """Bound on the error against exact attention over what the pages hold, for outputs below about 4.
 
-    Float32 sums; the result's own rounding (2^-9 of it); in bfloat16 products, weights rounded to 2^-9.
+    Float32 sums; the result's own rounding (2^-8 of it); in bfloat16 products, weights rounded by as much.
     """
     if step == torch.float32:
         return 1e-5
@@ -75,7 +75,7 @@ def test_a_page_keeps_one_token_as_it_must(ops: Ops, step: torch.dtype, kv: torc
     given = Step(ops, step, kv, AttentionShape(2, 2, 32, 16), [(0, 1)])
     expected = kept(given.v[0], kv).view(1, -1)
     error = (given.run().double() - expected).abs()
-    assert bool((error <= expected.abs() * (2**-23 if step == torch.float32 else 1.01 * 2**-8)).all())
+    assert bool((error <= expected.abs() * (2**-23 if step == torch.float32 else 1.01 * 2**-7)).all())
 
 
 @pytest.mark.parametrize("step", STEPS)

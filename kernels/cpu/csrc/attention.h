@@ -177,37 +177,49 @@ private:
     }
 
     void walk_tile(const Task& task, const TileRange& range, const Ahead& next_keys, Scratch& s) const {
-        const int first = range.first(), end = range.end();
-        const uint32_t* keys[TILE / W];
-        const uint32_t* values[TILE / KEY_BLOCK];
-        reader_.keys(range, s.block.data(), keys);
+        const int rows = task.tokens * plan_.group, first = range.first(), end = range.end();
+        const char* keys[TILE / W];
+        const char* values[TILE / KEY_BLOCK];
+        const bool direct = reader_.reads_pages(rows), direct_values = reader_.reads_values(range, rows);
+        reader_.keys(range, direct, s.block.data(), keys);
         if constexpr (SCALED<K>) {
             reader_.scales(range, range.kv_head, scale_, s.key_scales.data());
             reader_.scales(range, pages_.kv_heads + range.kv_head, 1.0f, s.value_scales.data());
         }
-        const int rows = task.tokens * plan_.group;
-        score_tile(keys, reader_.values_ahead(range), first * KEY_BLOCK / W, end * KEY_BLOCK / W, rows, s);
+        with_source(direct, [&](auto source) {
+            score_tile<decltype(source)>(keys, reader_.key_stride(direct), reader_.values_ahead(range), first * KEY_BLOCK / W,
+                                         end * KEY_BLOCK / W, rows, s);
+        });
         soften(task, range.tile, first * KEY_BLOCK, end * KEY_BLOCK, s);
-        reader_.values(range, s.block.data(), values);
-        add_values(values + first, next_keys, first, end, rows, s);
+        reader_.values(range, direct_values, s.block.data(), values);
+        with_source(direct_values, [&](auto source) { add_values<decltype(source)>(values + first, next_keys, first, end, rows, s); });
+    }
+
+    // `body` with the LaneSource of pages or that of operands.
+    template <class Body> static void with_source(bool pages, const Body& body) {
+        if constexpr (TileReader<K, T>::LANE_FOR_LANE) {
+            if (pages) return body(LaneSource<K, T>());
+        }
+        body(LaneSource<T, T>());
     }
 
     // out = out * fade + weights . values, over key blocks `first .. end` of a tile.
-    void add_values(const uint32_t* const* values, Ahead next_keys, int first, int end, int rows, Scratch& s) const {
+    template <class Source>
+    void add_values(const char* const* values, Ahead next_keys, int first, int end, int rows, Scratch& s) const {
         const int64_t step = next_keys.step;
         const auto* weights = reinterpret_cast<const uint32_t*>(s.weights.data()) + first * BLOCK_LANES<T>;
         for (int d = 0; d < wide_;) {
             int taken = 0;
             with_count<ATTENTION_VECTORS>((wide_ - d) / W, [&](auto v) {
                 constexpr int V = decltype(v)::value;
-                const uint32_t* part[TILE / KEY_BLOCK];
-                for (int b = 0; b < end - first; ++b) part[b] = values[b] + d;
+                const char* part[TILE / KEY_BLOCK];
+                for (int b = 0; b < end - first; ++b) part[b] = values[b] + d * Source::BYTES;
                 for (int r = 0; r < rows;)
                     with_count<ATTENTION_ROWS>(rows - r, [&](auto n) {
                         constexpr int R = decltype(n)::value;
                         next_keys.step = r == 0 ? step : 0;
-                        value_block<T, R, V>(weights + r * (TILE / T::PAIR), part, end - first, wide_, &s.fade[r], next_keys, d / W,
-                                             &s.out[static_cast<size_t>(r) * wide_ + d]);
+                        value_block<T, Source, R, V>(weights + r * (TILE / T::PAIR), part, end - first, wide_, &s.fade[r], next_keys, d / W,
+                                                     &s.out[static_cast<size_t>(r) * wide_ + d]);
                         r += R;
                     });
                 taken = V * W;
@@ -216,9 +228,10 @@ private:
         }
     }
 
-    void score_tile(const uint32_t* const* keys, Ahead ahead, int first, int end, int rows, Scratch& s) const {
+    template <class Source>
+    void score_tile(const char* const* keys, int64_t key_stride, Ahead ahead, int first, int end, int rows, Scratch& s) const {
         const int lanes = pages_.dim / T::PAIR;
-        const int64_t step = ahead.step, key_stride = reader_.key_stride();
+        const int64_t step = ahead.step;
         const auto* q = reinterpret_cast<const uint32_t*>(s.queries.data());
         for (int v = first; v < end;) {
             int taken = 0;
@@ -228,7 +241,7 @@ private:
                     with_count<ATTENTION_ROWS>(rows - r, [&](auto n) {
                         constexpr int R = decltype(n)::value;
                         ahead.step = r == 0 ? step : 0;
-                        score_block<T, SCALED<K>, R, V>(q + static_cast<int64_t>(r) * lanes, lanes, keys + v, key_stride, lanes,
+                        score_block<T, Source, SCALED<K>, R, V>(q + static_cast<int64_t>(r) * lanes, lanes, keys + v, key_stride, lanes,
                                                         SCALED<K> ? &s.key_scales[static_cast<size_t>(v) * W] : &scale_, ahead, v,
                                                         &s.scores[static_cast<size_t>(r) * TILE + v * W]);
                         r += R;

@@ -1,7 +1,7 @@
 // The register blocks of attention: scores of some queries against some keys, weighted sums of values.
 #pragma once
 
-#include "element.h"
+#include "kv_formats.h"
 #include "plan.h"
 
 namespace agentserve {
@@ -20,14 +20,15 @@ struct Ahead {
     int64_t step;                      // bytes per line
 };
 
-// scores[r][v] = scale * (query r . keys of vector v); keys[v] points at the first lane of W keys.
+// scores[r][v] = scale * (query r . keys of vector v); keys[v] points at the first lane of W keys,
+// `key_stride` bytes before the next. Source: LaneSource.
 // PER_KEY: each key has a scale, the same in all rows; else all have the first one.
-template <class T, bool PER_KEY, int ROWS, int V>
-void score_block(const uint32_t* q, int64_t q_stride, const uint32_t* const* keys, int64_t key_stride, int lanes,
+template <class T, class Source, bool PER_KEY, int ROWS, int V>
+void score_block(const uint32_t* q, int64_t q_stride, const char* const* keys, int64_t key_stride, int lanes,
                  const float* scales, const Ahead& ahead, int first, float* scores) {
     vf acc[ROWS][V];
     UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v) acc[r][v] = set1(0.0f);
-    const uint32_t* k[V];
+    const char* k[V];
     const char* next[V];
     UNROLL for (int v = 0; v < V; ++v) {
         k[v] = keys[v];
@@ -37,7 +38,7 @@ void score_block(const uint32_t* q, int64_t q_stride, const uint32_t* const* key
     for (int s = 0; s < lanes; ++s) {
         vi key[V];
         UNROLL for (int v = 0; v < V; ++v) {
-            key[v] = load_lanes(k[v]);
+            key[v] = Source::load(k[v]);
             k[v] += key_stride;
             __builtin_prefetch(next[v]);
             next[v] += step;
@@ -53,21 +54,21 @@ void score_block(const uint32_t* q, int64_t q_stride, const uint32_t* const* key
 }
 
 // out[r] = out[r] * fade[r] + weights[r] . values, over `blocks` key blocks. `part`: which W of dim.
-template <class T, int ROWS, int V>
-void value_block(const uint32_t* weights, const uint32_t* const* values, int blocks, int64_t dim, const float* fade,
+template <class T, class Source, int ROWS, int V>
+void value_block(const uint32_t* weights, const char* const* values, int blocks, int64_t dim, const float* fade,
                  const Ahead& ahead, int part, float* out) {
     constexpr int STRIDE = TILE / T::PAIR;
     vf acc[ROWS][V];
     UNROLL for (int r = 0; r < ROWS; ++r)
         UNROLL for (int v = 0; v < V; ++v) acc[r][v] = mul(load(out + r * dim + v * W), set1(fade[r]));
     for (int block = 0; block < blocks; ++block) {
-        const uint32_t* at = values[block];
+        const char* at = values[block];
         const uint32_t* p = weights + block * BLOCK_LANES<T>;
         const char* next = ahead.at[block] + part * BLOCK_LANES<T> * ahead.step;
-        for (int s = 0; s < BLOCK_LANES<T>; ++s, at += dim) {
+        for (int s = 0; s < BLOCK_LANES<T>; ++s, at += dim * Source::BYTES) {
             vi value[V];
             UNROLL for (int v = 0; v < V; ++v) {
-                value[v] = load_lanes(at + v * W);
+                value[v] = Source::load(at + v * W * Source::BYTES);
                 __builtin_prefetch(next);
                 next += ahead.step;
             }

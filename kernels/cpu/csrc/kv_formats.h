@@ -64,20 +64,30 @@ template <class K, class T> INLINE typename T::Stored as_operand(typename K::Sto
     else return T::round(K::widen(x));
 }
 
+// Lanes of a page that are read as lanes of operands: one for one.
+template <class K, class T> struct LaneSource {
+    static_assert(K::PAIR == T::PAIR);
+    static constexpr int64_t BYTES = K::PAIR * sizeof(typename K::Stored);  // of a lane
+
+    static INLINE vi load(const char* p) {
+        if constexpr (std::is_same_v<K, T>) return load_lanes(reinterpret_cast<const uint32_t*>(p));
+        else if constexpr (std::is_same_v<K, Int8>) return load_pairs(reinterpret_cast<const int8_t*>(p));
+        else return as_lanes(K::load_wide(reinterpret_cast<const typename K::Stored*>(p)));
+    }
+};
+
 // W lanes of a page as rows of W operand lanes, `stride` lanes apart: one, or two where a lane of K is a pair and T's is not.
 template <class K, class T> INLINE void unpack(const typename K::Stored* from, uint32_t* to, int64_t stride) {
-    const auto row = [&](int n) { return reinterpret_cast<float*>(to + n * stride); };
-    if constexpr (std::is_same_v<K, Int8> && std::is_same_v<T, Bf16>) {
-        store_pairs(to, from);
+    const auto put = [&](int n, vf x) { store(reinterpret_cast<float*>(to + n * stride), x); };
+    if constexpr (K::PAIR == T::PAIR) {
+        put(0, as_float(LaneSource<K, T>::load(reinterpret_cast<const char*>(from))));
     } else if constexpr (std::is_same_v<K, Int8>) {
-        store(row(0), load_first(from));
-        store(row(1), load_second(from));
-    } else if constexpr (std::is_same_v<K, Bf16>) {
-        const vi pairs = load_lanes(reinterpret_cast<const uint32_t*>(from));
-        store(row(0), as_float(left<16>(pairs)));
-        store(row(1), as_float(and_lanes(pairs, set1_lanes(0xffff0000u))));
+        put(0, load_first(from));
+        put(1, load_second(from));
     } else {
-        store(row(0), K::load_wide(from));
+        const vi pairs = load_lanes(reinterpret_cast<const uint32_t*>(from));
+        put(0, as_float(left<16>(pairs)));
+        put(1, as_float(and_lanes(pairs, set1_lanes(0xffff0000u))));
     }
 }
 

@@ -1,7 +1,8 @@
 // One tile's keys and values out of their pages, as key blocks that the products can read.
 //
-// Where pages hold operands and whole key blocks, these are read in place. All else is copied
-// together first, as operands: once per task and tile, however many rows read it.
+// Where pages hold whole key blocks, lane for lane as operands or soon made so, these are read in
+// place: operands always, others by tasks of few rows. All else is copied together first, as
+// operands: once per task and tile, however many rows read it.
 #pragma once
 
 #include <vector>
@@ -23,41 +24,49 @@ struct TileRange {
 
 template <class K, class T> class TileReader {
 public:
-    using Lanes = const uint32_t*;
+    static constexpr bool LANE_FOR_LANE = K::PAIR == T::PAIR;
     static constexpr bool CONVERTED = !std::is_same_v<K, T>;
 
     explicit TileReader(const Pages<K>& pages)
         : pages_(pages), wide_(widened(pages.dim)), whole_(pages.slots % KEY_BLOCK == 0 && pages.dim == wide_) {}
 
-    // Lanes from one lane of a key block's keys to the next.
-    int64_t key_stride() const { return copied() ? KEY_BLOCK : pages_.slots; }
+    // Whether a task's products make operands of what they read themselves.
+    bool reads_pages(int rows) const { return CONVERTED && LANE_FOR_LANE && whole_ && rows <= ATTENTION_ROWS; }
+    // The same for one tile's values: slots that no row may see must be no numbers that spread.
+    bool reads_values(const TileRange& range, int rows) const {
+        return reads_pages(rows) && (SCALED<K> || (range.low % KEY_BLOCK == 0 && range.high % KEY_BLOCK == 0));
+    }
+
+    // Bytes from one lane of a key block's keys to the next, read in place or not.
+    int64_t key_stride(bool in_place) const {
+        return in_place || !copied() ? pages_.slots * PAGE_LANE : KEY_BLOCK * OPERAND;
+    }
 
     // `found [TILE / W]`: first lanes of W keys each. Copies go to `room [TILE][dim]`.
-    void keys(const TileRange& range, typename T::Stored* room, Lanes* found) const {
+    void keys(const TileRange& range, bool in_place, typename T::Stored* room, const char** found) const {
         for (int b = range.first(); b < range.end(); ++b) {
-            Lanes at = nullptr;
-            if (copied()) {
-                auto* to = room + static_cast<int64_t>(b) * KEY_BLOCK * pages_.dim;
-                if (whole_) unpack_keys(range, b, reinterpret_cast<uint32_t*>(to));
-                else gather_keys(range, b, to);
-                at = reinterpret_cast<Lanes>(to);
-            } else {
-                const Block block = locate(range, b);
-                at = reinterpret_cast<Lanes>(pages_.keys(block.page, range.kv_head)) + block.inside;
-            }
-            for (int v = 0; v < KEY_BLOCK / W; ++v) found[b * (KEY_BLOCK / W) + v] = at + v * W;
+            auto* to = room + static_cast<int64_t>(b) * KEY_BLOCK * pages_.dim;
+            const auto* at = reinterpret_cast<const char*>(to);
+            const bool copy = copied() && !in_place;
+            if (!copy) at = keys_at(range, b);
+            else if (whole_ && CONVERTED) unpack_keys(range, b, reinterpret_cast<uint32_t*>(to));
+            else gather_keys(range, b, to);
+            const int64_t lane = copy ? OPERAND : PAGE_LANE;
+            for (int v = 0; v < KEY_BLOCK / W; ++v) found[b * (KEY_BLOCK / W) + v] = at + v * W * lane;
         }
     }
 
     // `found [TILE / KEY_BLOCK]`: first lanes of a key block's values. Copies go to `room [TILE][wide]`;
     // they have zeros outside the range: slots that no row may see can hold anything, and 0 times NaN is NaN.
-    void values(const TileRange& range, typename T::Stored* room, Lanes* found) const {
+    void values(const TileRange& range, bool in_place, typename T::Stored* room, const char** found) const {
         for (int b = range.first(); b < range.end(); ++b) {
             auto* to = room + static_cast<int64_t>(b) * KEY_BLOCK * wide_;
             const int64_t at = range.tile + b * KEY_BLOCK;
             const bool partial = range.low > at || at + KEY_BLOCK > range.high;
-            found[b] = reinterpret_cast<Lanes>(to);
-            if (whole_ && CONVERTED) {
+            found[b] = reinterpret_cast<const char*>(to);
+            if (in_place) {
+                found[b] = values_at(range, b);
+            } else if (whole_ && CONVERTED) {
                 unpack_values(range, b, reinterpret_cast<uint32_t*>(to));
                 if (partial && !SCALED<K>) clear_outside(range, b, to);  // codes are always finite, and their weights 0
             } else if (!whole_ || partial) {
@@ -90,14 +99,14 @@ public:
 
     // Where a tile's keys begin in memory, block by block; null where there are none.
     Ahead keys_ahead(const TileRange& range) const {
-        Ahead ahead{{}, static_cast<int64_t>(pages_.slots) * LINE * W / KEY_BLOCK};
+        Ahead ahead{{}, static_cast<int64_t>(pages_.slots) * AHEAD * W / KEY_BLOCK};
         each_ahead(range, range.kv_head, [&](int b, int64_t page, int64_t inside) {
             ahead.at[b] = reinterpret_cast<const char*>(pages_.keys(page, range.kv_head) + inside * K::PAIR);
         });
         return ahead;
     }
     Ahead values_ahead(const TileRange& range) const {
-        Ahead ahead{{}, KEY_BLOCK * LINE};
+        Ahead ahead{{}, KEY_BLOCK * AHEAD};
         each_ahead(range, pages_.kv_heads + range.kv_head, [&](int b, int64_t page, int64_t inside) {
             ahead.at[b] = reinterpret_cast<const char*>(pages_.values(page, range.kv_head) + inside / K::PAIR * K::PAIR * pages_.dim);
         });
@@ -108,8 +117,10 @@ private:
     struct Block {
         int64_t page, inside;
     };
+    static constexpr int64_t ELEMENT = sizeof(typename K::Stored);
+    static constexpr int64_t OPERAND = sizeof(uint32_t), PAGE_LANE = K::PAIR * ELEMENT;  // bytes of a lane
     // Bytes of pages per operand lane: the products ask for memory ahead once per lane.
-    static constexpr int64_t LINE = T::PAIR * static_cast<int64_t>(sizeof(typename K::Stored));
+    static constexpr int64_t AHEAD = T::PAIR * ELEMENT;
 
     const Pages<K>& pages_;
     const int wide_;  // head dimension filled up to whole key blocks
@@ -121,9 +132,13 @@ private:
         const int64_t at = range.tile + b * KEY_BLOCK;
         return {range.table[at / pages_.slots], at % pages_.slots};
     }
-    Lanes values_at(const TileRange& range, int b) const {
+    const char* keys_at(const TileRange& range, int b) const {
         const Block block = locate(range, b);
-        return reinterpret_cast<Lanes>(pages_.values(block.page, range.kv_head)) + block.inside / K::PAIR * wide_;
+        return reinterpret_cast<const char*>(pages_.keys(block.page, range.kv_head) + block.inside * K::PAIR);
+    }
+    const char* values_at(const TileRange& range, int b) const {
+        const Block block = locate(range, b);
+        return reinterpret_cast<const char*>(pages_.values(block.page, range.kv_head) + block.inside * wide_);
     }
 
     // Each block's first visible key, and its scales asked for at once: they are one line.
@@ -138,14 +153,12 @@ private:
     }
 
     void unpack_keys(const TileRange& range, int b, uint32_t* to) const {
-        const Block block = locate(range, b);
-        const auto* from = pages_.keys(block.page, range.kv_head) + block.inside * K::PAIR;
+        const auto* from = reinterpret_cast<const typename K::Stored*>(keys_at(range, b));
         for (int lane = 0; lane < pages_.dim / K::PAIR; ++lane, from += pages_.slots * K::PAIR, to += K::PAIR / T::PAIR * KEY_BLOCK)
             for (int k = 0; k < KEY_BLOCK; k += W) unpack<K, T>(from + k * K::PAIR, to + k, KEY_BLOCK);
     }
     void unpack_values(const TileRange& range, int b, uint32_t* to) const {
-        const Block block = locate(range, b);
-        const auto* from = pages_.values(block.page, range.kv_head) + block.inside * wide_;
+        const auto* from = reinterpret_cast<const typename K::Stored*>(values_at(range, b));
         for (int lane = 0; lane < KEY_BLOCK / K::PAIR; ++lane, to += K::PAIR / T::PAIR * wide_)
             for (int d = 0; d < wide_; d += W, from += W * K::PAIR) unpack<K, T>(from, to + d, wide_);
     }

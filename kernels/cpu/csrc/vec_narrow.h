@@ -69,16 +69,15 @@ INLINE vf load_second(const int8_t* p) {
 }
 
 // W pairs of codes as lanes of two bfloat16 values, which hold them exactly.
-INLINE void store_pairs(uint32_t* to, const int8_t* p) {
+INLINE vi load_pairs(const int8_t* p) {
 #if defined(__AVX512BF16__)
     const auto half = [&](int n) {
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + n)));
     };
-    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(half(1), half(0)));
+    return (vi)_mm512_cvtne2ps_pbh(half(1), half(0));
 #else
     const vi first = right<16>(as_lanes(load_first(p)));
-    const vi second = and_lanes(as_lanes(load_second(p)), set1_lanes(0xffff0000u));
-    store(reinterpret_cast<float*>(to), as_float(or_lanes(first, second)));
+    return or_lanes(first, and_lanes(as_lanes(load_second(p)), set1_lanes(0xffff0000u)));
 #endif
 }
 
