@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from agentserve.core.plan import PageCopy
+from agentserve.core.plan import PageCopy, Plan
 from agentserve.models.decoder import ComposedDecoder, Decoder
 from agentserve.models.hf_config import hf_config
 from agentserve.models.weights import random_weights
@@ -79,3 +79,74 @@ def test_the_whole_step_is_the_sum_of_its_operations(ops: CpuOps, kv: torch.dtyp
     found, expected = whole.logits(TOKENS, [33, 1, 20]), composed.logits(TOKENS, [33, 1, 20])
     for at, row in found.items():
         assert torch.equal(row, expected[at]), at
+
+
+NAMES = ["llama", "mistral-window"]
+SIZES = [20, 1, 1, 60]
+AGREE = 2e-4  # mean difference of the backends in float32: now and then a number is rounded to the other side
+LOST = {torch.float16: 4e-3, torch.bfloat16: 2.5e-2, torch.int8: 8e-2}
+"""Bounds on the mean error of logits (of spread 1.9) for KV in these and all else in float32."""
+
+
+@pytest.mark.parametrize("kv", list(LOST))
+@pytest.mark.parametrize("name", NAMES)
+def test_float32_with_other_kv(ops: CpuOps, name: str, kv: torch.dtype) -> None:
+    """The backends agree by far more than what the KV dtype costs, which is bounded from both sides."""
+    truth = engine(REFERENCE, name, torch.float32, torch.float32).logits(TOKENS, SIZES)
+    mine = engine(ops, name, torch.float32, kv).logits(TOKENS, SIZES)
+    theirs = engine(REFERENCE, name, torch.float32, kv).logits(TOKENS, SIZES)
+    assert errors(mine, theirs)[0] < AGREE
+    assert 2 * AGREE < errors(mine, truth)[0] < LOST[kv]
+
+
+@pytest.mark.parametrize("kv", list(LOST))
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_is_as_near_to_float32_as_the_reference(ops: CpuOps, name: str, kv: torch.dtype) -> None:
+    truth = engine(REFERENCE, name, torch.float32, torch.float32).logits(TOKENS, SIZES)
+    mine = engine(ops, name, torch.bfloat16, kv).logits(TOKENS, SIZES)
+    theirs = engine(REFERENCE, name, torch.bfloat16, kv).logits(TOKENS, SIZES)
+    assert 0 < errors(mine, truth)[0] < errors(theirs, truth)[0] < 0.07
+
+
+@pytest.mark.parametrize("kv", [torch.int8, torch.float16])
+@pytest.mark.parametrize("step", [torch.float32, torch.bfloat16])
+def test_chunks_threads_and_copies_leave_no_trace(ops: CpuOps, step: torch.dtype, kv: torch.dtype) -> None:
+    """Cold in one chunk; in chunks on two threads; and continued from a copied part of a page."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        cold = engine(ops, "mistral-window", step, kv).logits(TOKENS, [100, 1])
+        torch.set_num_threads(2)
+        warm = engine(ops, "mistral-window", step, kv)
+        tables = warm.tables(len(TOKENS))
+        for at, row in warm.logits(TOKENS, [7, 93, 1], tables).items():
+            assert at not in cold or torch.equal(row, cold[at]), at
+        shared = 121  # 7 pages, and 9 slots of the next
+        taker = tuple(mine[:7] + fresh[7:] for mine, fresh in zip(tables, warm.tables(150), strict=True))
+        copies = [
+            PageCopy(group, mine[7], other[7], shared % 16)
+            for group, (mine, other) in enumerate(zip(tables, taker, strict=True))
+        ]
+        warm.run(warm.chunk("own", TOKENS, shared, shared + 1, taker), copies=copies)
+        assert torch.equal(warm.spy.rows["own"], cold[shared])
+        for at, row in warm.logits(TOKENS, [1], taker, start=shared + 1).items():
+            assert torch.equal(row, cold[at]), at
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_key_beyond_fp16_is_refused(ops: CpuOps, backend: str) -> None:
+    """Weights that make keys of 10^5 and more: bfloat16 steps hold them, fp16 pages do not. Nothing is made up."""
+    results = {}
+    for kv in (torch.bfloat16, torch.float16):
+        made = engine(ops if backend == "cpu" else REFERENCE, "llama", torch.bfloat16, kv)
+        large = random_weights(made.config, 3, std=0.25, dtype=torch.bfloat16)
+        heads, kv_heads, dim = made.config.heads, made.config.kv_heads, made.config.head_dim
+        large.layers[1].qkv[heads * dim : (heads + kv_heads) * dim] *= 1e6
+        made.executor._decoder = Decoder(made.config, large, ops if backend == "cpu" else REFERENCE)
+        tables = made.tables(20)
+        plan = Plan(1, (), (made.chunk("s", TOKENS, 0, 20, tables),), 0.0, ())
+        results[kv] = made.executor.run(plan).chunks[0].error
+    assert results[torch.bfloat16] == ""
+    assert "finite" in results[torch.float16]

@@ -109,7 +109,7 @@ piece = st.tuples(
 
 
 @PAIRS
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     pieces=st.lists(piece, min_size=1, max_size=7),
     seed=st.integers(0, 2**16),
