@@ -38,7 +38,7 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scales_of(pages: Tensor, dim: int) -> Tensor | None:
-    """The float32 scales of `pages [..., kv_width]`, without their last dimension; None where there are none."""
+    """Float32 scales of `pages [..., kv_width]`, without their last dimension; None where there are none."""
     if pages.dtype != torch.int8:
         return None
     return pages[..., dim:].contiguous().view(torch.float32).squeeze(-1)

@@ -49,7 +49,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor, position: int, window: int | None = N
 
 
 class Step:
-    """Sequences of `(start, rows)` in one poisoned pool, pages in a shuffled order, and their last rows' queries.
+    """Sequences of `(start, rows)` in one poisoned pool, pages in a shuffled order, and queries for them.
 
     `k` and `v` are as the step had them, one pair per sequence.
     """

@@ -137,7 +137,7 @@ def test_chunks_threads_and_copies_leave_no_trace(ops: CpuOps, step: torch.dtype
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_key_beyond_fp16_is_refused(ops: CpuOps, backend: str) -> None:
-    """Weights that make keys of 10^5 and more: bfloat16 steps hold them, fp16 pages do not. Nothing is made up."""
+    """Weights that make keys of 10^5 and more: bfloat16 pages hold them, fp16 ones do not."""
     results = {}
     for kv in (torch.bfloat16, torch.float16):
         made = engine(ops if backend == "cpu" else REFERENCE, "llama", torch.bfloat16, kv)

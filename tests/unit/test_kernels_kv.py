@@ -80,7 +80,7 @@ def test_a_page_keeps_one_token_as_it_must(ops: Ops, step: torch.dtype, kv: torc
 
 @pytest.mark.parametrize("step", STEPS)
 def test_codes_are_rounded_half_to_even(ops: Ops, step: torch.dtype) -> None:
-    values = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 63.5, -127.0, 3.0, 0.0, -0.25, 0.75, 1, 2, 4])
+    values = torch.tensor([127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 63.5, -127, 3, 0, -0.25, 0.75, 1, 2, 4])
     given = Step(ops, step, torch.int8, AttentionShape(1, 1, 16, 16), [(0, 1)])
     given.write(0, 0, given.k[0], values.to(step).view(1, 1, 16))
     codes = [127, 0, 2, 2, 0, -2, -2, 64, -127, 3, 0, 0, 1, 1, 2, 4]
@@ -90,7 +90,7 @@ def test_codes_are_rounded_half_to_even(ops: Ops, step: torch.dtype) -> None:
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("size", [0.0, 1e-40, 1e-37, 1e-30, 1e30, 3e38])
 def test_codes_of_numbers_of_any_size(ops: Ops, step: torch.dtype, size: float) -> None:
-    """From where the scale would be subnormal down everything is 0; above, each number to 1/254 of the largest."""
+    """Where the scale would be subnormal everything is 0; else each number is within 1/254 of the largest."""
     v = (normal(1, 1, 16).clamp(-1, 1) * size).to(step)
     given = Step(ops, step, torch.int8, AttentionShape(1, 1, 16, 16), [(0, 1)])
     given.write(0, 0, given.k[0], v)

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 
+#include "attention_scratch.h"
 #include "team.h"
 #include "tile_reader.h"
 
@@ -16,38 +17,6 @@ namespace agentserve {
 
 constexpr float FLOOR = -1e30f;  // stands for minus infinity where a difference of two is taken
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-
-// One thread's room for one task whose products have operands of T.
-template <class T> struct AttentionScratch {
-    std::vector<typename T::Stored> queries, weights, block;  // block: a tile's keys, then its values
-    std::vector<float> key_scales, value_scales;              // [TILE]
-    std::vector<float> scores, out, total_out, top, new_top, sum, fade, total_top, total_sum;
-
-    // `wide`: head dimension filled up to whole key blocks.
-    void fit(int rows, int dim, int wide) {
-        const auto grow = [](auto& v, size_t n) { if (v.size() < n) v.resize(n); };
-        const size_t r = static_cast<size_t>(rows), d = static_cast<size_t>(wide);
-        grow(queries, r * static_cast<size_t>(dim));
-        grow(weights, r * TILE);
-        grow(block, TILE * d);
-        grow(scores, r * TILE);
-        grow(out, r * d);
-        grow(total_out, r * d);
-        grow(sum, r * W);
-        for (auto* v : {&key_scales, &value_scales}) grow(*v, TILE);
-        for (auto* v : {&top, &new_top, &fade, &total_top, &total_sum}) grow(*v, r + W);
-    }
-};
-
-// One thread's room, whatever its pages hold.
-struct AnyScratch {
-    AttentionScratch<Bf16> bf16;
-    AttentionScratch<F32> f32;
-    template <class T> auto& of() {
-        if constexpr (std::is_same_v<T, Bf16>) return bf16;
-        else return f32;
-    }
-};
 
 // Adds a segment's (top, sum, out) to a row's running total.
 INLINE void merge_segment(float top, float sum, const float* out, float& total_top, float& total_sum, float* total_out, int dim) {
@@ -84,7 +53,9 @@ public:
         Scratch& scratch = any.template of<T>();
         const int kv_heads = pages_.kv_heads;
         const int64_t count = static_cast<int64_t>(plan_.tasks.size()) * kv_heads;
-        const auto piece = [&](int64_t i) { return i < count ? Piece{&plan_.tasks[static_cast<size_t>(i / kv_heads)], static_cast<int>(i % kv_heads)} : Piece{}; };
+        const auto piece = [&](int64_t i) {
+            return i < count ? Piece{&plan_.tasks[static_cast<size_t>(i / kv_heads)], static_cast<int>(i % kv_heads)} : Piece{};
+        };
         const auto merges = static_cast<int64_t>(plan_.merges.size());
         const auto one = [&](int64_t i) { merge(plan_.merges[static_cast<size_t>(i)], scratch); };
         const bool few = merges <= FEW;

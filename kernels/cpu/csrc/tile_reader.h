@@ -5,7 +5,7 @@
 // operands: once per task and tile, however many rows read it.
 #pragma once
 
-#include <vector>
+#include <algorithm>
 
 #include "attention_blocks.h"
 #include "pages.h"
@@ -39,7 +39,7 @@ public:
 
     // Bytes from one lane of a key block's keys to the next, read in place or not.
     int64_t key_stride(bool in_place) const {
-        return in_place || !copied() ? pages_.slots * PAGE_LANE : KEY_BLOCK * OPERAND;
+        return copies_keys(in_place) ? KEY_BLOCK * OPERAND : pages_.slots * PAGE_LANE;
     }
 
     // `found [TILE / W]`: first lanes of W keys each. Copies go to `room [TILE][dim]`.
@@ -47,11 +47,10 @@ public:
         for (int b = range.first(); b < range.end(); ++b) {
             auto* to = room + static_cast<int64_t>(b) * KEY_BLOCK * pages_.dim;
             const auto* at = reinterpret_cast<const char*>(to);
-            const bool copy = copied() && !in_place;
-            if (!copy) at = keys_at(range, b);
-            else if (whole_ && CONVERTED) unpack_keys(range, b, reinterpret_cast<uint32_t*>(to));
+            const int64_t lane = copies_keys(in_place) ? OPERAND : PAGE_LANE;
+            if (!copies_keys(in_place)) at = keys_at(range, b);
+            else if (whole_) unpack_keys(range, b, reinterpret_cast<uint32_t*>(to));
             else gather_keys(range, b, to);
-            const int64_t lane = copy ? OPERAND : PAGE_LANE;
             for (int v = 0; v < KEY_BLOCK / W; ++v) found[b * (KEY_BLOCK / W) + v] = at + v * W * lane;
         }
     }
@@ -86,7 +85,8 @@ public:
                 to[at - range.tile] = factor * pages_.scale(range.table[at / pages_.slots], head, at % pages_.slots);
             return;
         }
-        const vi low = set1_lanes(static_cast<uint32_t>(range.low - range.tile)), high = set1_lanes(static_cast<uint32_t>(range.high - range.tile));
+        const vi low = set1_lanes(static_cast<uint32_t>(range.low - range.tile));
+        const vi high = set1_lanes(static_cast<uint32_t>(range.high - range.tile));
         for (int b = range.first(); b < range.end(); ++b) {
             const Block block = locate(range, b);
             const auto* from = reinterpret_cast<const float*>(pages_.scales(block.page, head)) + block.inside;
@@ -126,7 +126,7 @@ private:
     const int wide_;  // head dimension filled up to whole key blocks
     const bool whole_;  // pages hold whole key blocks
 
-    bool copied() const { return CONVERTED || !whole_; }
+    bool copies_keys(bool in_place) const { return !whole_ || (CONVERTED && !in_place); }
 
     Block locate(const TileRange& range, int b) const {
         const int64_t at = range.tile + b * KEY_BLOCK;
@@ -181,7 +181,8 @@ private:
         each_slot(range, b, [&](int64_t page, int64_t inside, int64_t i) {
             const auto* from = pages_.keys(page, range.kv_head) + inside * K::PAIR;
             for (int d = 0; d < dim; ++d)
-                to[(d / T::PAIR * KEY_BLOCK + i) * T::PAIR + d % T::PAIR] = as_operand<K, T>(from[d / K::PAIR * pages_.slots * K::PAIR + d % K::PAIR]);
+                to[(d / T::PAIR * KEY_BLOCK + i) * T::PAIR + d % T::PAIR] =
+                    as_operand<K, T>(from[d / K::PAIR * pages_.slots * K::PAIR + d % K::PAIR]);
         });
     }
     void gather_values(const TileRange& range, int b, typename T::Stored* to) const {
