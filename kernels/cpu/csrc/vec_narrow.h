@@ -68,13 +68,15 @@ INLINE vf load_second(const int8_t* p) {
     return from_int(right_signed<24>(as_lanes(load_bf16(reinterpret_cast<const uint16_t*>(p)))));
 }
 
-// W pairs of codes as lanes of two bfloat16 values, which hold them exactly.
+// W pairs of codes as lanes of two bfloat16 values, which hold them exactly: the floats' upper halves.
 INLINE vi load_pairs(const int8_t* p) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
     const auto half = [&](int n) {
-        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + n)));
+        return as_lanes(from_int(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + n))));
     };
-    return (vi)_mm512_cvtne2ps_pbh(half(1), half(0));
+    const vi fours = left<2>(iota());
+    const vi upper = add_lanes(add_lanes(fours, left<16>(fours)), set1_lanes(0x00030001));  // 16-bit halves 1, 3, 5, ...
+    return _mm512_permutex2var_epi16(half(0), upper, half(1));
 #else
     const vi first = right<16>(as_lanes(load_first(p)));
     return or_lanes(first, and_lanes(as_lanes(load_second(p)), set1_lanes(0xffff0000u)));
