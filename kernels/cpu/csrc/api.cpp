@@ -26,7 +26,7 @@ template <class S, class K> struct KeptRow {
 
     explicit KeptRow(int dim) : dim_(dim), wide_(static_cast<size_t>(dim)), kept_(static_cast<size_t>(dim)) {}
 
-    void read(const typename S::Stored* from) {
+    __attribute__((noinline)) void read(const typename S::Stored* from) {
         if constexpr (std::is_same_v<S, K>) {
             numbers = from;
         } else {

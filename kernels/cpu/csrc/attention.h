@@ -89,6 +89,7 @@ private:
         const int group = plan_.group, dim = pages_.dim, rows = task.tokens * group;
         const QueryRow* queries = plan_.queries.data() + task.first;
         s.fit(rows, dim, wide_);
+        if constexpr (!SCALED<K>) std::fill_n(s.key_scales.begin(), TILE, scale_);
         for (int t = 0; t < task.tokens; ++t)
             load_queries(q_ + (static_cast<int64_t>(queries[t].row) * heads_ + kv_head * group) * dim,
                          &s.queries[static_cast<size_t>(t) * group * dim]);
@@ -212,9 +213,9 @@ private:
                     with_count<ATTENTION_ROWS>(rows - r, [&](auto n) {
                         constexpr int R = decltype(n)::value;
                         ahead.step = r == 0 ? step : 0;
-                        score_block<T, Source, SCALED<K>, R, V>(q + static_cast<int64_t>(r) * lanes, lanes, keys + v, key_stride, lanes,
-                                                        SCALED<K> ? &s.key_scales[static_cast<size_t>(v) * W] : &scale_, ahead, v,
-                                                        &s.scores[static_cast<size_t>(r) * TILE + v * W]);
+                        score_block<T, Source, R, V>(q + static_cast<int64_t>(r) * lanes, lanes, keys + v, key_stride, lanes,
+                                                     &s.key_scales[static_cast<size_t>(v) * W], ahead, v,
+                                                     &s.scores[static_cast<size_t>(r) * TILE + v * W]);
                         r += R;
                     });
                 taken = V;

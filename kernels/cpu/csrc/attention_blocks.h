@@ -20,10 +20,9 @@ struct Ahead {
     int64_t step;                      // bytes per line
 };
 
-// scores[r][v] = scale * (query r . keys of vector v); keys[v] points at the first lane of W keys,
+// scores[r][v] = scales[v] * (query r . keys of vector v); keys[v] points at the first lane of W keys,
 // `key_stride` bytes before the next. Source: LaneSource.
-// PER_KEY: each key has a scale, the same in all rows; else all have the first one.
-template <class T, class Source, bool PER_KEY, int ROWS, int V>
+template <class T, class Source, int ROWS, int V>
 void score_block(const uint32_t* q, int64_t q_stride, const char* const* keys, int64_t key_stride, int lanes,
                  const float* scales, const Ahead& ahead, int first, float* scores) {
     vf acc[ROWS][V];
@@ -50,7 +49,7 @@ void score_block(const uint32_t* q, int64_t q_stride, const char* const* keys, i
     }
     UNROLL for (int r = 0; r < ROWS; ++r)
         UNROLL for (int v = 0; v < V; ++v)
-            store(scores + r * TILE + v * W, mul(acc[r][v], PER_KEY ? load(scales + v * W) : set1(*scales)));
+            store(scores + r * TILE + v * W, mul(acc[r][v], load(scales + v * W)));
 }
 
 // out[r] = out[r] * fade[r] + weights[r] . values, over `blocks` key blocks. `part`: which W of dim.

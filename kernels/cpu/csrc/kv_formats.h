@@ -93,7 +93,7 @@ template <class K, class T> INLINE void unpack(const typename K::Stored* from, u
 
 // Codes of `n` numbers and their scale: the largest magnitude / 127. Numbers so small that the scale
 // would be subnormal become 0; one that is infinite or none makes the scale NaN, and every score with it.
-INLINE float quantize(const float* from, int n, int8_t* to) {
+inline float quantize(const float* from, int n, int8_t* to) {
     vf most = set1(0.0f), broken = set1(0.0f);
     int d = 0;
     for (; d + W <= n; d += W) {
@@ -122,7 +122,7 @@ INLINE float quantize(const float* from, int n, int8_t* to) {
 
 // `n` numbers in K; NaN where K has no finite number for one. An infinite key would give scores of
 // minus infinity to half of all queries, and so vanish without a trace.
-template <class K> INLINE void round_or_nan(const float* from, int n, typename K::Stored* to) {
+template <class K> void round_or_nan(const float* from, int n, typename K::Stored* to) {
     int d = 0;
     for (; d + W <= n; d += W) {
         K::store_round(to + d, load(from + d));
@@ -136,7 +136,7 @@ template <class K> INLINE void round_or_nan(const float* from, int n, typename K
 }
 
 // One token's K or V of one head as a step in S keeps it in pages of K. Returns its scale, if any.
-template <class S, class K> INLINE float keep(const float* from, int n, typename K::Stored* to) {
+template <class S, class K> __attribute__((noinline)) float keep(const float* from, int n, typename K::Stored* to) {
     if constexpr (SCALED<K>) return quantize(from, n, to);
     else if constexpr (std::is_same_v<S, K>) round_row<K>(from, n, to);
     else round_or_nan<K>(from, n, to);
