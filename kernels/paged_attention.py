@@ -8,6 +8,9 @@ cannot see adds exact zeros and scales by exactly one. So a row's bits depend on
 position and keys, not on the chunk it came in or on who else is in the step.
 
 Query rows (tokens x query heads of a KV head) are the rows of the tile products, under a row rule.
+
+Whatever pages hold is widened to float32. Scales of 8-bit codes multiply the scores of K's codes, and
+the weights that V's codes are summed with.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.invariant import BLOCK, MOST_ROWS, cancelling, choose_rule, random_rows
+from kernels.kv_formats import scales_of
 from kernels.ops import AttentionShape, Span
 
 TILE = 128  # keys per tile
@@ -137,15 +141,19 @@ class PagedAttention:
         top, total, out = state
         blocks, kv_heads, rows, dim = queries.shape
         tiles = segment.pages.shape[1]
-        keys, values = self._gather(segment, kv)
+        keys, values, scales = self._gather(segment, kv)
         spread = queries[:, None].expand(-1, tiles, -1, -1, -1).reshape(-1, rows, dim)
         scores = self._tile.scores(spread, keys).reshape(blocks, tiles, kv_heads, rows, TILE)
+        if scales is not None:
+            scores *= scales[0]
         if segment.hidden is not None:
             scores = scores.masked_fill_(segment.hidden, float("-inf"))
         new_top = torch.maximum(top, scores.amax(dim=(1, 4)).unsqueeze(-1))
         fade = self._tile.exp(top - new_top)
         weights = self._tile.exp(scores.sub_(new_top[:, None])).view(-1, rows, TILE)
         sums = self._tile.sums(weights).view(blocks, tiles, kv_heads, rows, 1)
+        if scales is not None:
+            weights = self._scaled(weights.view_as(scores), scales[1], segment.hidden).view_as(weights)
         parts = self._tile.values(weights, values).view(blocks, tiles, kv_heads, rows, dim)
         total, out = total * fade, out * fade
         for tile in range(tiles):
@@ -153,19 +161,32 @@ class PagedAttention:
             out += parts[:, tile]
         return new_top, total, out
 
-    def _gather(self, segment: _Segment, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V of a segment, each `[blocks * tiles * kv_heads, TILE, dim]` float32."""
+    @staticmethod
+    def _scaled(weights: Tensor, scales: Tensor, hidden: Tensor | None) -> Tensor:
+        """Weights for V's codes; exactly 0 for keys that a row may not see, though their scale be NaN."""
+        weights = weights * scales
+        return weights if hidden is None else weights.masked_fill_(hidden, 0.0)
+
+    def _gather(self, segment: _Segment, kv: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """K and V of a segment, each `[blocks * tiles * kv_heads, TILE, dim]` float32, and their scales.
+
+        Scales `[2, blocks, tiles, kv_heads, 1, TILE]` where pages have them.
+        """
         slots, kv_heads, dim = self._shape.slots, self._shape.kv_heads, self._shape.dim
         blocks, tiles, per_tile = segment.pages.shape
-        pages = kv[segment.pages.flatten()].view(blocks, tiles, per_tile, 2, slots, kv_heads, dim)
+        pages = kv[segment.pages.flatten()].view(blocks, tiles, per_tile, 2, slots, kv_heads, -1)
+        pages = pages.permute(3, 0, 1, 5, 2, 4, 6)
         wide = torch.empty(
             (2, blocks, tiles, kv_heads, per_tile, slots, dim), dtype=torch.float32, device=kv.device
         )
-        wide.copy_(pages.permute(3, 0, 1, 5, 2, 4, 6))
+        wide.copy_(pages[..., :dim])
         keys, values = wide.view(2, blocks, tiles, kv_heads, TILE, dim)
         if segment.dead is not None:
             values.masked_fill_(segment.dead, 0.0)  # zero weight times NaN would be NaN
-        return keys.view(-1, TILE, dim), values.view(-1, TILE, dim)
+        scales = scales_of(pages, dim)
+        if scales is not None:
+            scales = scales.reshape(2, blocks, tiles, kv_heads, 1, TILE)
+        return keys.view(-1, TILE, dim), values.view(-1, TILE, dim), scales
 
     def _grouped(self, spans: Sequence[Span]) -> Iterator[list[_Block]]:
         """Blocks that can share a batch: same token count, similar range of tiles, bounded size."""

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from kernels.blocks import Matrix, expand
 from kernels.invariant import MOST_ROWS, RowRule, cancelling, choose_rule, random_rows
+from kernels.kv_formats import kept
 from kernels.ops import (
+    KV_TAILS,
     Activations,
     Attention,
     AttentionShape,
@@ -30,6 +32,7 @@ from kernels.paged_attention import PagedAttention, TileOps
 _LARGE_WEIGHT = 1 << 24  # elements; above it, rules are measured on fewer rows to keep loading short
 _FEW_ROWS = 64
 _GROUP = 32  # neighbouring operands that share a scale when they are rounded to 8 bits
+_STEPS = (torch.bfloat16, torch.float32)
 
 
 class ReferenceLinear:
@@ -73,7 +76,7 @@ class ReferenceOps:
     def numerics(self) -> str:
         threads = torch.get_num_threads()
         level = torch.backends.cpu.get_cpu_capability()
-        return f"reference-1 torch-{torch.__version__} {self._device.type} {level} threads-{threads}"
+        return f"reference-2 torch-{torch.__version__} {self._device.type} {level} threads-{threads}"
 
     def linear(
         self,
@@ -104,7 +107,7 @@ class ReferenceOps:
         return ReferenceLinear(weight, bias, self._linear_rules[key])
 
     def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
-        return frozenset({dtype})
+        return frozenset(KV_TAILS) if dtype in _STEPS else frozenset()
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         return None
@@ -134,8 +137,8 @@ class ReferenceOps:
     def write_kv(self, kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
         per_page = kv.shape[2]
         pages, offsets = slots // per_page, slots % per_page
-        kv[pages, 0, offsets] = k
-        kv[pages, 1, offsets] = v
+        kv[pages, 0, offsets] = kept(k, kv.dtype)
+        kv[pages, 1, offsets] = kept(v, kv.dtype)
 
     def attention(self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor) -> Attention:
         if shape.dim not in self._tiles:

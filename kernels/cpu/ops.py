@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.blocks import Matrix
 from kernels.cpu.attention import CpuAttention, pages_of
 from kernels.cpu.decoder import CpuDecoder
-from kernels.cpu.library import PAIRS, TYPES, Library, address
+from kernels.cpu.library import KV_TYPES, PAIRS, TYPES, Library, address
 from kernels.cpu.packed import PackedMatrix
 from kernels.ops import (
     Activations,
@@ -84,7 +84,7 @@ class CpuOps:
         return CpuLinear(self._library, packed)
 
     def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
-        return frozenset({dtype})
+        return frozenset(KV_TYPES) if dtype in TYPES else frozenset()
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         return CpuDecoder(self._library, parts) if CpuDecoder.fits(parts) else None
@@ -132,7 +132,7 @@ class CpuOps:
     def write_kv(self, kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
         k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (k, v))
         self._library.write_kv(
-            TYPES[kv.dtype],
+            TYPES[k.dtype],
             ctypes.byref(pages_of(kv)),
             slots.contiguous().data_ptr(),
             k.data_ptr(),
@@ -147,7 +147,6 @@ class CpuOps:
 
     def copy_page(self, storage: Tensor, source: int, target: int, slots: int) -> None:
         self._library.copy_page(
-            TYPES[storage.dtype],
             ctypes.byref(pages_of(storage[:, 0])),
             storage.stride(1),
             storage.shape[1],

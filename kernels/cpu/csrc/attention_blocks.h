@@ -1,12 +1,15 @@
 // The register blocks of attention: scores of some queries against some keys, weighted sums of values.
 #pragma once
 
-#include "element.h"
+#include "kv_formats.h"
 #include "plan.h"
 
 namespace agentserve {
 
 constexpr int KEY_BLOCK = 16;  // keys that are computed together
+
+// Head dimension filled up to whole key blocks.
+inline int widened(int dim) { return (dim + KEY_BLOCK - 1) / KEY_BLOCK * KEY_BLOCK; }
 
 template <class T> constexpr int BLOCK_LANES = KEY_BLOCK / T::PAIR;
 
@@ -17,13 +20,14 @@ struct Ahead {
     int64_t step;                      // bytes per line
 };
 
-// scores[r][v] = scale * (query r . keys of vector v); keys[v] points at the first lane of W keys.
-template <class T, int ROWS, int V>
-void score_block(const uint32_t* q, int64_t q_stride, const uint32_t* const* keys, int64_t key_stride, int lanes,
-                 float scale, const Ahead& ahead, int first, float* scores) {
+// scores[r][v] = scales[v] * (query r . keys of vector v); keys[v] points at the first lane of W keys,
+// `key_stride` bytes before the next. Source: LaneSource.
+template <class T, class Source, int ROWS, int V>
+void score_block(const uint32_t* q, int64_t q_stride, const char* const* keys, int64_t key_stride, int lanes,
+                 const float* scales, const Ahead& ahead, int first, float* scores) {
     vf acc[ROWS][V];
     UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v) acc[r][v] = set1(0.0f);
-    const uint32_t* k[V];
+    const char* k[V];
     const char* next[V];
     UNROLL for (int v = 0; v < V; ++v) {
         k[v] = keys[v];
@@ -33,7 +37,7 @@ void score_block(const uint32_t* q, int64_t q_stride, const uint32_t* const* key
     for (int s = 0; s < lanes; ++s) {
         vi key[V];
         UNROLL for (int v = 0; v < V; ++v) {
-            key[v] = load_lanes(k[v]);
+            key[v] = Source::load(k[v]);
             k[v] += key_stride;
             __builtin_prefetch(next[v]);
             next[v] += step;
@@ -44,25 +48,26 @@ void score_block(const uint32_t* q, int64_t q_stride, const uint32_t* const* key
         }
     }
     UNROLL for (int r = 0; r < ROWS; ++r)
-        UNROLL for (int v = 0; v < V; ++v) store(scores + r * TILE + v * W, mul(acc[r][v], set1(scale)));
+        UNROLL for (int v = 0; v < V; ++v)
+            store(scores + r * TILE + v * W, mul(acc[r][v], load(scales + v * W)));
 }
 
 // out[r] = out[r] * fade[r] + weights[r] . values, over `blocks` key blocks. `part`: which W of dim.
-template <class T, int ROWS, int V>
-void value_block(const uint32_t* weights, const uint32_t* const* values, int blocks, int64_t dim, const float* fade,
+template <class T, class Source, int ROWS, int V>
+void value_block(const uint32_t* weights, const char* const* values, int blocks, int64_t dim, const float* fade,
                  const Ahead& ahead, int part, float* out) {
     constexpr int STRIDE = TILE / T::PAIR;
     vf acc[ROWS][V];
     UNROLL for (int r = 0; r < ROWS; ++r)
         UNROLL for (int v = 0; v < V; ++v) acc[r][v] = mul(load(out + r * dim + v * W), set1(fade[r]));
     for (int block = 0; block < blocks; ++block) {
-        const uint32_t* at = values[block];
+        const char* at = values[block];
         const uint32_t* p = weights + block * BLOCK_LANES<T>;
         const char* next = ahead.at[block] + part * BLOCK_LANES<T> * ahead.step;
-        for (int s = 0; s < BLOCK_LANES<T>; ++s, at += dim) {
+        for (int s = 0; s < BLOCK_LANES<T>; ++s, at += dim * Source::BYTES) {
             vi value[V];
             UNROLL for (int v = 0; v < V; ++v) {
-                value[v] = load_lanes(at + v * W);
+                value[v] = Source::load(at + v * W * Source::BYTES);
                 __builtin_prefetch(next);
                 next += ahead.step;
             }
