@@ -14,12 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.blocks import Matrix, expand
 from kernels.invariant import MOST_ROWS, RowRule, cancelling, choose_rule, random_rows
-from kernels.ops import Attention, AttentionShape, DecoderParts, Linear, Span, StepDecoder
+from kernels.ops import (
+    Activations,
+    Attention,
+    AttentionShape,
+    DecoderParts,
+    Linear,
+    Span,
+    StepDecoder,
+)
 from kernels.paged_attention import PagedAttention, TileOps
 
 _LARGE_WEIGHT = 1 << 24  # elements; above it, rules are measured on fewer rows to keep loading short
 _FEW_ROWS = 64
+_GROUP = 32  # neighbouring operands that share a scale when they are rounded to 8 bits
 
 
 class ReferenceLinear:
@@ -35,6 +45,16 @@ class ReferenceLinear:
 
     def product(self, x: Tensor) -> Tensor:
         return F.linear(x, self._weight, self._bias)
+
+
+class RoundedLinear:
+    """A product whose operands are rounded to 8 bits first."""
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear(rounded_operands(x))
 
 
 class ReferenceOps:
@@ -55,7 +75,24 @@ class ReferenceOps:
         level = torch.backends.cpu.get_cpu_capability()
         return f"reference-1 torch-{torch.__version__} {self._device.type} {level} threads-{threads}"
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(
+        self,
+        weight: Matrix,
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        activations: Activations = "float",
+    ) -> Linear:
+        if isinstance(weight, Tensor):
+            if activations != "float":
+                raise ValueError(f"{activations} activations are for block weights only")
+            return self._plain(weight, bias)
+        if dtype is None:
+            raise ValueError("a product with block weights needs the dtype of its operands")
+        plain = self._plain(expand(weight, dtype), bias)
+        return plain if activations == "float" else RoundedLinear(plain)
+
+    def _plain(self, weight: Tensor, bias: Tensor | None) -> ReferenceLinear:
         out, width = weight.shape
         key = (weight.dtype, width, out, bias is not None)
         if key not in self._linear_rules:
@@ -110,6 +147,19 @@ class ReferenceOps:
             sample = random_rows(MOST_ROWS, width, self._device)[0]
             self._norm_rules[width] = choose_rule(_mean_square, sample)
         return self._norm_rules[width]
+
+
+def rounded_operands(x: Tensor) -> Tensor:
+    """`x [rows, n]` as 8-bit codes times a scale per group of 32 along n, rounded to x's dtype.
+
+    The scale is the group's largest magnitude over 127, a code x over it rounded half to even; where
+    the largest is no number, all of its group become none.
+    """
+    rows, width = x.shape
+    groups = F.pad(x.to(torch.float32), (0, -width % _GROUP)).view(rows, -1, _GROUP)
+    scale = groups.abs().amax(dim=-1, keepdim=True) / 127
+    codes = torch.where(scale == 0, 0, groups / scale).round()
+    return (codes * scale).view(rows, -1)[:, :width].to(x.dtype)
 
 
 def _mean_square(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from agentserve.models.config import DecoderConfig
 from agentserve.models.inputs import Batch
 from agentserve.models.rope import rope_table
 from agentserve.models.weights import DecoderWeights
+from kernels.blocks import BlockMatrix, Matrix, expand_rows
 from kernels.ops import DecoderParts, LayerParts, Linear, Ops, StepDecoder, StepGroup
 
 
@@ -65,18 +66,18 @@ class ComposedDecoder:
         self._layers = tuple(
             _Layer(
                 parts=layer,
-                qkv=ops.linear(layer.qkv, layer.qkv_bias),
-                o=ops.linear(layer.o, layer.o_bias),
-                gate_up=ops.linear(layer.gate_up, layer.gate_up_bias),
-                down=ops.linear(layer.down, layer.down_bias),
+                qkv=self._linear(layer.qkv, layer.qkv_bias),
+                o=self._linear(layer.o, layer.o_bias),
+                gate_up=self._linear(layer.gate_up, layer.gate_up_bias),
+                down=self._linear(layer.down, layer.down_bias),
             )
             for layer in parts.layers
         )
-        self._head = ops.linear(parts.lm_head)
+        self._head = ops.linear(parts.lm_head, dtype=parts.dtype)
 
     def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Tensor:
         parts, ops, eps = self._parts, self._ops, self._parts.eps
-        residual = parts.embedding[tokens]
+        residual = expand_rows(parts.embedding, tokens, parts.dtype)
         cos, sin = parts.cos[positions], parts.sin[positions]
         normed = ops.rms_norm(residual, parts.layers[0].attention_norm, eps)
         for number, layer in enumerate(self._layers):
@@ -90,6 +91,11 @@ class ComposedDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden).to(torch.float32)
+
+    def _linear(self, weight: Matrix, bias: Tensor | None) -> Linear:
+        parts = self._parts
+        activations = parts.activations if isinstance(weight, BlockMatrix) else "float"
+        return self._ops.linear(weight, bias, dtype=parts.dtype, activations=activations)
 
     def _attend(self, layer: _Layer, x: Tensor, group: StepGroup, cos: Tensor, sin: Tensor) -> Tensor:
         parts, ops = self._parts, self._ops

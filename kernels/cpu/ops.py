@@ -9,11 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.blocks import Matrix, expand
 from kernels.cpu.attention import CpuAttention, pages_of
 from kernels.cpu.decoder import CpuDecoder
 from kernels.cpu.library import PAIRS, TYPES, Library, address
 from kernels.cpu.packed import PackedMatrix
-from kernels.ops import Attention, AttentionShape, DecoderParts, Linear, Span, StepDecoder
+from kernels.ops import (
+    Activations,
+    Attention,
+    AttentionShape,
+    DecoderParts,
+    Linear,
+    Span,
+    StepDecoder,
+)
 
 
 class CpuLinear:
@@ -56,10 +65,23 @@ class CpuOps:
         """Threads and torch are no part of it: they decide no bits and no layout."""
         return f"{self.name} {self._library.built.digest[:32]}"
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return CpuLinear(self._library, weight, bias)
+    def linear(
+        self,
+        weight: Matrix,
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        activations: Activations = "float",
+    ) -> Linear:
+        if isinstance(weight, Tensor):
+            return CpuLinear(self._library, weight, bias)
+        if dtype is None:
+            raise ValueError("a product with block weights needs the dtype of its operands")
+        return CpuLinear(self._library, expand(weight, dtype), bias)
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
+        if not isinstance(parts.lm_head, Tensor) or not isinstance(parts.layers[0].down, Tensor):
+            return None
         return CpuDecoder(self._library, parts) if CpuDecoder.fits(parts) else None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
