@@ -46,6 +46,7 @@ def read(
     kv_dtype: torch.dtype,
     cut: Sequence[Window],
     page_size: int,
+    *,
     together: int = 1,
     most_rows: int = MOST_ROWS,
 ) -> Tensor:
@@ -75,7 +76,7 @@ def read(
 def logits(decoder: Decoder, hidden: Tensor, rows: int = HEAD_ROWS) -> Iterator[Tensor]:
     """Slices `[rows, vocab]` float32 on the CPU of the logits of `hidden`, one after the other."""
     with torch.inference_mode():
-        for part in hidden.split(rows):
+        for part in torch.split(hidden, rows):
             yield decoder.logits(part.to(decoder.device)).cpu()
 
 

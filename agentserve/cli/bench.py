@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from agentserve.cli.bench_quality import quality_bench
 from agentserve.cli.output import fail
 from agentserve.config import load
 from agentserve.machine import usable_cores
@@ -25,6 +26,9 @@ bench = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
 )
+
+
+bench.command("quality")(quality_bench)
 
 
 @bench.callback()
