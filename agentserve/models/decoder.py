@@ -13,28 +13,36 @@ from agentserve.models.inputs import Batch
 from agentserve.models.rope import rope_table
 from agentserve.models.weights import DecoderWeights
 from kernels.blocks import BlockMatrix, Matrix, expand_rows
-from kernels.ops import DecoderParts, LayerParts, Linear, Ops, StepDecoder, StepGroup
+from kernels.ops import Activations, DecoderParts, LayerParts, Linear, Ops, StepDecoder, StepGroup
 
 
 class Decoder:
     """A decoder-only transformer on one device.
 
     `positions` bounds the context: rotary tables are made for that many (default: all that the
-    config allows). A backend that has the whole step as one operation keeps the weights in its own
+    config allows). `activations` "int8" is for weights in blocks (ValueError where no layer has any).
+    A backend that has the whole step as one operation keeps the weights in its own
     layout; then `weights` is not referred to any more.
     """
 
     def __init__(
-        self, config: DecoderConfig, weights: DecoderWeights, ops: Ops, positions: int | None = None
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        ops: Ops,
+        positions: int | None = None,
+        activations: Activations = "float",
     ) -> None:
+        if activations != "float" and not weights.layers_in_blocks:
+            raise ValueError(f"{activations} activations are for weights in blocks; this model has none")
         self.config = config
         self.ops = ops
         self.positions = min(positions or config.max_position, config.max_position)
         self.dtype = weights.dtype
-        self.device = weights.embedding.device
+        self.device = weights.norm.device
         self.parameters = weights.parameters
         cos, sin = rope_table(config.rope, config.head_dim, self.positions, weights.rope_factors)
-        parts = _parts(config, weights, cos.to(self.device), sin.to(self.device))
+        parts = _parts(config, weights, activations, (cos.to(self.device), sin.to(self.device)))
         self._step: StepDecoder = ops.decoder(parts) or ComposedDecoder(ops, parts)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -112,7 +120,9 @@ class ComposedDecoder:
         return layer.o(group.attention(q.contiguous(), kv))
 
 
-def _parts(config: DecoderConfig, weights: DecoderWeights, cos: Tensor, sin: Tensor) -> DecoderParts:
+def _parts(
+    config: DecoderConfig, weights: DecoderWeights, activations: Activations, table: tuple[Tensor, Tensor]
+) -> DecoderParts:
     place = {
         layer: (number, index)
         for number, group in enumerate(config.layer_groups())
@@ -120,7 +130,7 @@ def _parts(config: DecoderConfig, weights: DecoderWeights, cos: Tensor, sin: Ten
     }
     return DecoderParts(
         dtype=weights.dtype,
-        activations="float",
+        activations=activations,
         heads=config.heads,
         kv_heads=config.kv_heads,
         dim=config.head_dim,
@@ -148,6 +158,6 @@ def _parts(config: DecoderConfig, weights: DecoderWeights, cos: Tensor, sin: Ten
         ],
         norm=weights.norm,
         lm_head=weights.lm_head,
-        cos=cos,
-        sin=sin,
+        cos=table[0],
+        sin=table[1],
     )

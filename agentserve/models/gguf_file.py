@@ -1,4 +1,4 @@
-"""Reads one GGUF file through the `gguf` package: metadata, tensor shapes, de-quantised values.
+"""Reads one GGUF file through the `gguf` package: metadata, tensor shapes, blocks, de-quantised values.
 
 The tensor data stays memory-mapped until it is asked for. No torch here.
 """
@@ -40,6 +40,14 @@ class GgufTensor:
             ) from None
         return np.asarray(flat, dtype=np.float32).reshape(self.shape)
 
+    def raw_rows(self) -> npt.NDArray[np.uint8]:
+        """`[rows, bytes per row]` of a matrix in a quantised type, as the file has them.
+
+        Lies in the file's mapping, and keeps that alive. To be read only: it is a private mapping,
+        which could be written, but would then become memory of its own.
+        """
+        return self._raw.view(np.uint8).reshape(self.shape[0], -1)
+
 
 class _Reader(gguf.GGUFReader):
     """Checks that each tensor lies inside the file before the package maps it."""
@@ -49,6 +57,11 @@ class _Reader(gguf.GGUFReader):
             _, name, _, dims, raw_type, offset = field.parts
             block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(raw_type[0])]
             elements = int(np.prod([int(dim) for dim in dims], dtype=object))
+            if elements and int(dims[0]) % block:
+                label = str(bytes(name), encoding="utf-8", errors="replace")
+                raise ModelError(
+                    f"tensor {label} has rows of {int(dims[0])} weights, no whole number of blocks of {block}"
+                )
             end = int(start_offs) + int(offset[0]) + elements * size // block
             if end > len(self.data):
                 label = str(bytes(name), encoding="utf-8", errors="replace")
@@ -64,7 +77,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._reader = _Reader(path)
+            self._reader = _Reader(path, "c")  # torch takes no memory that cannot be written, and says so
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         except FileNotFoundError:

@@ -1,19 +1,26 @@
-"""Weights out of a GGUF file: de-quantised, un-interleaved, fused."""
+"""Weights out of a GGUF file: un-interleaved, fused; blocks as they are, or de-quantised.
+
+Blocks run along rows, so that undoing the interleaving moves whole rows of bytes: only Q and K of
+the Llama family are copied, all other blocks stay in the mapped file.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agentserve.models.assemble import Assembler
 from agentserve.models.config import DecoderConfig
 from agentserve.models.errors import ModelError
 from agentserve.models.gguf_config import INTERLEAVED
 from agentserve.models.gguf_file import GgufFile, GgufTensor
-from agentserve.models.weights import Assembler, DecoderWeights
+from agentserve.models.weights import DecoderWeights
+from kernels.blocks import FORMATS, BlockRows
 
 _TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 _TOP |= {"output.weight": "lm_head.weight"}
@@ -32,13 +39,19 @@ _LAYER = {
 }
 _PARTS = {part: name for name, part in _LAYER.items()}
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+Number = TypeVar("Number", np.float32, np.uint8)
+
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3 models: per-frequency divisors, computed when the file was made
 
 
 def load_gguf_weights(
-    file: GgufFile, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+    file: GgufFile, config: DecoderConfig, dtype: torch.dtype, device: torch.device, stored: bool = False
 ) -> DecoderWeights:
-    """Read every tensor of `file`; a missing, foreign, misshapen or unreadable one is a `ModelError`."""
+    """Read every tensor of `file`; a missing, foreign, misshapen or unreadable one is a `ModelError`.
+
+    `stored` keeps matrices in blocks whose format the kernels know; on the CPU they stay in the
+    mapped file, and the file stays mapped as long as they live.
+    """
     place = str(file.path)
     assembler = Assembler(config, dtype, device, gguf_name)
     rope_factors: Tensor | None = None
@@ -52,15 +65,24 @@ def load_gguf_weights(
             raise ModelError(f"{place}: tensor {tensor.name} is not part of a {config.architecture} model")
         if assembler.wants(name, tensor.shape, place):
             wanted.append((name, tensor))
-    assembler.allocate(place)
+    assembler.allocate(place, [name for name, tensor in wanted if stored and _in_blocks(tensor)])
     for name, tensor in wanted:
-        values = tensor.values()
         heads = _interleaved_heads(config, tensor.name)
-        if heads is not None:
-            values = split_rotary_pairs(values, heads)
-        # Float32 tensors are views of the read-only file; torch wants memory it may write.
-        assembler.put(name, torch.from_numpy(values if values.flags.writeable else values.copy()))
+        if assembler.keeps_blocks(name):
+            rows = _ordered(tensor.raw_rows(), heads)
+            assembler.put_blocks(name, BlockRows(FORMATS[tensor.kind], torch.from_numpy(rows)))
+        else:
+            assembler.put(name, torch.from_numpy(_ordered(tensor.values(), heads)))
     return assembler.finish(rope_factors)
+
+
+def _in_blocks(tensor: GgufTensor) -> bool:
+    return len(tensor.shape) == 2 and tensor.kind in FORMATS
+
+
+def _ordered(values: npt.NDArray[Number], heads: int | None) -> npt.NDArray[Number]:
+    """A tensor's rows in the decoder's order."""
+    return values if heads is None else split_rotary_pairs(values, heads)
 
 
 def hf_name(name: str) -> str | None:
@@ -83,11 +105,11 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_PARTS[part]}.{ending}"
 
 
-def split_rotary_pairs(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+def split_rotary_pairs(values: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
     """Undo the interleaving of rotary pairs: rows (2i, 2i+1) of each head go to (i, i + head_dim/2).
 
     GGUF writers of the Llama family order Q's and K's rows for a rotation of neighbours; the
-    decoder rotates the first half of a head against the second.
+    decoder rotates the first half of a head against the second. Rows may be numbers or bytes.
     """
     pairs = values.shape[0] // heads // 2
     return values.reshape(heads, pairs, 2, -1).swapaxes(1, 2).reshape(values.shape)

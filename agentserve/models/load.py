@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -22,6 +23,9 @@ from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+Kept = Literal["stored", "expanded"]
+"""Whether matrices in blocks stay as the file stores them, or are expanded to the model's dtype."""
 
 # What damage leads to beyond what the readers look for: which of these depends on the damaged byte.
 _DAMAGE = (
@@ -53,22 +57,27 @@ def load_config(source: ModelSource) -> DecoderConfig:
         return read_hf_config(source.path / "config.json")
 
 
-def load_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Read `source` into memory; whatever is wrong with it is a one-line `ModelError`."""
+def load_model(
+    source: ModelSource, dtype: torch.dtype, device: torch.device, weights: Kept = "expanded"
+) -> LoadedModel:
+    """Read `source` into memory; whatever is wrong with it is a one-line `ModelError`.
+
+    `weights` "stored" keeps a GGUF file's blocks as they are; folders have none.
+    """
     if dtype not in DTYPES.values():
         raise ModelError(f"{source.path}: dtype {dtype} is not supported, only {', '.join(DTYPES)}")
     with _one_line(source.path):
         if source.kind == "gguf":
             file = GgufFile(source.path)
             config = gguf_config(file)
-            weights = load_gguf_weights(file, config, dtype, device)
+            loaded = load_gguf_weights(file, config, dtype, device, stored=weights == "stored")
         else:
             config = read_hf_config(source.path / "config.json")
-            weights = load_safetensors_weights(source.path, config, dtype, device)
-        frequencies = inverse_frequencies(config.rope, config.head_dim, weights.rope_factors)
+            loaded = load_safetensors_weights(source.path, config, dtype, device)
+        frequencies = inverse_frequencies(config.rope, config.head_dim, loaded.rope_factors)
         if not bool(frequencies.isfinite().all()):
             raise ModelError(f"{source.path}: its rotary settings give no finite frequencies")
-        return LoadedModel(config, weights, weights_digest(source))
+        return LoadedModel(config, loaded, weights_digest(source))
 
 
 @contextmanager

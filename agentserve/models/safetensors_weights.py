@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from agentserve.models.assemble import Assembler
 from agentserve.models.config import DecoderConfig
 from agentserve.models.errors import ModelError
-from agentserve.models.weights import Assembler, DecoderWeights
+from agentserve.models.weights import DecoderWeights
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

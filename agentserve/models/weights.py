@@ -1,23 +1,25 @@
-"""A decoder's weights in the layout the kernels read, and the way from named tensors to it.
+"""A decoder's weights in the layout the kernels read, and which named tensor lies where in it.
 
-Q, K and V are one matrix, gate and up another: one product instead of three or two. A loader
-names tensors as Hugging Face does; `Assembler` knows where each goes and what shape it must have,
-and copies it straight into the fused matrix, so that no tensor exists twice for long.
+Q, K and V are one matrix, gate and up another: one product instead of three or two. Tensors are
+named as Hugging Face does. A matrix is a tensor of the decoder's dtype, or blocks as a file has them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from agentserve.models.config import DecoderConfig
-from agentserve.models.errors import ModelError
+from kernels.blocks import BlockMatrix, Matrix
 
-_IGNORED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")  # derived from the config
+TOP = -1
+"""The "layer" of what belongs to none: embedding, last norm, head."""
+
+Place = tuple[int, str]
+"""A field of the weights: its layer (or `TOP`), and its name in `LayerWeights` or `DecoderWeights`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,73 +27,180 @@ class LayerWeights:
     """One layer. Matrices are `[out, in]`, as `torch.nn.functional.linear` takes them."""
 
     attention_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]: Q, then K, then V
+    qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, hidden]: Q, then K, then V
     qkv_bias: Tensor | None
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
-    o: Tensor  # [hidden, heads * head_dim]
+    o: Matrix  # [hidden, heads * head_dim]
     o_bias: Tensor | None
     mlp_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]: gate, then up
+    gate_up: Matrix  # [2 * intermediate, hidden]: gate, then up
     gate_up_bias: Tensor | None
-    down: Tensor  # [hidden, intermediate]
+    down: Matrix  # [hidden, intermediate]
     down_bias: Tensor | None
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.qkv, self.o, self.gate_up, self.down
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderWeights:
-    """A whole decoder, all in one dtype. `lm_head` is `embedding` itself where the two are tied."""
+    """A whole decoder that computes in `dtype`, which all its tensors have.
 
-    embedding: Tensor  # [vocab, hidden]
+    `lm_head` is `embedding` itself where the two are tied.
+    """
+
+    dtype: torch.dtype
+    embedding: Matrix  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
-    lm_head: Tensor  # [vocab, hidden]
+    lm_head: Matrix  # [vocab, hidden]
     rope_factors: Tensor | None = None  # [head_dim / 2] float32: inverse frequencies are divided by it
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.embedding.dtype
 
     @property
     def parameters(self) -> int:
         """How many numbers the model has; tied ones count once."""
-        tensors: list[Tensor | None] = [self.embedding, self.norm]
-        tensors += [] if self.lm_head is self.embedding else [self.lm_head]
+        return sum(part.numel() for part in self._all())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them, blocks as they are."""
+        return sum(part.nbytes for part in self._all())
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats of the matrices kept as blocks, the one with most weights first; empty: none are."""
+        counts: dict[str, int] = {}
+        for part in self._all():
+            for run in part.runs if isinstance(part, BlockMatrix) else ():
+                name = run.format.name
+                counts[name] = counts.get(name, 0) + run.data.shape[0] * part.shape[1]
+        return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
+
+    @property
+    def layers_in_blocks(self) -> bool:
+        """Whether any layer has a matrix in blocks."""
+        return any(isinstance(matrix, BlockMatrix) for layer in self.layers for matrix in layer.matrices)
+
+    def _all(self) -> Iterator[Matrix]:
+        yield self.embedding
+        yield self.norm
+        if self.lm_head is not self.embedding:
+            yield self.lm_head
         for layer in self.layers:
-            tensors += [getattr(layer, name) for name in LayerWeights.__slots__]
-        return sum(tensor.numel() for tensor in tensors if tensor is not None)
+            for name in LayerWeights.__slots__:
+                part = getattr(layer, name)
+                if part is not None:
+                    yield part
 
 
-def empty_weights(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    """Uninitialised weights of the right shapes."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor of a model: its Hugging Face name, and the rows of a field that it is."""
 
-    def new(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+    name: str
+    place: Place
+    row: int  # its first one in the field
+    shape: tuple[int, ...]
 
-    hidden, inner = config.hidden_size, config.intermediate_size
-    qkv = config.q_size + 2 * config.kv_size
-    embedding = new(config.vocab_size, hidden)
+
+def layout(config: DecoderConfig) -> Iterator[Part]:
+    """Every tensor that a model of this config has, fields in a fixed order and each without gaps."""
+    embedding = (config.vocab_size, config.hidden_size)
+    yield Part("model.embed_tokens.weight", (TOP, "embedding"), 0, embedding)
+    for layer in range(config.layers):
+        yield from _layer_layout(config, layer)
+    yield Part("model.norm.weight", (TOP, "norm"), 0, (config.hidden_size,))
+    if not config.tie_embeddings:
+        yield Part("lm_head.weight", (TOP, "lm_head"), 0, embedding)
+
+
+def _layer_layout(config: DecoderConfig, layer: int) -> Iterator[Part]:
+    prefix = f"model.layers.{layer}."
+    q, kv, hidden, inner = config.q_size, config.kv_size, config.hidden_size, config.intermediate_size
+
+    def norm(name: str, field: str, size: int) -> Part:
+        return Part(f"{prefix}{name}.weight", (layer, field), 0, (size,))
+
+    def product(field: str, width: int, biased: bool, **pieces: int) -> Iterator[Part]:
+        """Matrices of `width` beneath each other, named with two underscores for a dot."""
+        row = 0
+        for piece, rows in pieces.items():
+            name = prefix + piece.replace("__", ".")
+            yield Part(f"{name}.weight", (layer, field), row, (rows, width))
+            if biased:
+                yield Part(f"{name}.bias", (layer, f"{field}_bias"), row, (rows,))
+            row += rows
+
+    yield norm("input_layernorm", "attention_norm", hidden)
+    qkv = {"self_attn__q_proj": q, "self_attn__k_proj": kv, "self_attn__v_proj": kv}
+    yield from product("qkv", hidden, config.qkv_bias, **qkv)
+    if config.qk_norm:
+        yield norm("self_attn.q_norm", "q_norm", config.head_dim)
+        yield norm("self_attn.k_norm", "k_norm", config.head_dim)
+    yield from product("o", q, config.o_bias, self_attn__o_proj=hidden)
+    yield norm("post_attention_layernorm", "mlp_norm", hidden)
+    yield from product("gate_up", hidden, config.mlp_bias, mlp__gate_proj=inner, mlp__up_proj=inner)
+    yield from product("down", inner, config.mlp_bias, mlp__down_proj=hidden)
+
+
+def field_shapes(config: DecoderConfig) -> dict[Place, tuple[int, ...]]:
+    """The shape of every field that is there."""
+    shapes: dict[Place, tuple[int, ...]] = {}
+    for part in layout(config):
+        shapes[part.place] = (part.row + part.shape[0], *part.shape[1:])
+    return shapes
+
+
+def weights_of(
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    fields: Mapping[Place, Matrix],
+    rope_factors: Tensor | None = None,
+) -> DecoderWeights:
+    """The weights out of their fields, all of `field_shapes(config)`."""
+
+    def tensor(layer: int, name: str) -> Tensor:
+        field = fields[layer, name]
+        assert isinstance(field, Tensor), name
+        return field
+
+    def optional(layer: int, name: str) -> Tensor | None:
+        return tensor(layer, name) if (layer, name) in fields else None
+
+    embedding = fields[TOP, "embedding"]
     return DecoderWeights(
+        dtype=dtype,
         embedding=embedding,
         layers=tuple(
             LayerWeights(
-                attention_norm=new(hidden),
-                qkv=new(qkv, hidden),
-                qkv_bias=new(qkv) if config.qkv_bias else None,
-                q_norm=new(config.head_dim) if config.qk_norm else None,
-                k_norm=new(config.head_dim) if config.qk_norm else None,
-                o=new(hidden, config.q_size),
-                o_bias=new(hidden) if config.o_bias else None,
-                mlp_norm=new(hidden),
-                gate_up=new(2 * inner, hidden),
-                gate_up_bias=new(2 * inner) if config.mlp_bias else None,
-                down=new(hidden, inner),
-                down_bias=new(hidden) if config.mlp_bias else None,
+                attention_norm=tensor(layer, "attention_norm"),
+                qkv=fields[layer, "qkv"],
+                qkv_bias=optional(layer, "qkv_bias"),
+                q_norm=optional(layer, "q_norm"),
+                k_norm=optional(layer, "k_norm"),
+                o=fields[layer, "o"],
+                o_bias=optional(layer, "o_bias"),
+                mlp_norm=tensor(layer, "mlp_norm"),
+                gate_up=fields[layer, "gate_up"],
+                gate_up_bias=optional(layer, "gate_up_bias"),
+                down=fields[layer, "down"],
+                down_bias=optional(layer, "down_bias"),
             )
-            for _ in range(config.layers)
+            for layer in range(config.layers)
         ),
-        norm=new(hidden),
-        lm_head=embedding if config.tie_embeddings else new(config.vocab_size, hidden),
+        norm=tensor(TOP, "norm"),
+        lm_head=embedding if config.tie_embeddings else fields[TOP, "lm_head"],
+        rope_factors=rope_factors,
+    )
+
+
+def empty_weights(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
+    """Uninitialised tensors of the right shapes."""
+    shapes = field_shapes(config).items()
+    return weights_of(
+        config, dtype, {place: torch.empty(shape, dtype=dtype, device=device) for place, shape in shapes}
     )
 
 
@@ -111,100 +220,10 @@ def random_weights(
 
 
 def named_parts(config: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Tensor]]:
-    """Every Hugging Face tensor name with the view of the fused weights that holds it."""
-    yield "model.embed_tokens.weight", weights.embedding
-    for number, layer in enumerate(weights.layers):
-        for name, target in _layer_parts(config, layer):
-            if target is not None:
-                yield f"model.layers.{number}.{name}", target
-    yield "model.norm.weight", weights.norm
-    if not config.tie_embeddings:
-        yield "lm_head.weight", weights.lm_head
-
-
-def _layer_parts(config: DecoderConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor | None]]:
-    q_end = config.q_size
-    k_end = q_end + config.kv_size
-    inner = config.intermediate_size
-
-    def rows(tensor: Tensor | None, start: int, end: int) -> Tensor | None:
-        return None if tensor is None else tensor[start:end]
-
-    yield "input_layernorm.weight", layer.attention_norm
-    for part, start, end in (("q", 0, q_end), ("k", q_end, k_end), ("v", k_end, k_end + config.kv_size)):
-        yield f"self_attn.{part}_proj.weight", rows(layer.qkv, start, end)
-        yield f"self_attn.{part}_proj.bias", rows(layer.qkv_bias, start, end)
-    yield "self_attn.q_norm.weight", layer.q_norm
-    yield "self_attn.k_norm.weight", layer.k_norm
-    yield "self_attn.o_proj.weight", layer.o
-    yield "self_attn.o_proj.bias", layer.o_bias
-    yield "post_attention_layernorm.weight", layer.mlp_norm
-    for part, start, end in (("gate", 0, inner), ("up", inner, 2 * inner)):
-        yield f"mlp.{part}_proj.weight", rows(layer.gate_up, start, end)
-        yield f"mlp.{part}_proj.bias", rows(layer.gate_up_bias, start, end)
-    yield "mlp.down_proj.weight", layer.down
-    yield "mlp.down_proj.bias", layer.down_bias
-
-
-class Assembler:
-    """Takes a model's tensors one by one, in any order, and checks that the set is right.
-
-    All of them are announced by `wants` first; memory is taken by `allocate`, once every tensor that
-    the config promises is known to be there: a config alone must not cost memory.
-    """
-
-    def __init__(
-        self,
-        config: DecoderConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        file_name: Callable[[str], str] = str,
-    ) -> None:
-        """`file_name` spells a tensor's name as the file does, for errors."""
-        self._config = config
-        self._file_name = file_name
-        self._dtype, self._device = dtype, device
-        shapes = empty_weights(config, dtype, torch.device("meta"))
-        self._missing = {name: tuple(part.shape) for name, part in named_parts(config, shapes)}
-        self._announced: set[str] = set()
-        self._weights: DecoderWeights | None = None
-        self._empty: dict[str, Tensor] = {}
-
-    def wants(self, name: str, shape: tuple[int, ...], place: str) -> bool:
-        """Whether a tensor is to be read; a `ModelError` if it is unknown, repeated or misshapen."""
-        tied_head = name == "lm_head.weight" and self._config.tie_embeddings
-        if tied_head or _IGNORED.fullmatch(name):
-            return False
-        if name in self._announced:
-            raise ModelError(f"{place}: tensor {self._file_name(name)} is there twice")
-        expected, label = self._missing.get(name), self._file_name(name)
-        if expected is None:
-            raise ModelError(f"{place}: tensor {label} is not part of a {self._config.architecture} model")
-        if shape != expected:
-            raise ModelError(
-                f"{place}: tensor {label} has shape {list(shape)}, the config asks for {list(expected)}"
-            )
-        del self._missing[name]
-        self._announced.add(name)
-        return True
-
-    def allocate(self, place: str) -> None:
-        """Make room for the tensors, or raise a `ModelError` that names the first missing one."""
-        for name in self._missing:
-            more = f" (and {len(self._missing) - 1} more)" if len(self._missing) > 1 else ""
-            raise ModelError(f"{place}: tensor {self._file_name(name)} is missing{more}")
-        self._weights = empty_weights(self._config, self._dtype, self._device)
-        self._empty = dict(named_parts(self._config, self._weights))
-
-    def put(self, name: str, values: Tensor) -> None:
-        """Copy a tensor that `wants` has accepted into its place."""
-        self._empty.pop(name).copy_(values)
-
-    def finish(self, rope_factors: Tensor | None = None) -> DecoderWeights:
-        """The weights, every announced tensor put."""
-        assert self._weights is not None
-        assert not self._empty
-        done = self._weights
-        if rope_factors is None:
-            return done
-        return DecoderWeights(done.embedding, done.layers, done.norm, done.lm_head, rope_factors)
+    """Every tensor's name with the view of the fused weights that holds it; TypeError for blocks."""
+    for part in layout(config):
+        layer, name = part.place
+        field = getattr(weights if layer == TOP else weights.layers[layer], name)
+        if not isinstance(field, Tensor):
+            raise TypeError(f"{part.name} is in blocks: there is no view of its numbers")
+        yield part.name, field[part.row : part.row + part.shape[0]]

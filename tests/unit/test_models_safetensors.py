@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from agentserve.models import weights as weights_module
-from agentserve.models.config import DecoderConfig
+from agentserve.models import assemble
 from agentserve.models.errors import ModelError
 from agentserve.models.hf_config import hf_config
 from agentserve.models.load import load_model
 from agentserve.models.source import ModelSource
-from agentserve.models.weights import DecoderWeights, named_parts, random_weights
+from agentserve.models.weights import named_parts, random_weights
 from tests.parity.harness import config_json
 
 CPU = torch.device("cpu")
@@ -163,18 +163,21 @@ def test_a_deep_index(folder: Path) -> None:
 def test_a_config_alone_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes are believed once the tensors are seen: nothing is allocated for those that are not there."""
     save_file(tensors(), folder / "model.safetensors")
-    devices: list[torch.device] = []
-    made = weights_module.empty_weights
+    shapes: list[object] = []
+    empty = torch.empty
 
-    def watched(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-        devices.append(device)
-        return made(config, dtype, device)
+    def watched(*shape: object, **options: Any) -> torch.Tensor:
+        shapes.append(shape)
+        return empty(*shape, **options)
 
-    monkeypatch.setattr(weights_module, "empty_weights", watched)
+    monkeypatch.setattr(torch, "empty", watched)
+    assert loaded(folder)
+    assert shapes
+    shapes.clear()
     huge = {"num_hidden_layers": 1024, "no_rope_layers": None}
     (folder / "config.json").write_text(json.dumps(config_json("llama-biased") | huge))
     assert "is missing (and " in failure(folder)
-    assert [device.type for device in devices] == ["meta"]
+    assert not shapes
 
 
 def test_what_nobody_foresaw_is_one_line_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +186,7 @@ def test_what_nobody_foresaw_is_one_line_too(folder: Path, monkeypatch: pytest.M
     def no_memory(*_: object) -> None:
         raise RuntimeError("cannot allocate memory:\nyou asked for 8796093022208 bytes")
 
-    monkeypatch.setattr(weights_module.Assembler, "allocate", no_memory)
+    monkeypatch.setattr(assemble.Assembler, "allocate", no_memory)
     assert failure(folder).endswith(
         "cannot be read (RuntimeError: cannot allocate memory: you asked for 8796093022208 bytes)"
     )
