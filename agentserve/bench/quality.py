@@ -27,7 +27,7 @@ from kernels.ops import Activations, Ops
 from kernels.reference import ReferenceOps
 
 CPU = torch.device("cpu")
-KV_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8}
+_KV_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8}
 RULE = (
     f"The text is cut into windows of {WINDOW} tokens from the first token on, without overlap; every "
     "token but the first of each window is predicted from those before it in its window."
@@ -137,7 +137,8 @@ def measure(
     reader = Reader(cut, page_size)
     findings: list[Finding] = []
     left_out: list[LeftOut] = []
-    digest, formats = "", ()
+    digest = ""
+    formats: tuple[str, ...] = ()
     for loaded, variant in _loaded(source, variants):
         digest, formats = loaded.digest, formats or loaded.weights.formats
         result = reader.read(loaded, variant)
@@ -181,23 +182,27 @@ class Reader:
         self._kept: dict[Variant, Tensor] = {}
 
     def read(self, loaded: LoadedModel, variant: Variant) -> Finding | LeftOut:
+        """What `variant` makes of the text, `loaded` being the model with the weights that it names."""
         reason = self._missing(loaded, variant)
         if reason:
             return LeftOut(variant, reason)
-        ops = self._ops(variant)
-        longest = max(len(window) for window in self._cut)
-        decoder = Decoder(
-            loaded.config, loaded.weights, ops, positions=longest, activations=variant.activations
-        )
-        hidden = read(decoder, _kv_dtype(variant), self._cut, self._page_size)
+        decoder = self.decoder(loaded, variant)
+        hidden = read(decoder, kv_dtype(variant), self._cut, self._page_size)
         slices = logits(decoder, hidden)
         if variant in (EXACT, BF16_REFERENCE):
             self._kept[variant] = whole = _whole(slices, len(hidden), loaded.config.vocab_size)
             slices = iter(torch.split(whole, HEAD_ROWS))
         against = [other for other in self._kept if other != variant and _comparable(other, variant)]
         perplexity, divergences = score(slices, self.tokens, [self._kept[other] for other in against])
-        by_other = dict(zip(against, divergences, strict=True))
-        return Finding(variant, ops.name, perplexity, by_other.get(EXACT), by_other.get(BF16_REFERENCE))
+        found = dict(zip(against, divergences, strict=True))
+        backend = decoder.ops.name
+        return Finding(variant, backend, perplexity, found.get(EXACT), found.get(BF16_REFERENCE))
+
+    def decoder(self, loaded: LoadedModel, variant: Variant) -> Decoder:
+        """The model as `variant` computes it, with a context of one window."""
+        longest = max(len(window) for window in self._cut)
+        ops, activations = self._ops(variant), variant.activations
+        return Decoder(loaded.config, loaded.weights, ops, positions=longest, activations=activations)
 
     def _ops(self, variant: Variant) -> Ops:
         return self._reference if variant.backend == "reference" else self._fastest
@@ -207,10 +212,12 @@ class Reader:
         if variant.backend == "fastest" and isinstance(self._fastest, ReferenceOps):
             return "this machine has only the reference backend"
         if variant.activations != "float" and not loaded.weights.layers_in_blocks:
-            return f"{variant.activations} activations are for block weights, and this model's layers have none"
+            return (
+                f"{variant.activations} activations are for block weights, and this model's layers have none"
+            )
         if variant in _STORED and not loaded.weights.formats:
             return "this model has no block weights: stored and expanded are the same"
-        if _kv_dtype(variant) not in self._ops(variant).kv_dtypes(DTYPES[variant.dtype]):
+        if kv_dtype(variant) not in self._ops(variant).kv_dtypes(DTYPES[variant.dtype]):
             return f"the backend keeps no {variant.kv_dtype} KV"
         return ""
 
@@ -219,8 +226,9 @@ def _comparable(kept: Variant, variant: Variant) -> bool:
     return kept == EXACT or variant == Variant("fastest", kept.dtype, kept.weights)
 
 
-def _kv_dtype(variant: Variant) -> torch.dtype:
-    return KV_DTYPES[variant.dtype if variant.kv_dtype == "as computed" else variant.kv_dtype]
+def kv_dtype(variant: Variant) -> torch.dtype:
+    """What KV pages hold."""
+    return _KV_DTYPES[variant.dtype if variant.kv_dtype == "as computed" else variant.kv_dtype]
 
 
 def _whole(slices: Iterator[Tensor], rows: int, vocab: int) -> Tensor:

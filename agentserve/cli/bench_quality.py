@@ -83,7 +83,7 @@ def _tell(result: Finding | LeftOut) -> None:
 
 
 def variant_name(variant: Variant) -> str:
-    """As tables show it, like "bf16 stored, int8 KV"; the backend is named only where it is not the fastest."""
+    """As tables show it, like "bf16 stored, int8 KV"; the fastest backend goes unnamed."""
     name = f"{variant.dtype} {variant.weights}"
     if variant.backend == "reference":
         name += ", reference"
