@@ -37,6 +37,11 @@ def kv_width(dim: int, dtype: torch.dtype) -> int:
     return dim + KV_TAILS[dtype] // dtype.itemsize
 
 
+def head_dim(width: int, dtype: torch.dtype) -> int:
+    """The head dimension of KV pages of `dtype` whose last dimension is `width`: `kv_width` undone."""
+    return width - KV_TAILS.get(dtype, 0) // dtype.itemsize
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A run of one sequence's tokens inside a step: rows `row .. row+rows-1`, the first at `position`."""
@@ -69,7 +74,7 @@ class Attention(Protocol):
     """Causal attention of one step over one KV group, ready to run for each of its layers."""
 
     def __call__(self, q: Tensor, kv: Tensor) -> Tensor:
-        """`q [rows, heads, dim]`, `kv [pages, 2, slots, kv_heads, dim]` -> `[rows, heads * dim]` like q.
+        """`q [rows, heads, dim]`, `kv [pages, 2, slots, kv_heads, kv_width]` -> `[rows, heads * dim]` like q.
 
         Query head h reads KV head `h // (heads / kv_heads)`. A token at position p sees positions
         `max(0, p - window + 1) .. p`; the step's own K and V must have been written.
@@ -163,6 +168,10 @@ class Ops(Protocol):
         """Names everything that decides rounding; KV of a different `numerics` must not be mixed."""
         ...
 
+    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
+        """KV dtypes that this backend can keep for steps in `dtype`; none for a dtype it has no steps in."""
+        ...
+
     def linear(
         self,
         weight: Matrix,
@@ -201,7 +210,13 @@ class Ops(Protocol):
         ...
 
     def write_kv(self, kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write `k, v [rows, kv_heads, dim]` to `slots [rows]` int64 (page * slots per page + offset)."""
+        """Write `k, v [rows, kv_heads, dim]` to `slots [rows]` int64 (page * slots per page + offset).
+
+        k and v are in the step's dtype, kv in its own. In int8, each token's K and V of each head are
+        codes `round(x / scale)`, half to even, with `scale = max |x| / 127` in float32. A number that
+        kv's dtype cannot hold (fp16 beyond 65504), and in int8 any that is not finite, is kept so that
+        every row that sees the token comes out as NaN.
+        """
         ...
 
     def attention(self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor) -> Attention:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import TYPES, Kv, Library
-from kernels.ops import AttentionShape, Span
+from kernels.cpu.library import KV_PAIRS, KV_TYPES, TYPES, Kv, Library
+from kernels.ops import AttentionShape, Span, head_dim
 
 
 class CpuAttention:
@@ -62,6 +62,14 @@ class CpuAttention:
 
 
 def pages_of(kv: Tensor) -> Kv:
-    """One layer's view `[pages, 2, slots, kv_heads, dim]` as the library sees it."""
-    _, _, slots, kv_heads, dim = kv.shape
-    return Kv(kv.data_ptr(), kv.stride(0), slots, kv_heads, dim)
+    """One layer's view `[pages, 2, slots, kv_heads, kv_width(dim, kv.dtype)]` as the library sees it.
+
+    ValueError for a dtype that pages cannot have, or a head dimension that they cannot hold.
+    """
+    _, _, slots, kv_heads, width = kv.shape
+    kind, dim = KV_TYPES.get(kv.dtype), head_dim(width, kv.dtype)
+    if kind is None:
+        raise ValueError(f"KV pages cannot be {kv.dtype}")
+    if dim % KV_PAIRS[kv.dtype]:
+        raise ValueError(f"KV pages of {kv.dtype} need an even head dimension, not {dim}")
+    return Kv(kv.data_ptr(), kv.stride(0), slots, kv_heads, dim, kind)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.cpu.attention import CpuAttention
+from kernels.cpu.attention import CpuAttention, pages_of
 from kernels.cpu.library import PAIRS, TYPES, Group, Layer, Library, Model, address
 from kernels.cpu.packed import Arena, PackedMatrix, packed_bytes, padded
 from kernels.ops import DecoderParts, LayerParts, StepDecoder, StepGroup
@@ -115,13 +115,15 @@ def _group(group: StepGroup) -> Group:
     attention, storage = group.attention, group.storage
     if not isinstance(attention, CpuAttention):
         raise TypeError("attention was laid out by another backend")
+    kv = pages_of(storage[:, 0])
     return Group(
         storage.data_ptr(),
         storage.stride(0),
         storage.stride(1),
         group.slots.data_ptr(),
         attention.plan,
-        storage.shape[3],
+        kv.slots,
+        kv.type,
     )
 
 

@@ -16,6 +16,10 @@ PANEL = 32
 """Outputs per panel of packed weights (`csrc/gemm.h`)."""
 
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
+KV_TYPES = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 2, torch.int8: 3}
+"""What pages may hold (`KvType` in `csrc/kv_formats.h`)."""
+KV_PAIRS = {torch.bfloat16: 2, torch.float32: 1, torch.float16: 1, torch.int8: 2}
+"""Neighbours along the head dimension that lie together in pages, which it must be a multiple of."""
 PAIRS = {torch.bfloat16: 2, torch.float32: 1}
 """Elements per 32-bit lane."""
 
@@ -72,6 +76,7 @@ class Group(ctypes.Structure):
         ("slots", c_void_p),
         ("plan", c_void_p),
         ("slots_per_page", c_int32),
+        ("kv", c_int32),
     )
 
 
@@ -82,6 +87,7 @@ class Kv(ctypes.Structure):
         ("slots", c_int32),
         ("kv_heads", c_int32),
         ("dim", c_int32),
+        ("type", c_int32),
     )
 
 
@@ -93,7 +99,7 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[Any]] | None, tuple[type[A
     "rope": (None, (_I, _P, _N, _P, _P, _N, _N, _N, _P, _I)),
     "silu_mul": (None, (_I, _P, _N, _N, _P, _I)),
     "write_kv": (None, (_I, POINTER(Kv), _P, _P, _N, _P, _N, _N)),
-    "copy_page": (None, (_I, POINTER(Kv), _N, _I, _N, _N, _I)),
+    "copy_page": (None, (POINTER(Kv), _N, _I, _N, _N, _I)),
     "plan": (c_void_p, (_P, _N, _P, _N, _I, _I, _I)),
     "free_plan": (None, (_P,)),
     "shared_keys": (c_int64, (_P,)),

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.blocks import Matrix, expand
 from kernels.cpu.attention import CpuAttention, pages_of
 from kernels.cpu.decoder import CpuDecoder
-from kernels.cpu.library import PAIRS, TYPES, Library, address
+from kernels.cpu.library import KV_TYPES, PAIRS, TYPES, Library, address
 from kernels.cpu.packed import PackedMatrix
 from kernels.ops import (
     Activations,
@@ -79,6 +79,9 @@ class CpuOps:
             raise ValueError("a product with block weights needs the dtype of its operands")
         return CpuLinear(self._library, expand(weight, dtype), bias)
 
+    def kv_dtypes(self, dtype: torch.dtype) -> frozenset[torch.dtype]:
+        return frozenset(KV_TYPES) if dtype in TYPES else frozenset()
+
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         if not isinstance(parts.lm_head, Tensor) or not isinstance(parts.layers[0].down, Tensor):
             return None
@@ -127,7 +130,7 @@ class CpuOps:
     def write_kv(self, kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
         k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (k, v))
         self._library.write_kv(
-            TYPES[kv.dtype],
+            TYPES[k.dtype],
             ctypes.byref(pages_of(kv)),
             slots.contiguous().data_ptr(),
             k.data_ptr(),
@@ -142,7 +145,6 @@ class CpuOps:
 
     def copy_page(self, storage: Tensor, source: int, target: int, slots: int) -> None:
         self._library.copy_page(
-            TYPES[storage.dtype],
             ctypes.byref(pages_of(storage[:, 0])),
             storage.stride(1),
             storage.shape[1],

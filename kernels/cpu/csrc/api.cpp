@@ -3,11 +3,44 @@
 
 using namespace agentserve;
 
+struct Kv {
+    void* base;
+    int64_t page_stride;  // elements
+    int32_t slots, kv_heads, dim, type;  // KvType
+};
+
 namespace {
 
 template <class Body> auto with_type(int type, const Body& body) {
     return type == 0 ? body(Bf16()) : body(F32());
 }
+
+template <class K> Pages<K> pages_of(const Kv& kv) {
+    return {static_cast<typename K::Stored*>(kv.base), kv.page_stride, kv.slots, kv.kv_heads, kv.dim};
+}
+
+// One token's K or V of one head, on its way from a step in S to pages in K.
+template <class S, class K> struct KeptRow {
+    const typename K::Stored* numbers = nullptr;
+    float scale = 0.0f;
+
+    explicit KeptRow(int dim) : dim_(dim), wide_(static_cast<size_t>(dim)), kept_(static_cast<size_t>(dim)) {}
+
+    void read(const typename S::Stored* from) {
+        if constexpr (std::is_same_v<S, K>) {
+            numbers = from;
+        } else {
+            widen_row<S>(from, dim_, wide_.data());
+            scale = keep<S, K>(wide_.data(), dim_, kept_.data());
+            numbers = kept_.data();
+        }
+    }
+
+private:
+    const int dim_;
+    std::vector<float> wide_;
+    std::vector<typename K::Stored> kept_;
+};
 
 // Each row r < rows, split among threads.
 template <class Body> void rows_of(int64_t rows, int threads, const Body& body) {
@@ -24,12 +57,6 @@ struct Opened {
 
 #pragma GCC visibility push(default)
 extern "C" {
-
-struct Kv {
-    void* base;
-    int64_t page_stride;  // elements
-    int32_t slots, kv_heads, dim;
-};
 
 int agentserve_lanes() { return W; }
 
@@ -113,30 +140,33 @@ void agentserve_silu_mul(int type, const void* gate_up, int64_t rows, int64_t in
 void agentserve_write_kv(int type, const Kv* kv, const int64_t* slots, const void* k, int64_t k_stride, const void* v,
                          int64_t v_stride, int64_t rows) {
     with_type(type, [&](auto t) {
-        using T = decltype(t);
-        using Stored = typename T::Stored;
-        const Pages<T> pages{static_cast<Stored*>(kv->base), kv->page_stride, kv->slots, kv->kv_heads, kv->dim};
-        for (int64_t r = 0; r < rows; ++r)
-            for (int h = 0; h < kv->kv_heads; ++h) {
-                pages.write_key(slots[r], h, static_cast<const Stored*>(k) + r * k_stride + h * kv->dim);
-                pages.write_value(slots[r], h, static_cast<const Stored*>(v) + r * v_stride + h * kv->dim);
-            }
+        with_kv(kv->type, [&](auto kept) {
+            using S = decltype(t);
+            using K = decltype(kept);
+            const auto pages = pages_of<K>(*kv);
+            KeptRow<S, K> row(kv->dim);
+            for (int64_t r = 0; r < rows; ++r)
+                for (int h = 0; h < kv->kv_heads; ++h) {
+                    row.read(static_cast<const typename S::Stored*>(k) + r * k_stride + h * kv->dim);
+                    pages.write_key(slots[r], h, row.numbers, row.scale);
+                    row.read(static_cast<const typename S::Stored*>(v) + r * v_stride + h * kv->dim);
+                    pages.write_value(slots[r], h, row.numbers, row.scale);
+                }
+        });
     });
 }
 
 // The first `count` slots of every layer.
-void agentserve_copy_page(int type, const Kv* kv, int64_t layer_stride, int layers, int64_t source, int64_t target, int count) {
-    with_type(type, [&](auto t) {
-        using T = decltype(t);
-        using Stored = typename T::Stored;
-        auto* base = static_cast<Stored*>(kv->base);
+void agentserve_copy_page(const Kv* kv, int64_t layer_stride, int layers, int64_t source, int64_t target, int count) {
+    with_kv(kv->type, [&](auto kept) {
+        using K = decltype(kept);
+        auto pages = pages_of<K>(*kv);
         if (count == kv->slots && layers * layer_stride == kv->page_stride) {
-            std::memcpy(base + target * kv->page_stride, base + source * kv->page_stride,
-                        static_cast<size_t>(kv->page_stride) * sizeof(Stored));
+            std::memcpy(pages.base + target * kv->page_stride, pages.base + source * kv->page_stride,
+                        static_cast<size_t>(kv->page_stride) * sizeof *pages.base);
             return;
         }
-        for (int layer = 0; layer < layers; ++layer)
-            Pages<T>{base + layer * layer_stride, kv->page_stride, kv->slots, kv->kv_heads, kv->dim}.copy(source, target, count);
+        for (int layer = 0; layer < layers; ++layer, pages.base += layer_stride) pages.copy(source, target, count);
     });
 }
 
@@ -151,15 +181,18 @@ int64_t agentserve_shared_keys(const void* plan) { return static_cast<const Plan
 
 void agentserve_attention(int type, const void* plan, const Kv* kv, int heads, const void* q, void* out, int threads) {
     with_type(type, [&](auto t) {
-        using T = decltype(t);
-        using Stored = typename T::Stored;
-        const auto& p = *static_cast<const Plan*>(plan);
-        std::vector<float> partials(static_cast<size_t>(p.partials * Attention<T>::partial_floats(heads, kv->dim)));
-        const Pages<T> pages{static_cast<Stored*>(kv->base), kv->page_stride, kv->slots, kv->kv_heads, kv->dim};
-        const Attention<T> attention(p, pages, heads, static_cast<const Stored*>(q), static_cast<Stored*>(out), partials.data());
-        with_team(threads, Attention<T>::STAGES, [&](Team& team) {
-            AttentionScratch<T> scratch;
-            attention.run(team, scratch);
+        with_kv(kv->type, [&](auto kept) {
+            using S = decltype(t);
+            using K = decltype(kept);
+            using Stored = typename S::Stored;
+            const auto& p = *static_cast<const Plan*>(plan);
+            std::vector<float> partials(static_cast<size_t>(p.partials * partial_floats(heads, kv->dim)));
+            const auto pages = pages_of<K>(*kv);
+            const Attention<S, K> attention(p, pages, heads, static_cast<const Stored*>(q), static_cast<Stored*>(out), partials.data());
+            with_team(threads, ATTENTION_STAGES, [&](Team& team) {
+                AnyScratch scratch;
+                attention.run(team, scratch);
+            });
         });
     });
 }

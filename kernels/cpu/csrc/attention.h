@@ -9,18 +9,18 @@
 #include <cmath>
 #include <limits>
 
-#include "attention_blocks.h"
-#include "pages.h"
 #include "team.h"
+#include "tile_reader.h"
 
 namespace agentserve {
 
 constexpr float FLOOR = -1e30f;  // stands for minus infinity where a difference of two is taken
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
-// One thread's room for one task.
+// One thread's room for one task whose products have operands of T.
 template <class T> struct AttentionScratch {
-    std::vector<typename T::Stored> queries, weights, keys, values;
+    std::vector<typename T::Stored> queries, weights, block;  // block: a tile's keys, then its values
+    std::vector<float> key_scales, value_scales;              // [TILE]
     std::vector<float> scores, out, total_out, top, new_top, sum, fade, total_top, total_sum;
 
     // `wide`: head dimension filled up to whole key blocks.
@@ -29,13 +29,23 @@ template <class T> struct AttentionScratch {
         const size_t r = static_cast<size_t>(rows), d = static_cast<size_t>(wide);
         grow(queries, r * static_cast<size_t>(dim));
         grow(weights, r * TILE);
-        grow(keys, static_cast<size_t>(TILE) * static_cast<size_t>(dim));
-        grow(values, static_cast<size_t>(TILE) * d);
+        grow(block, TILE * d);
         grow(scores, r * TILE);
         grow(out, r * d);
         grow(total_out, r * d);
         grow(sum, r * W);
+        for (auto* v : {&key_scales, &value_scales}) grow(*v, TILE);
         for (auto* v : {&top, &new_top, &fade, &total_top, &total_sum}) grow(*v, r + W);
+    }
+};
+
+// One thread's room, whatever its pages hold.
+struct AnyScratch {
+    AttentionScratch<Bf16> bf16;
+    AttentionScratch<F32> f32;
+    template <class T> auto& of() {
+        if constexpr (std::is_same_v<T, Bf16>) return bf16;
+        else return f32;
     }
 };
 
@@ -55,22 +65,23 @@ template <class T> INLINE void write_output(const float* out, float sum, int dim
     for (; d < dim; ++d) to[d] = T::round(out[d] / sum);
 }
 
-// One KV group's attention for one layer.
-template <class T> class Attention {
+constexpr int ATTENTION_STAGES = 2;  // tasks, merging
+
+inline int64_t partial_floats(int heads, int dim) { return static_cast<int64_t>(heads) * (widened(dim) + W); }
+
+// One KV group's attention for one layer: of a step in S, over pages in K.
+template <class S, class K> class Attention {
 public:
-    using Stored = typename T::Stored;
+    using T = Operand<S, K>;
+    using Scratch = AttentionScratch<T>;
+    using Stored = typename S::Stored;
 
-    Attention(const Plan& plan, const Pages<T>& pages, int heads, const Stored* q, Stored* out, float* partials)
-        : plan_(plan), pages_(pages), heads_(heads), q_(q), out_(out), partials_(partials),
-          scale_(1.44269504089f / std::sqrt(static_cast<float>(pages.dim))), wide_(widened(pages.dim)),
-          gathered_(pages.slots % KEY_BLOCK != 0 || pages.dim != wide_) {}
+    Attention(const Plan& plan, const Pages<K>& pages, int heads, const Stored* q, Stored* out, float* partials)
+        : plan_(plan), pages_(pages), reader_(pages), heads_(heads), q_(q), out_(out), partials_(partials),
+          scale_(1.44269504089f / std::sqrt(static_cast<float>(pages.dim))), wide_(widened(pages.dim)) {}
 
-    static constexpr int STAGES = 2;  // tasks, merging
-
-    static int widened(int dim) { return (dim + KEY_BLOCK - 1) / KEY_BLOCK * KEY_BLOCK; }
-    static int64_t partial_floats(int heads, int dim) { return static_cast<int64_t>(heads) * (widened(dim) + W); }
-
-    void run(Team& team, AttentionScratch<T>& scratch) const {
+    void run(Team& team, AnyScratch& any) const {
+        Scratch& scratch = any.template of<T>();
         const int kv_heads = pages_.kv_heads;
         const int64_t count = static_cast<int64_t>(plan_.tasks.size()) * kv_heads;
         const auto piece = [&](int64_t i) { return i < count ? Piece{&plan_.tasks[static_cast<size_t>(i / kv_heads)], static_cast<int>(i % kv_heads)} : Piece{}; };
@@ -92,25 +103,24 @@ private:
     };
 
     const Plan& plan_;
-    const Pages<T>& pages_;
+    const Pages<K>& pages_;
+    const TileReader<K, T> reader_;
     const int heads_;
     const Stored* q_;
     Stored* out_;
     float* partials_;
     const float scale_;
     const int wide_;
-    const bool gathered_;  // pages that do not hold whole key blocks: copy keys and values together first
 
     float* partial(int64_t number, int head) const { return partials_ + number * partial_floats(heads_, pages_.dim) + head * (wide_ + W); }
 
-    void task(const Task& task, int kv_head, const Piece& next, AttentionScratch<T>& s) const {
+    void task(const Task& task, int kv_head, const Piece& next, Scratch& s) const {
         const int group = plan_.group, dim = pages_.dim, rows = task.tokens * group;
         const QueryRow* queries = plan_.queries.data() + task.first;
         s.fit(rows, dim, wide_);
         for (int t = 0; t < task.tokens; ++t)
-            std::memcpy(&s.queries[static_cast<size_t>(t) * group * dim],
-                        q_ + (static_cast<int64_t>(queries[t].row) * heads_ + kv_head * group) * dim,
-                        static_cast<size_t>(group) * dim * sizeof(Stored));
+            load_queries(q_ + (static_cast<int64_t>(queries[t].row) * heads_ + kv_head * group) * dim,
+                         &s.queries[static_cast<size_t>(t) * group * dim]);
         if (task.direct) {
             std::fill_n(s.total_top.begin(), rows, FLOOR);
             std::fill_n(s.total_sum.begin(), rows, 0.0f);
@@ -132,48 +142,70 @@ private:
             }
         }
         for (int r = 0; task.direct && r < rows; ++r)
-            write_output<T>(&s.total_out[static_cast<size_t>(r) * wide_], s.total_sum[r], dim,
+            write_output<S>(&s.total_out[static_cast<size_t>(r) * wide_], s.total_sum[r], dim,
                             out_ + (static_cast<int64_t>(queries[r / group].row) * heads_ + kv_head * group + r % group) * dim);
     }
 
+    // The queries of one token's group as operands.
+    void load_queries(const Stored* from, typename T::Stored* to) const {
+        const int64_t n = static_cast<int64_t>(plan_.group) * pages_.dim;
+        if constexpr (std::is_same_v<S, T>) std::memcpy(to, from, static_cast<size_t>(n) * sizeof(Stored));
+        else widen_row<S>(from, n, to);
+    }
+
     // One segment of a task's keys, from nothing.
-    void walk(const Task& task, int64_t segment, int kv_head, const Piece& next, AttentionScratch<T>& s) const {
+    void walk(const Task& task, int64_t segment, int kv_head, const Piece& next, Scratch& s) const {
         const int rows = task.tokens * plan_.group;
         std::fill_n(s.top.begin(), rows, FLOOR);
         std::fill_n(s.sum.begin(), static_cast<size_t>(rows) * W, 0.0f);
         std::fill_n(s.out.begin(), static_cast<size_t>(rows) * wide_, 0.0f);
         for (int64_t tile = segment * SEGMENT; tile < (segment + 1) * SEGMENT; tile += TILE) {
-            const int64_t low = std::max(tile, task.begin), high = std::min(tile + TILE, task.end);
-            if (low >= high) continue;
+            const TileRange range = range_of(task, tile, kv_head);
+            if (range.low >= range.high) continue;
             const bool more = tile + TILE < std::min(task.end, (task.segment + task.segments) * SEGMENT);
-            walk_tile(task, tile, low, high, kv_head, more ? keys_ahead(task, tile + TILE, kv_head) : first_keys(next), s);
+            walk_tile(task, range, more ? reader_.keys_ahead(range_of(task, tile + TILE, kv_head)) : first_keys(next), s);
         }
     }
 
-    void walk_tile(const Task& task, int64_t tile, int64_t low, int64_t high, int kv_head, Ahead next_keys, AttentionScratch<T>& s) const {
-        const int rows = task.tokens * plan_.group;
-        const int first = static_cast<int>(low - tile) / KEY_BLOCK, end = (static_cast<int>(high - tile) + KEY_BLOCK - 1) / KEY_BLOCK;
+    static TileRange range_of(const Task& task, int64_t tile, int kv_head) {
+        return {task.table, tile, std::max(tile, task.begin), std::min(tile + TILE, task.end), kv_head};
+    }
+    Ahead first_keys(const Piece& next) const {
+        if (!next.task) return Ahead{{}, 0};
+        const int64_t low = std::max(next.task->segment * SEGMENT, next.task->begin);
+        return reader_.keys_ahead(range_of(*next.task, low / TILE * TILE, next.kv_head));
+    }
+
+    void walk_tile(const Task& task, const TileRange& range, const Ahead& next_keys, Scratch& s) const {
+        const int first = range.first(), end = range.end();
         const uint32_t* keys[TILE / W];
         const uint32_t* values[TILE / KEY_BLOCK];
-        for (int b = first; b < end; ++b) {
-            const int64_t at = tile + b * KEY_BLOCK;
-            const bool whole = low <= at && at + KEY_BLOCK <= high;
-            find(task, b, at, kv_head, keys, values);
-            if (gathered_ || !whole) gather(task, b, std::max(low, at), std::min(high, at + KEY_BLOCK), kv_head, s, keys, values);
+        reader_.keys(range, s.block.data(), keys);
+        if constexpr (SCALED<K>) {
+            reader_.scales(range, range.kv_head, scale_, s.key_scales.data());
+            reader_.scales(range, pages_.kv_heads + range.kv_head, 1.0f, s.value_scales.data());
         }
-        score_tile(keys, values, first * KEY_BLOCK / W, end * KEY_BLOCK / W, rows, s);
-        soften(task, tile, first * KEY_BLOCK, end * KEY_BLOCK, s);
+        const int rows = task.tokens * plan_.group;
+        score_tile(keys, reader_.values_ahead(range), first * KEY_BLOCK / W, end * KEY_BLOCK / W, rows, s);
+        soften(task, range.tile, first * KEY_BLOCK, end * KEY_BLOCK, s);
+        reader_.values(range, s.block.data(), values);
+        add_values(values + first, next_keys, first, end, rows, s);
+    }
+
+    // out = out * fade + weights . values, over key blocks `first .. end` of a tile.
+    void add_values(const uint32_t* const* values, Ahead next_keys, int first, int end, int rows, Scratch& s) const {
+        const int64_t step = next_keys.step;
         const auto* weights = reinterpret_cast<const uint32_t*>(s.weights.data()) + first * BLOCK_LANES<T>;
         for (int d = 0; d < wide_;) {
             int taken = 0;
             with_count<ATTENTION_VECTORS>((wide_ - d) / W, [&](auto v) {
                 constexpr int V = decltype(v)::value;
                 const uint32_t* part[TILE / KEY_BLOCK];
-                for (int b = first; b < end; ++b) part[b - first] = values[b] + d;
+                for (int b = 0; b < end - first; ++b) part[b] = values[b] + d;
                 for (int r = 0; r < rows;)
                     with_count<ATTENTION_ROWS>(rows - r, [&](auto n) {
                         constexpr int R = decltype(n)::value;
-                        next_keys.step = r == 0 ? static_cast<int64_t>(pages_.slots) * 4 * W / KEY_BLOCK : 0;
+                        next_keys.step = r == 0 ? step : 0;
                         value_block<T, R, V>(weights + r * (TILE / T::PAIR), part, end - first, wide_, &s.fade[r], next_keys, d / W,
                                              &s.out[static_cast<size_t>(r) * wide_ + d]);
                         r += R;
@@ -184,62 +216,10 @@ private:
         }
     }
 
-    // Key block b of a tile, at key `at`, as it lies in its page.
-    void find(const Task& task, int b, int64_t at, int kv_head, const uint32_t** keys, const uint32_t** values) const {
-        if (gathered_) return;
-        const int64_t page = task.table[at / pages_.slots];
-        const int inside = static_cast<int>(at % pages_.slots);
-        const auto* k = reinterpret_cast<const uint32_t*>(pages_.keys(page, kv_head)) + inside;
-        for (int v = 0; v < KEY_BLOCK / W; ++v) keys[b * (KEY_BLOCK / W) + v] = k + v * W;
-        values[b] = reinterpret_cast<const uint32_t*>(pages_.values(page, kv_head)) + inside / T::PAIR * wide_;
-    }
-
-    // Copies of a key block's values (and, from pages that hold no whole blocks, its keys) with zeros
-    // outside `low .. high`: slots that no row may see can hold anything, and 0 times NaN is NaN.
-    void gather(const Task& task, int b, int64_t low, int64_t high, int kv_head, AttentionScratch<T>& s, const uint32_t** keys,
-                const uint32_t** values) const {
-        constexpr int P = T::PAIR;
-        const int dim = pages_.dim, slots = pages_.slots;
-        Stored* v = &s.values[static_cast<size_t>(b) * KEY_BLOCK * wide_];
-        Stored* k = &s.keys[static_cast<size_t>(b) * KEY_BLOCK * dim];
-        std::fill_n(v, KEY_BLOCK * wide_, Stored(0));
-        if (gathered_) std::fill_n(k, KEY_BLOCK * dim, Stored(0));
-        for (int64_t at = low; at < high; ++at) {
-            const int64_t page = task.table[at / slots], i = at % KEY_BLOCK;
-            const auto place = pages_.value_place(at % slots);
-            const Stored* from = pages_.values(page, kv_head) + place.start;
-            for (int d = 0; d < dim; ++d) v[(i / P * wide_ + d) * P + i % P] = from[d * place.step];
-            if (!gathered_) continue;
-            const Stored* key = pages_.keys(page, kv_head) + at % slots * P;
-            for (int d = 0; d < dim; d += P) std::memcpy(k + d * KEY_BLOCK + i * P, key + d * slots, P * sizeof(Stored));
-        }
-        values[b] = reinterpret_cast<const uint32_t*>(v);
-        for (int n = 0; gathered_ && n < KEY_BLOCK / W; ++n) keys[b * (KEY_BLOCK / W) + n] = reinterpret_cast<const uint32_t*>(k) + n * W;
-    }
-
-    // Where the keys of a tile begin, block by block; null where there are none.
-    Ahead keys_ahead(const Task& task, int64_t tile, int kv_head) const {
-        Ahead ahead{{}, 0};
-        const int64_t low = std::max(tile, task.begin), high = std::min(tile + TILE, task.end);
-        for (int b = 0; b < TILE / KEY_BLOCK; ++b) {
-            const int64_t at = std::max(tile + b * KEY_BLOCK, low);
-            if (at >= high || at >= tile + (b + 1) * KEY_BLOCK) continue;
-            const auto* keys = pages_.keys(task.table[at / pages_.slots], kv_head);
-            ahead.at[b] = reinterpret_cast<const char*>(keys) + at % pages_.slots * sizeof(uint32_t);
-        }
-        return ahead;
-    }
-    Ahead first_keys(const Piece& next) const {
-        if (!next.task) return Ahead{{}, 0};
-        const int64_t low = std::max(next.task->segment * SEGMENT, next.task->begin);
-        return keys_ahead(*next.task, low / TILE * TILE, next.kv_head);
-    }
-
-    void score_tile(const uint32_t* const* keys, const uint32_t* const* values, int first, int end, int rows, AttentionScratch<T>& s) const {
+    void score_tile(const uint32_t* const* keys, Ahead ahead, int first, int end, int rows, Scratch& s) const {
         const int lanes = pages_.dim / T::PAIR;
+        const int64_t step = ahead.step, key_stride = reader_.key_stride();
         const auto* q = reinterpret_cast<const uint32_t*>(s.queries.data());
-        Ahead ahead{{}, 0};
-        for (int b = first * W / KEY_BLOCK; b < end * W / KEY_BLOCK; ++b) ahead.at[b] = reinterpret_cast<const char*>(values[b]);
         for (int v = first; v < end;) {
             int taken = 0;
             with_count<ATTENTION_VECTORS>(end - v, [&](auto count) {
@@ -247,9 +227,10 @@ private:
                 for (int r = 0; r < rows;)
                     with_count<ATTENTION_ROWS>(rows - r, [&](auto n) {
                         constexpr int R = decltype(n)::value;
-                        ahead.step = r == 0 ? KEY_BLOCK * 4 : 0;
-                        score_block<T, R, V>(q + static_cast<int64_t>(r) * lanes, lanes, keys + v, gathered_ ? KEY_BLOCK : pages_.slots, lanes, scale_, ahead, v,
-                                             &s.scores[static_cast<size_t>(r) * TILE + v * W]);
+                        ahead.step = r == 0 ? step : 0;
+                        score_block<T, SCALED<K>, R, V>(q + static_cast<int64_t>(r) * lanes, lanes, keys + v, key_stride, lanes,
+                                                        SCALED<K> ? &s.key_scales[static_cast<size_t>(v) * W] : &scale_, ahead, v,
+                                                        &s.scores[static_cast<size_t>(r) * TILE + v * W]);
                         r += R;
                     });
                 taken = V;
@@ -273,17 +254,24 @@ private:
         return max_lanes(largest);
     }
 
+    // Which keys of a tile a row sees: `low .. high`, counted from the tile's first.
+    struct Sight {
+        bool masked;  // not all of those in question
+        int low, high;
+    };
+    Sight sight(const QueryRow& query, int64_t tile, int first, int end) const {
+        const int64_t position = query.position, oldest = plan_.window > 0 ? position - plan_.window + 1 : 0;
+        return {position + 1 < tile + end || oldest > tile + first, static_cast<int>(std::clamp<int64_t>(oldest - tile, 0, TILE)),
+                static_cast<int>(std::clamp<int64_t>(position + 1 - tile, 0, TILE))};
+    }
+
     // Scores of a tile's keys `first .. end` become weights against each row's new maximum.
-    void soften(const Task& task, int64_t tile, int first, int end, AttentionScratch<T>& s) const {
+    void soften(const Task& task, int64_t tile, int first, int end, Scratch& s) const {
         const QueryRow* queries = plan_.queries.data() + task.first;
         const int group = plan_.group, rows = task.tokens * group;
         for (int r = 0; r < rows; ++r) {
-            const int64_t position = queries[r / group].position;
-            const int64_t oldest = plan_.window > 0 ? position - plan_.window + 1 : 0;
-            const bool masked = position + 1 < tile + end || oldest > tile + first;
-            s.new_top[r] = raise(&s.scores[static_cast<size_t>(r) * TILE], s.top[r], first, end, masked,
-                                 static_cast<int>(std::clamp<int64_t>(oldest - tile, 0, TILE)),
-                                 static_cast<int>(std::clamp<int64_t>(position + 1 - tile, 0, TILE)));
+            const Sight seen = sight(queries[r / group], tile, first, end);
+            s.new_top[r] = raise(&s.scores[static_cast<size_t>(r) * TILE], s.top[r], first, end, seen.masked, seen.low, seen.high);
         }
         for (int r = 0; r < rows; r += W) {  // buffers are padded to whole vectors
             const vf new_top = load(&s.new_top[r]);
@@ -292,19 +280,27 @@ private:
         }
         for (int r = 0; r < rows; ++r) {
             const float* scores = &s.scores[static_cast<size_t>(r) * TILE];
-            Stored* weights = &s.weights[static_cast<size_t>(r) * TILE];
+            typename T::Stored* weights = &s.weights[static_cast<size_t>(r) * TILE];
             const vf top = set1(s.top[r]);
             vf sum = mul(load(&s.sum[static_cast<size_t>(r) * W]), set1(s.fade[r]));
             for (int k = first; k < end; k += W) {
                 const vf p = exp2(sub(load(scores + k), top));
                 sum = add(sum, p);
-                T::store_round(weights + k, p);
+                T::store_round(weights + k, SCALED<K> ? mul(p, load(&s.value_scales[static_cast<size_t>(k)])) : p);
             }
             store(&s.sum[static_cast<size_t>(r) * W], sum);
+            if constexpr (SCALED<K>) hide(sight(queries[r / group], tile, first, end), first, end, weights);
         }
     }
 
-    void merge(const Merge& merge, AttentionScratch<T>& s) const {
+    // Weight 0 for what a row does not see, even where another's value has no finite scale.
+    static void hide(const Sight& seen, int first, int end, typename T::Stored* weights) {
+        if (!seen.masked) return;
+        for (int k = first; k < end; ++k)
+            if (k < seen.low || k >= seen.high) weights[k] = typename T::Stored(0);
+    }
+
+    void merge(const Merge& merge, Scratch& s) const {
         const int dim = pages_.dim;
         s.fit(1, dim, wide_);
         for (int head = 0; head < heads_; ++head) {
@@ -314,7 +310,7 @@ private:
                 const float* from = partial(merge.partial + i, head);
                 merge_segment(from[0], from[1], from + W, top, sum, s.total_out.data(), wide_);
             }
-            write_output<T>(s.total_out.data(), sum, dim, out_ + (static_cast<int64_t>(merge.row) * heads_ + head) * dim);
+            write_output<S>(s.total_out.data(), sum, dim, out_ + (static_cast<int64_t>(merge.row) * heads_ + head) * dim);
         }
     }
 };

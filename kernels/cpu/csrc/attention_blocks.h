@@ -8,6 +8,9 @@ namespace agentserve {
 
 constexpr int KEY_BLOCK = 16;  // keys that are computed together
 
+// Head dimension filled up to whole key blocks.
+inline int widened(int dim) { return (dim + KEY_BLOCK - 1) / KEY_BLOCK * KEY_BLOCK; }
+
 template <class T> constexpr int BLOCK_LANES = KEY_BLOCK / T::PAIR;
 
 // Memory is kept busy during computation: each block asks, line by line, for what the thread will
@@ -18,9 +21,10 @@ struct Ahead {
 };
 
 // scores[r][v] = scale * (query r . keys of vector v); keys[v] points at the first lane of W keys.
-template <class T, int ROWS, int V>
+// PER_KEY: each key has a scale, the same in all rows; else all have the first one.
+template <class T, bool PER_KEY, int ROWS, int V>
 void score_block(const uint32_t* q, int64_t q_stride, const uint32_t* const* keys, int64_t key_stride, int lanes,
-                 float scale, const Ahead& ahead, int first, float* scores) {
+                 const float* scales, const Ahead& ahead, int first, float* scores) {
     vf acc[ROWS][V];
     UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v) acc[r][v] = set1(0.0f);
     const uint32_t* k[V];
@@ -44,7 +48,8 @@ void score_block(const uint32_t* q, int64_t q_stride, const uint32_t* const* key
         }
     }
     UNROLL for (int r = 0; r < ROWS; ++r)
-        UNROLL for (int v = 0; v < V; ++v) store(scores + r * TILE + v * W, mul(acc[r][v], set1(scale)));
+        UNROLL for (int v = 0; v < V; ++v)
+            store(scores + r * TILE + v * W, mul(acc[r][v], PER_KEY ? load(scales + v * W) : set1(*scales)));
 }
 
 // out[r] = out[r] * fade[r] + weights[r] . values, over `blocks` key blocks. `part`: which W of dim.

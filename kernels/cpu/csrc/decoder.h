@@ -30,11 +30,11 @@ struct Model {
 };
 
 struct Group {
-    void* storage;  // [pages][layers][2][slots][kv_heads][dim]
+    void* storage;  // [pages][layers][2][slots][kv_heads][dim and scale] of KvType kv
     int64_t page_stride, layer_stride;  // elements
     const int64_t* slots;               // [rows]
     const Plan* plan;
-    int32_t slots_per_page;
+    int32_t slots_per_page, kv;
 };
 
 template <class T> class Decoder {
@@ -97,12 +97,12 @@ private:
     };
 
     // Per layer, at most: four products, what follows three of them row by row, attention.
-    static constexpr int STAGES = 7 + Attention<T>::STAGES;
+    static constexpr int STAGES = 7 + ATTENTION_STAGES;
 
     const Model m_;
     std::vector<float> residual_, qkv_, partials_;
     std::vector<Stored> normed_, q_, attended_, inner_;
-    std::vector<AttentionScratch<T>> scratch_;
+    std::vector<AnyScratch> scratch_;
 
     int64_t q_size() const { return static_cast<int64_t>(m_.heads) * m_.dim; }
     int64_t qkv_size() const { return (static_cast<int64_t>(m_.heads) + 2 * m_.kv_heads) * m_.dim; }
@@ -120,7 +120,7 @@ private:
         grow(attended_, n * q_size());
         grow(inner_, n * m_.inner);
         for (int g = 0; g < group_count; ++g)
-            grow(partials_, static_cast<size_t>(groups[g].plan->partials * Attention<T>::partial_floats(m_.heads, m_.dim)));
+            grow(partials_, static_cast<size_t>(groups[g].plan->partials * partial_floats(m_.heads, m_.dim)));
         if (scratch_.size() < static_cast<size_t>(threads)) scratch_.resize(static_cast<size_t>(threads));
     }
 
@@ -133,22 +133,30 @@ private:
 
     // Q, K and V of all rows, their KV written, and the attention's output in attended_.
     void attend(Team& team, const Rows& each_row, const Layer& layer, const Group& group, const int64_t* positions) {
-        const Pages<T> pages{static_cast<Stored*>(group.storage) + layer.index * group.layer_stride, group.page_stride,
-                             group.slots_per_page, m_.kv_heads, m_.dim};
-        const auto placed = [&](int64_t r) { place(layer, pages, r, positions[r], group.slots[r]); };
+        const auto placed = [&](int64_t r) {
+            with_kv(group.kv, [&](auto kv) { place(layer, pages<decltype(kv)>(layer, group), r, positions[r], group.slots[r]); });
+        };
         product<T>(team, layer.qkv, lanes(normed_), m_.hidden / T::PAIR, each_row.rows,
                    StoreFloat{layer.qkv, qkv_.data(), qkv_size()}, each_row.few(placed));
         each_row.many(placed);
-        const Attention<T> attention(*group.plan, pages, m_.heads, q_.data(), attended_.data(), partials_.data());
-        attention.run(team, scratch_[static_cast<size_t>(team.thread())]);
+        with_kv(group.kv, [&](auto kv) {
+            const auto kept = pages<decltype(kv)>(layer, group);
+            const Attention<T, decltype(kv)> attention(*group.plan, kept, m_.heads, q_.data(), attended_.data(), partials_.data());
+            attention.run(team, scratch_[static_cast<size_t>(team.thread())]);
+        });
     }
 
-    // One row's Q, K and V: norms, rotation, rounding; Q to its buffer, K and V to their page.
-    void place(const Layer& layer, const Pages<T>& pages, int64_t row, int64_t position, int64_t slot) {
+    template <class K> Pages<K> pages(const Layer& layer, const Group& group) const {
+        return {static_cast<typename K::Stored*>(group.storage) + layer.index * group.layer_stride, group.page_stride,
+                group.slots_per_page, m_.kv_heads, m_.dim};
+    }
+
+    // One row's Q, K and V: norms, rotation, rounding or codes; Q to its buffer, K and V to their page.
+    template <class K> void place(const Layer& layer, const Pages<K>& pages, int64_t row, int64_t position, int64_t slot) {
         const int dim = m_.dim, half = dim / 2;
         float* head = qkv_.data() + row * qkv_size();
         const float *cos = m_.cos + position * half, *sin = m_.sin + position * half;
-        Stored rounded[MAX_DIM];
+        typename K::Stored kept[MAX_DIM];
         for (int h = 0; h < m_.heads + 2 * m_.kv_heads; ++h, head += dim) {
             const bool is_q = h < m_.heads, is_k = !is_q && h < m_.heads + m_.kv_heads;
             const float* weight = is_q ? layer.q_norm : is_k ? layer.k_norm : nullptr;
@@ -157,9 +165,13 @@ private:
                 for (int d = 0; d < dim; ++d) head[d] = head[d] * scale * weight[d];
             }
             if (layer.rotary && (is_q || is_k)) rotate(head, cos, sin, dim);
-            round_row<T>(head, dim, is_q ? q_.data() + row * q_size() + h * dim : rounded);
-            if (is_k) pages.write_key(slot, h - m_.heads, rounded);
-            else if (!is_q) pages.write_value(slot, h - m_.heads - m_.kv_heads, rounded);
+            if (is_q) {
+                round_row<T>(head, dim, q_.data() + row * q_size() + h * dim);
+                continue;
+            }
+            const float scale = keep<T, K>(head, dim, kept);
+            if (is_k) pages.write_key(slot, h - m_.heads, kept, scale);
+            else pages.write_value(slot, h - m_.heads - m_.kv_heads, kept, scale);
         }
     }
 };
