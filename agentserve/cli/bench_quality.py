@@ -109,8 +109,7 @@ def _show(measured: Quality) -> None:
         table.add_row(name, f"{finding.perplexity:.4f}", *_cells(finding.from_exact))
         if finding.from_bf16_reference is not None:
             table.add_row("  against the reference's bf16", "", *_cells(finding.from_bf16_reference))
-    console = Console()
-    console.print(table, width=max(console.width, _WIDTH), crop=False)
+    Console(width=max(Console().width, _WIDTH)).print(table)
     for left in measured.left_out:
         typer.echo(f"left out: {variant_name(left.variant)}: {left.reason}")
 
