@@ -49,16 +49,16 @@ INT8_ACTIVATIONS = Variant("fastest", "bf16", "stored", "int8")
 ALL_INT8 = Variant("fastest", "bf16", "stored", "int8", "int8")
 
 MEASURED = {
-    Variant("fastest", "fp32", "expanded"): 3.8e-11,
-    FP32_STORED: 1.4e-11,
-    Variant("fastest", "fp32", "stored", "int8"): 2.0e-3,
+    Variant("fastest", "fp32", "expanded"): 3.7e-11,
+    FP32_STORED: 1.3e-11,
+    Variant("fastest", "fp32", "stored", "int8"): 1.9e-3,
     BF16_REFERENCE: 1.1e-3,
-    BF16_EXPANDED: 2.1e-4,
+    BF16_EXPANDED: 1.9e-4,
     BF16_STORED: 1.3e-4,
-    Variant("fastest", "bf16", "stored", kv_dtype="fp16"): 1.0e-4,
-    INT8_KV: 7.2e-4,
+    Variant("fastest", "bf16", "stored", kv_dtype="fp16"): 9.5e-5,
+    INT8_KV: 7.6e-4,
     INT8_ACTIVATIONS: 2.3e-3,
-    ALL_INT8: 3.2e-3,
+    ALL_INT8: 3.1e-3,
 }
 """Mean KL from the exact model on `text`, in nats."""
 MARGIN = 3.0
@@ -80,7 +80,7 @@ def text(encode: Callable[[str], list[int]]) -> Text:
     """Some prose and some of the tool calls."""
     whole = FILE.read_text(encoding="utf-8")
     calls = whole.index("User: Good evening.")
-    return Text("", [*encode(whole)[:160], *encode(whole[calls:])[:160]])
+    return Text("", [*encode(whole)[:128], *encode(whole[calls:])[:128]])
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_windows_together_or_one_by_one_have_the_same_bits(
     variant: Variant, text: Text, reader: Reader, models: Callable[[Variant], LoadedModel]
 ) -> None:
     cut = windows(text.tokens, 90)
-    assert [len(window) for window in cut] == [90, 90, 90, 50]
+    assert [len(window) for window in cut] == [90, 90, 76]
     decoder = reader.decoder(models(variant), variant)
     kept = kv_dtype(variant)
     alone = read(decoder, kept, cut, PAGE_SIZE)
