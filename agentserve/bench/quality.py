@@ -94,14 +94,14 @@ class Quality(msgspec.Struct, frozen=True):
     left_out: Sequence[LeftOut]
 
 
-class QualityReport(msgspec.Struct, frozen=True):
+class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     """As `benchmarks/results/quality.json` has it."""
 
+    benchmark: str = "quality"
     command: str
     machine: Mapping[str, str]
     versions: Mapping[str, str]
     found: Quality
-    benchmark: str = "quality"
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ def quality_bench(
     _show(measured)
     if results is not None:
         command = shlex.join(["agentserve", *sys.argv[1:]])
-        stored = quality.QualityReport(command, report.machine(), report.versions(), measured)
+        machine, versions = report.machine(), report.versions()
+        stored = quality.QualityReport(command=command, machine=machine, versions=versions, found=measured)
         typer.echo(f"written to {report.write(stored, results)}")
 
 

@@ -86,7 +86,7 @@ def test_each_finding_is_told_as_it_is_made(source: ModelSource) -> None:
 
 
 def test_what_is_written_can_be_read_again(measured: Quality, tmp_path: Path) -> None:
-    report = QualityReport("agentserve bench quality", {"cores": "2"}, {"torch": "2"}, measured)
+    report = QualityReport(command="c", machine={"cores": "2"}, versions={"torch": "2"}, found=measured)
     path = write(report, tmp_path / "results")
     assert path.name == "quality.json"
     assert msgspec.json.decode(path.read_bytes(), type=QualityReport).found.findings == measured.findings
