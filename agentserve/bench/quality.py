@@ -15,7 +15,16 @@ import msgspec
 import torch
 from torch import Tensor
 
-from agentserve.bench.quality_reading import HEAD_ROWS, WINDOW, Window, logits, predicted, read, windows
+from agentserve.bench.quality_reading import (
+    HEAD_ROWS,
+    WINDOW,
+    NotFinite,
+    Window,
+    logits,
+    predicted,
+    read,
+    windows,
+)
 from agentserve.bench.quality_scores import Divergence, score
 from agentserve.machine import available_memory
 from agentserve.models.decoder import Decoder
@@ -28,10 +37,6 @@ from kernels.reference import ReferenceOps
 
 CPU = torch.device("cpu")
 _KV_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8}
-RULE = (
-    f"The text is cut into windows of {WINDOW} tokens from the first token on, without overlap; every "
-    "token but the first of each window is predicted from those before it in its window."
-)
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -89,7 +94,7 @@ class Quality(msgspec.Struct, frozen=True):
     text: str  # SHA-256
     tokens: int
     predicted: int
-    rule: str
+    window: int  # tokens; shorter than `WINDOW` where the model's context is
     findings: Sequence[Finding]
     left_out: Sequence[LeftOut]
 
@@ -130,10 +135,12 @@ def measure(
     """
     if not variants or variants[0] != EXACT:
         raise ValueError("the first variant must be the exact one, which all others are compared with")
-    cut = windows(text.tokens)
+    config = load_config(source)
+    length = min(WINDOW, config.max_position)
+    cut = windows(text.tokens, length)
     if not cut:
         raise ValueError(f"the text has {len(text.tokens)} tokens: nothing to predict")
-    _check_memory(predicted(cut).numel() * load_config(source).vocab_size)
+    _check_memory(predicted(cut).numel() * config.vocab_size)
     reader = Reader(cut, page_size)
     findings: list[Finding] = []
     left_out: list[LeftOut] = []
@@ -142,7 +149,10 @@ def measure(
     for loaded, variant in _loaded(source, variants):
         digest, formats = loaded.digest, formats or loaded.weights.formats
         result = reader.read(loaded, variant)
-        (findings if isinstance(result, Finding) else left_out).append(result)  # type: ignore[arg-type]
+        if isinstance(result, Finding):
+            findings.append(result)
+        else:
+            left_out.append(result)
         found(result)
     return Quality(
         model=source.name,
@@ -151,7 +161,7 @@ def measure(
         text=text.digest,
         tokens=len(text.tokens),
         predicted=len(reader.tokens),
-        rule=RULE,
+        window=length,
         findings=findings,
         left_out=left_out,
     )
@@ -182,12 +192,20 @@ class Reader:
         self._kept: dict[Variant, Tensor] = {}
 
     def read(self, loaded: LoadedModel, variant: Variant) -> Finding | LeftOut:
-        """What `variant` makes of the text, `loaded` being the model with the weights that it names."""
+        """What `variant` makes of the text, `loaded` being the model with the weights that it names.
+
+        `NotFinite` if the exact model predicts nothing: then there is nothing to compare with.
+        """
         reason = self._missing(loaded, variant)
         if reason:
             return LeftOut(variant, reason)
         decoder = self.decoder(loaded, variant)
-        hidden = read(decoder, kv_dtype(variant), self._cut, self._page_size)
+        try:
+            hidden = read(decoder, kv_dtype(variant), self._cut, self._page_size)
+        except NotFinite as error:
+            if variant == EXACT:
+                raise
+            return LeftOut(variant, str(error))
         slices = logits(decoder, hidden)
         if variant in (EXACT, BF16_REFERENCE):
             self._kept[variant] = whole = _whole(slices, len(hidden), loaded.config.vocab_size)

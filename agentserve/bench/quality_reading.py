@@ -26,6 +26,10 @@ HEAD_ROWS = 32
 Window = Sequence[int]
 
 
+class NotFinite(ValueError):
+    """A model whose output is not finite predicts nothing."""
+
+
 def windows(tokens: Sequence[int], length: int = WINDOW) -> list[Window]:
     """`tokens` cut into windows of `length` from the first on; the last is what is left, and goes if it
     is one token: every window's first token is context only, all others are predicted."""
@@ -53,9 +57,11 @@ def read(
     """The hidden states `[n, hidden]` from which the `predicted` tokens are predicted.
 
     `together` windows are read side by side, in passes of at most `most_rows` rows; neither has an
-    influence on the result. Raises ValueError where an output is not finite.
+    influence on the result. Raises `NotFinite`, and ValueError for windows longer than the context.
     """
     longest = max(len(window) for window in cut) - 1
+    if longest > decoder.positions:
+        raise ValueError(f"a window of {longest + 1} tokens, and a context of {decoder.positions}")
     pages = -(-longest // page_size)
     count = len(decoder.config.layer_groups())
     pool = KVPool(decoder.config, [pages * together] * count, page_size, kv_dtype, decoder.device)
@@ -68,7 +74,7 @@ def read(
         for pieces in split_rows([len(chunk.tokens) for chunk in chunks], most_rows):
             hidden = decoder.forward(build_batch(pieces, chunks, decoder.config, pool, decoder.ops))
             if not bool(hidden.isfinite().all()):
-                raise ValueError("the model's output is not finite")
+                raise NotFinite("the model's output is not finite")
             parts.append(hidden.cpu())
     return torch.cat(parts)
 

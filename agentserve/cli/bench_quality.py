@@ -97,7 +97,8 @@ def variant_name(variant: Variant) -> str:
 
 def _show(measured: Quality) -> None:
     typer.echo(
-        f"{measured.model}, {measured.predicted:,} of {measured.tokens:,} tokens predicted. {measured.rule}\n"
+        f"{measured.model}: {measured.predicted:,} of {measured.tokens:,} tokens predicted, all but the "
+        f"first of each window of {measured.window:,}, from those before them in it.\n"
         "Against the first line, over positions: KL in nats, how often the most probable token is the same, "
         "and the largest difference of two logits."
     )

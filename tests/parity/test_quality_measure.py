@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from agentserve.bench import quality
 from agentserve.bench.quality import (
@@ -17,11 +19,14 @@ from agentserve.bench.quality import (
     LeftOut,
     Quality,
     QualityReport,
+    Reader,
     Text,
     Variant,
     measure,
 )
+from agentserve.bench.quality_reading import NotFinite, windows
 from agentserve.bench.report import write
+from agentserve.models.load import load_config, load_model
 from agentserve.models.source import ModelSource
 from kernels import ops_for
 from kernels.reference import ReferenceOps
@@ -83,6 +88,26 @@ def test_each_finding_is_told_as_it_is_made(source: ModelSource) -> None:
     assert heard == list(found.findings)
     assert [finding.backend for finding in found.findings] == ["reference", "reference"]
     assert found.findings == measure(source, text(30), 8, (EXACT, BF16_REFERENCE)).findings
+
+
+def test_windows_are_no_longer_than_the_context(source: ModelSource) -> None:
+    found = measure(source, text(700), 16, (EXACT,))
+    assert load_config(source).max_position == 512
+    assert (found.window, found.predicted) == (512, 511 + 187)
+    reader = Reader(windows(text(700).tokens, 600), 16)
+    with pytest.raises(ValueError, match="a window of 600 tokens, and a context of 512"):
+        reader.read(load_model(source, torch.float32, CPU, "expanded"), EXACT)
+
+
+def test_a_variant_that_predicts_nothing_is_left_out(source: ModelSource) -> None:
+    good = load_model(source, torch.float32, CPU, "expanded")
+    broken = replace(good, weights=replace(good.weights, norm=torch.full_like(good.weights.norm, torch.inf)))
+    reader = Reader(windows(text(30).tokens), 16)
+    with pytest.raises(NotFinite):
+        reader.read(broken, EXACT)
+    assert isinstance(reader.read(good, EXACT), Finding)
+    variant = Variant("reference", "fp32", "stored")
+    assert reader.read(broken, variant) == LeftOut(variant, "the model's output is not finite")
 
 
 def test_what_is_written_can_be_read_again(measured: Quality, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def measured(text: Text) -> Quality:
         Finding(bf16, "cpu-avx2", 13.5, SMALL, BESIDE),
     ]
     left = [LeftOut(INT8, "there is a reason")]
-    return Quality("m", "0" * 64, ("Q4_1",), text.digest, len(text.tokens), 7, "The rule.", findings, left)
+    return Quality("m", "0" * 64, ("Q4_1",), text.digest, len(text.tokens), 7, 1024, findings, left)
 
 
 @pytest.fixture
