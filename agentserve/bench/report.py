@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -63,7 +64,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write(report: Report, folder: Path) -> Path:
+class Benchmark(Protocol):
+    """What can be written: a `Report`, or a struct of a benchmark whose findings are no rows."""
+
+    @property
+    def benchmark(self) -> str: ...
+
+
+def write(report: Benchmark, folder: Path) -> Path:
     """Store a report as `<benchmark>.json`; an older one of that name is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{report.benchmark}.json"

@@ -1,0 +1,227 @@
+"""What rounding costs on SmolLM2, as bounds that damage breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from agentserve.bench.quality import (
+    BF16_REFERENCE,
+    EXACT,
+    VARIANTS,
+    Finding,
+    Reader,
+    Text,
+    Variant,
+    kv_dtype,
+)
+from agentserve.bench.quality_reading import logits, predicted, read, windows
+from agentserve.models.load import DTYPES, LoadedModel, load_model
+from agentserve.models.source import resolve
+from agentserve.text import load
+from kernels import ops_for
+from kernels.blocks import BlockMatrix, BlockRows
+from kernels.reference import ReferenceOps
+from tests.parity.harness import CPU, Engine
+
+pytestmark = pytest.mark.model
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "text" / "harbour.txt"
+PAGE_SIZE = 16
+GENERATED = 48
+PROMPTS = (
+    "The harbour at Saltmere now has",
+    "def predict(coefficients, hours):\n",
+    '<tool_call>\n{"name": "get_weather", "arguments": {',
+)
+
+FP32_STORED = Variant("fastest", "fp32", "stored")
+BF16_STORED = Variant("fastest", "bf16", "stored")
+BF16_EXPANDED = Variant("fastest", "bf16", "expanded")
+INT8_KV = Variant("fastest", "bf16", "stored", kv_dtype="int8")
+INT8_ACTIVATIONS = Variant("fastest", "bf16", "stored", "int8")
+ALL_INT8 = Variant("fastest", "bf16", "stored", "int8", "int8")
+
+MEASURED = {
+    Variant("fastest", "fp32", "expanded"): 3.7e-11,
+    FP32_STORED: 1.3e-11,
+    Variant("fastest", "fp32", "stored", "int8"): 1.9e-3,
+    BF16_REFERENCE: 1.1e-3,
+    BF16_EXPANDED: 1.9e-4,
+    BF16_STORED: 1.3e-4,
+    Variant("fastest", "bf16", "stored", kv_dtype="fp16"): 9.5e-5,
+    INT8_KV: 7.6e-4,
+    INT8_ACTIVATIONS: 2.3e-3,
+    ALL_INT8: 3.1e-3,
+}
+"""Mean KL from the exact model on `text`, in nats."""
+MARGIN = 3.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    if isinstance(ops_for(CPU), ReferenceOps):
+        pytest.skip("no compiler here: there is only the reference")
+
+
+@pytest.fixture(scope="module")
+def encode() -> Callable[[str], list[int]]:
+    return load(resolve("smollm2-135m").path).tokenizer.encode_completion
+
+
+@pytest.fixture(scope="module")
+def text(encode: Callable[[str], list[int]]) -> Text:
+    """Some prose and some of the tool calls."""
+    whole = FILE.read_text(encoding="utf-8")
+    calls = whole.index("User: Good evening.")
+    return Text("", [*encode(whole)[:128], *encode(whole[calls:])[:128]])
+
+
+@pytest.fixture(scope="module")
+def models() -> Callable[[Variant], LoadedModel]:
+    """The model with the weights that a variant names."""
+    source = resolve("smollm2-135m")
+
+    @cache
+    def loaded(dtype: str, weights: Literal["expanded", "stored"]) -> LoadedModel:
+        return load_model(source, DTYPES[dtype], CPU, weights)
+
+    return lambda variant: loaded(variant.dtype, variant.weights)
+
+
+@pytest.fixture(scope="module")
+def reader(text: Text, models: Callable[[Variant], LoadedModel]) -> Reader:
+    """One that has read the exact model."""
+    reader = Reader(windows(text.tokens), PAGE_SIZE)
+    assert isinstance(reader.read(models(EXACT), EXACT), Finding)
+    return reader
+
+
+@pytest.fixture(scope="module")
+def findings(reader: Reader, models: Callable[[Variant], LoadedModel]) -> dict[Variant, Finding]:
+    found = [reader.read(models(variant), variant) for variant in VARIANTS]
+    return {finding.variant: finding for finding in found if isinstance(finding, Finding)}
+
+
+def test_all_variants_are_there(findings: dict[Variant, Finding]) -> None:
+    assert set(findings) == set(VARIANTS) == {EXACT, *MEASURED}
+
+
+def test_the_text_is_one_that_the_model_can_read(findings: dict[Variant, Finding]) -> None:
+    assert 5 < findings[EXACT].perplexity < 40
+    assert findings[EXACT].from_exact is None
+
+
+@pytest.mark.parametrize("variant", MEASURED, ids=str)
+def test_the_divergence_is_as_measured(variant: Variant, findings: dict[Variant, Finding]) -> None:
+    """Not above the bound; nor far below it, as where an option had no effect."""
+    found = findings[variant].from_exact
+    assert found is not None
+    assert MEASURED[variant] / MARGIN**2 < found.kl_mean < MEASURED[variant] * MARGIN
+    assert abs(findings[variant].perplexity / findings[EXACT].perplexity - 1) < 0.02
+
+
+def test_float32_of_stored_blocks_is_the_exact_model(findings: dict[Variant, Finding]) -> None:
+    found = findings[FP32_STORED].from_exact
+    assert found is not None
+    assert found.top1_agreement == 1.0
+    assert found.kl_max < 1e-8
+    assert found.largest_difference < 1e-3
+
+
+def test_bf16_is_nearer_to_the_exact_model_than_the_reference_backends(
+    findings: dict[Variant, Finding],
+) -> None:
+    """Not the same bits: the reference rounds to bf16 after every operation, the C++ backend does not."""
+    ours, theirs = findings[BF16_EXPANDED], findings[BF16_REFERENCE]
+    assert ours.from_exact is not None
+    assert theirs.from_exact is not None
+    assert ours.from_bf16_reference is not None
+    assert ours.from_exact.kl_mean < theirs.from_exact.kl_mean
+    assert ours.from_bf16_reference.kl_mean < 3 * theirs.from_exact.kl_mean
+
+
+def damaged(model: LoadedModel, layers: range, factor: float) -> LoadedModel:
+    """The scales of gates and ups of some layers (float16 at the start of every block) off by a factor."""
+
+    def wrong(matrix: BlockMatrix) -> BlockMatrix:
+        runs = []
+        for run in matrix.runs:
+            blocks = run.data.clone().view(-1, run.format.nbytes)
+            scales = blocks[:, :2].contiguous().view(torch.float16)
+            blocks[:, :2] = (scales * factor).view(torch.uint8)
+            runs.append(BlockRows(run.format, blocks.view(run.data.shape)))
+        return BlockMatrix(tuple(runs), matrix.width)
+
+    parts = list(model.weights.layers)
+    for number in layers:
+        gate_up = parts[number].gate_up
+        assert isinstance(gate_up, BlockMatrix)
+        parts[number] = replace(parts[number], gate_up=wrong(gate_up))
+    return replace(model, weights=replace(model.weights, layers=tuple(parts)))
+
+
+@pytest.mark.parametrize(
+    ("variant", "factor"),
+    [(FP32_STORED, 1.002), (BF16_STORED, 1.02), (INT8_KV, 1.02), (INT8_ACTIVATIONS, 1.05), (ALL_INT8, 1.05)],
+    ids=str,
+)
+def test_wrong_scales_in_one_layer_would_show(
+    variant: Variant, factor: float, reader: Reader, models: Callable[[Variant], LoadedModel]
+) -> None:
+    found = reader.read(damaged(models(variant), range(29, 30), factor), variant)
+    assert isinstance(found, Finding)
+    assert found.from_exact is not None
+    assert found.from_exact.kl_mean > MEASURED[variant] * MARGIN
+
+
+@pytest.mark.parametrize("variant", [FP32_STORED, BF16_STORED, ALL_INT8], ids=str)
+def test_windows_together_or_one_by_one_have_the_same_bits(
+    variant: Variant, text: Text, reader: Reader, models: Callable[[Variant], LoadedModel]
+) -> None:
+    cut = windows(text.tokens, 90)
+    assert [len(window) for window in cut] == [90, 90, 76]
+    decoder = reader.decoder(models(variant), variant)
+    kept = kv_dtype(variant)
+    alone = read(decoder, kept, cut, PAGE_SIZE)
+    assert alone.shape == (len(predicted(cut)), decoder.config.hidden_size)
+    for together, most_rows, page_size in ((4, 512, 16), (3, 50, 16), (2, 512, 7)):
+        assert torch.equal(read(decoder, kept, cut, page_size, together=together, most_rows=most_rows), alone)
+    whole = torch.cat(list(logits(decoder, alone)))
+    assert torch.equal(torch.cat(list(logits(decoder, alone, rows=7))), whole)
+    assert not torch.equal(read(decoder, kept, windows(text.tokens, 100), PAGE_SIZE), alone)
+
+
+def generate(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy continuations, all prompts in one batch."""
+    histories = [list(prompt) for prompt in prompts]
+    tables = [engine.tables(len(prompt) + GENERATED) for prompt in prompts]
+    computed = [0] * len(prompts)
+    for _ in range(GENERATED):
+        chunks = [
+            engine.chunk(str(number), history, computed[number], len(history), tables[number])
+            for number, history in enumerate(histories)
+        ]
+        for number, result in enumerate(engine.run(*chunks)):
+            assert result.sampled is not None
+            computed[number] = len(histories[number])
+            histories[number].append(result.sampled.token)
+    return [history[len(prompt) :] for prompt, history in zip(prompts, histories, strict=True)]
+
+
+def test_greedy_tokens_of_stored_blocks_are_the_exact_ones(
+    encode: Callable[[str], list[int]], models: Callable[[Variant], LoadedModel]
+) -> None:
+    exact, stored = models(EXACT), models(FP32_STORED)
+    prompts = [encode(prompt) for prompt in PROMPTS]
+    expected = generate(Engine(exact.config, exact.weights, ops=ReferenceOps(CPU)), prompts)
+    assert all(len(set(tokens)) > 12 for tokens in expected), "degenerate text proves little"
+    assert generate(Engine(exact.config, stored.weights), prompts) == expected
+    wrong = damaged(stored, range(30), 1.02)
+    assert generate(Engine(exact.config, wrong.weights), prompts) != expected
