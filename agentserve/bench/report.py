@@ -76,8 +76,9 @@ def write(report: Benchmark, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{report.benchmark}.json"
     document = msgspec.to_builtins(report)
-    for entry, row in zip(document["rows"], report.rows, strict=True):
-        entry["fraction"] = row.fraction
+    if isinstance(report, Report):
+        for entry, row in zip(document["rows"], report.rows, strict=True):
+            entry["fraction"] = row.fraction
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     return path
 
