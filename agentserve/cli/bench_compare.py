@@ -50,7 +50,7 @@ def compare(
     results: Annotated[Path | None, typer.Option(help="Write JSON into this folder.")] = None,
 ) -> None:
     """Run a peer and AgentServe in alternation: above 1, ours is so much faster. Takes up to 10 minutes."""
-    from agentserve.bench.compare import result
+    from agentserve.bench import report
     from agentserve.bench.compare.compare import compare as run
     from agentserve.bench.compare.contest import PeerFailed
     from agentserve.bench.compare.settings import Settings
@@ -78,7 +78,7 @@ def compare(
         fail(str(error))
     _show(found)
     if results is not None:
-        typer.echo(f"written to {result.write(found, results)}")
+        typer.echo(f"written to {report.write(found, results)}")
 
 
 def _progress(row: Row) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from agentserve.bench import report
 from agentserve.bench.compare import compare, keeper, libraries, llamacpp, vllm
 from agentserve.bench.compare.contest import Idle, PeerFailed, measure
 from agentserve.bench.compare.plan import (
@@ -27,7 +28,7 @@ from agentserve.bench.compare.plan import (
     token_prompts,
     turns,
 )
-from agentserve.bench.compare.result import Comparison, Facts, Figure, Row, notes, row, write
+from agentserve.bench.compare.result import Comparison, Facts, Figure, Row, notes, row
 from agentserve.bench.compare.served import BrokenStream, Stream, decode_rate, prefill_rate
 from agentserve.bench.compare.settings import Settings
 from agentserve.cli.main import app
@@ -305,7 +306,7 @@ def test_the_report_is_json(tmp_path: Path) -> None:
     found = row("decode", 1, True, "peer", {"peer": [Figure(2.0, 5)], "ours": [Figure(3.0, 5)]})
     peer, ours = Facts("peer", "1.2", {"threads": 2}), Facts("ours", "3", {})
     whole = Comparison("compare-peer", "command", {"cores": "2"}, {}, peer, [ours], [found], {"peer": 0.0})
-    path = write(whole, tmp_path / "new")
+    path = report.write(whole, tmp_path / "new")
     assert path.name == "compare-peer.json"
     read = json.loads(path.read_text())
     assert read["rows"][0]["ratios"] == {"ours": 1.5}

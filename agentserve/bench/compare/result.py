@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -85,11 +84,3 @@ def notes(rows: Sequence[Row], idle_cores: Mapping[str, float]) -> list[str]:
         if cores > IDLE_CORES
     ]
     return found
-
-
-def write(comparison: Comparison, folder: Path) -> Path:
-    """Store it as `<benchmark>.json`; an older one of that name is replaced."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{comparison.benchmark}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(comparison), indent=1) + b"\n")
-    return path
