@@ -16,7 +16,7 @@ from agentserve.bench.limits import product_peak, read_bandwidth
 from agentserve.bench.report import Row
 from agentserve.executor.runner import TorchExecutor
 from agentserve.messages import Close, ResetPrefixCache, Submit, pack_tokens
-from agentserve.models.config import DecoderConfig
+from agentserve.models.decoder import Decoder
 from agentserve.models.load import DTYPES
 from agentserve.server.workers.build import build_engine
 from agentserve.server.workers.spec import WorkerSpec
@@ -37,12 +37,12 @@ class Costs:
     attention_flops: int  # per token and token of context
 
     @classmethod
-    def of(cls, config: DecoderConfig, built: BuiltEngine) -> Costs:
+    def of(cls, decoder: Decoder, built: BuiltEngine) -> Costs:
+        config = decoder.config
         head = config.vocab_size * config.hidden_size
-        element = DTYPES[built.hello.dtype].itemsize
         inside = built.hello.parameters - head * (1 if config.tie_embeddings else 2)
         return cls(
-            weight_bytes=(inside + head) * element,
+            weight_bytes=decoder.step_bytes,
             kv_bytes=sum(group.page_bytes for group in built.groups) // built.hello.page_size,
             linear_flops=2 * inside,  # the head runs for sampled rows only
             attention_flops=4 * config.layers * config.heads * config.head_dim,
@@ -54,7 +54,7 @@ def measure(spec: WorkerSpec, runs: int = 3, steps: int = 10) -> list[Row]:
     built = build_engine(spec)
     assert isinstance(built.executor, TorchExecutor)
     decoder = built.executor.decoder
-    costs = Costs.of(decoder.config, built)
+    costs = Costs.of(decoder, built)
     bandwidth, peak = read_bandwidth(), product_peak(DTYPES[spec.dtype], decoder.ops)
     rows = [
         Row("memory read", bandwidth / 1e9, "GB/s", higher_is_better=True),

@@ -41,6 +41,7 @@ class Decoder:
         self.dtype = weights.dtype
         self.device = weights.norm.device
         self.parameters = weights.parameters
+        self.step_bytes = weights.step_bytes
         cos, sin = rope_table(config.rope, config.head_dim, self.positions, weights.rope_factors)
         parts = _parts(config, weights, activations, (cos.to(self.device), sin.to(self.device)))
         self._step: StepDecoder = ops.decoder(parts) or ComposedDecoder(ops, parts)

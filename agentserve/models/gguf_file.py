@@ -86,6 +86,8 @@ class GgufFile:
             # What the package raises on damage depends on which byte is damaged.
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ModelError(f"{path}: not a readable GGUF file ({reason})") from None
+        if self._reader.byte_order == "S":  # the package would de-quantise it without swapping
+            raise ModelError(f"{path}: GGUF in another byte order than this machine's is not supported")
         if self._number("split.count") > 1:
             raise ModelError(f"{path}: GGUF files in several parts are not supported; merge them first")
 

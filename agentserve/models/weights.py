@@ -69,6 +69,11 @@ class DecoderWeights:
         return sum(part.nbytes for part in self._all())
 
     @property
+    def step_bytes(self) -> int:
+        """Bytes that every step reads at least: all but an embedding that is not the head too."""
+        return self.nbytes - (0 if self.lm_head is self.embedding else self.embedding.nbytes)
+
+    @property
     def formats(self) -> tuple[str, ...]:
         """The formats of the matrices kept as blocks, the one with most weights first; empty: none are."""
         counts: dict[str, int] = {}

@@ -17,7 +17,7 @@ import kernels.cpu.build
 from kernels import ops_for
 from kernels.cpu import BuildError, cpu_ops
 from kernels.cpu.build import Toolchain, compiled, find_toolchain, usable_cache
-from kernels.cpu.isa import AVX2, AVX512, AVX512BF16, PLAIN, Isa, available, cpu_flags
+from kernels.cpu.isa import AVX2, AVX512, AVX512BF16, AVX512VNNI, PLAIN, Isa, available, cpu_flags
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,10 @@ def test_instruction_sets_by_cpu_flags(tmp_path: Path, monkeypatch: pytest.Monke
         return [isa.name for isa in available(info)]
 
     wide = "avx2 fma f16c avx512f avx512bw avx512vl avx512dq"
-    assert names(wide + " avx512_bf16") == [isa.name for isa in (AVX512BF16, AVX512, AVX2, PLAIN)]
+    best = [isa.name for isa in (AVX512BF16, AVX512VNNI, AVX512, AVX2, PLAIN)]
+    assert names(wide + " avx512_vnni avx512_bf16") == best
+    assert names(wide + " avx512_vnni") == best[1:]
+    assert names(wide + " avx512_bf16") == best[2:], "it is compiled for both"
     assert names(wide) == ["cpu-avx512", "cpu-avx2", "cpu-plain"]
     assert names("avx2 fma f16c avx512f") == ["cpu-avx2", "cpu-plain"]
     assert names("sse2") == ["cpu-plain"]

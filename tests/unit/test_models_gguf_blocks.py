@@ -28,10 +28,16 @@ def uniform(kind: Kind) -> KindOf:
     return lambda name: kind
 
 
-def write(path: Path, stored: Mapping[str, Values], kind_of: KindOf, arch: str = "llama") -> None:
+def write(
+    path: Path,
+    stored: Mapping[str, Values],
+    kind_of: KindOf,
+    arch: str = "llama",
+    order: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
+) -> None:
     """A GGUF file with each matrix as `kind_of` names it: quantised where the package can, random
     valid blocks where only other tools can."""
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, endianess=order)
     for key, value in ARCH.items():
         if isinstance(value, int):
             writer.add_uint32(f"{arch}.{key}", value)
@@ -228,6 +234,26 @@ def test_a_row_of_no_whole_blocks_is_named(tmp_path: Path) -> None:
         text = str(raised.value)
         assert text.startswith(f"{tmp_path / 'm.gguf'}: tensor {name.decode()} has rows of 250 weights")
         assert "\n" not in text
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.F32])
+def test_the_other_byte_order_is_refused(kind: Kind, tmp_path: Path) -> None:
+    _, _, stored = model()
+    write(tmp_path / "m.gguf", stored, uniform(kind), order=gguf.GGUFEndian.BIG)
+    for kept in ("stored", "expanded"):
+        with pytest.raises(ModelError, match="in another byte order than this machine's is not supported"):
+            load(tmp_path / "m.gguf", kept)
+
+
+def test_blocks_go_to_the_device(tmp_path: Path) -> None:
+    _, _, stored = model()
+    write(tmp_path / "m.gguf", stored, uniform(Kind.Q4_0))
+    meta = torch.device("meta")
+    loaded = load_model(ModelSource("gguf", tmp_path / "m.gguf", "m"), torch.bfloat16, meta, "stored")
+    for matrix in fields(loaded.weights).values():
+        assert isinstance(matrix, BlockMatrix)
+        assert {run.data.device for run in matrix.runs} == {meta}
+    assert loaded.weights.norm.device == meta
 
 
 @pytest.mark.parametrize("change", ["missing", "foreign", "misshapen", "cut"])

@@ -28,6 +28,17 @@ def test_parts_cover_the_weights_exactly_once(name: str) -> None:
         assert bool((layer.gate_up == 1).all())
 
 
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_bytes_that_a_step_reads(name: str) -> None:
+    config = config_of(name)
+    weights = empty_weights(config, torch.bfloat16, torch.device("cpu"))
+    assert weights.nbytes == 2 * weights.parameters
+    looked_up = 0 if config.tie_embeddings else 2 * config.vocab_size * config.hidden_size
+    assert weights.step_bytes == weights.nbytes - looked_up
+    assert weights.formats == ()
+    assert not weights.layers_in_blocks
+
+
 def test_random_weights_repeat_and_round() -> None:
     config = config_of("qwen3")
     first, again = random_weights(config, 5), random_weights(config, 5)
