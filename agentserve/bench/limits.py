@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from agentserve.bench.report import Row
+from agentserve.executor.pool import KV_DTYPES
 from kernels.blocks import FORMATS, BlockMatrix, BlockRows
 from kernels.memory import huge_bytes
 from kernels.ops import Activations, Linear, Ops
 
-READ_BYTES = 512 << 20
-ROWS, WIDTH = 1024, 2048
+DTYPE_NAMES = {dtype: name for name, dtype in KV_DTYPES.items()}
+READ_BYTES = 256 << 20  # more than any cache holds
 CACHED = ((252, 1024, 512), (504, 1024, 1024))  # (rows, in, out): operands in L2, or not far from it
 
 
@@ -32,18 +35,14 @@ class Probe(Protocol):
         ...
 
 
-def best(function: Callable[[], object], seconds: float = 1.0) -> float:
+def _fastest(function: Callable[[], object], seconds: float, least: int = 1) -> float:
     """Shortest of the runs that fit in `seconds`: the machine's limit, not its average."""
-    return _fastest(function, seconds)[0]
-
-
-def _fastest(function: Callable[[], object], seconds: float, least: int = 1) -> tuple[float, int]:
     shortest, runs, until = float("inf"), 0, time.perf_counter() + seconds
     while runs < least or time.perf_counter() < until:
         began = time.perf_counter()
         function()
         shortest, runs = min(shortest, time.perf_counter() - began), runs + 1
-    return shortest, runs
+    return shortest
 
 
 def reader(ops: object, nbytes: int) -> Callable[[], object]:
@@ -56,35 +55,54 @@ def reader(ops: object, nbytes: int) -> Callable[[], object]:
     return data.view(torch.int64).sum
 
 
-def read_bandwidth(ops: Ops | None = None) -> float:
-    """Bytes per second of reading memory once, with all kernel threads."""
-    return READ_BYTES / best(reader(ops, READ_BYTES))
+class ReadPeak:
+    """Reading memory once with all kernel threads; to be measured again and again."""
 
+    def __init__(self, ops: Ops, nbytes: int = READ_BYTES) -> None:
+        self._nbytes = nbytes
+        self._run = reader(ops, nbytes)
 
-def product_peak(dtype: torch.dtype, ops: Ops) -> float:
-    """Floating-point operations per second of a large matrix product: torch's library or ours, the faster."""
-    left: Tensor = torch.randn(ROWS, WIDTH).to(dtype)
-    right: Tensor = torch.randn(WIDTH, WIDTH).to(dtype)
-    ours = ops.linear(right)
-    shortest = min(best(lambda: F.linear(left, right)), best(lambda: ours(left)))
-    return 2 * ROWS * WIDTH * WIDTH / shortest
+    def rate(self, runs: int = 3, seconds: float = 0.0) -> float:
+        """Bytes per second: the best of at least `runs` reads, and of those that fit in `seconds`."""
+        return self._nbytes / _fastest(self._run, seconds, least=runs)
 
 
 class ProductPeak:
     """The fastest matrix product that can be found here, ours or torch's, its operands in the caches; to be
-    measured again and again. `int8`: ours with Q8_0 weights and 8-bit activations (ValueError or
-    NotImplementedError where the backend has none), torch's from 8-bit codes to 32-bit sums."""
+    measured again and again. `int8`: ours with Q8_0 weights and 8-bit activations, torch's from 8-bit
+    codes to 32-bit sums."""
 
     def __init__(self, ops: Ops, dtype: torch.dtype, int8: bool = False, seconds: float = 0.1) -> None:
         candidates = [_cached(ops, dtype, int8, shape) for shape in CACHED]
         candidates += [_torch_int8(shape) if int8 else _torch(dtype, shape) for shape in CACHED]
         self._operations, self._run = max(
-            candidates, key=lambda found: found[0] / _fastest(found[1], seconds, least=3)[0]
+            candidates, key=lambda found: found[0] / _fastest(found[1], seconds, least=3)
         )
 
-    def rate(self, runs: int = 3) -> float:
-        """Operations per second, two per product and sum: the best of a few runs."""
-        return self._operations / _fastest(self._run, 0.0, least=runs)[0]
+    def rate(self, runs: int = 3, seconds: float = 0.0) -> float:
+        """Operations per second, two per product and sum: the best of at least `runs` runs, and of those
+        that fit in `seconds`."""
+        return self._operations / _fastest(self._run, seconds, least=runs)
+
+
+def read_row(rates: Sequence[float]) -> Row:
+    """What `ReadPeak` found, in every benchmark's words; the median counts."""
+    return _row("memory read", rates, "GB/s")
+
+
+def product_row(dtype: torch.dtype, rates: Sequence[float]) -> Row:
+    """What `ProductPeak` found."""
+    return _row(f"{DTYPE_NAMES[dtype]} matrix product, operands in cache", rates, "GFLOP/s")
+
+
+def dot_row(dtype: torch.dtype, rate: float) -> Row:
+    """What `dot_rate` found."""
+    return _row(f"{DTYPE_NAMES[dtype]} dot instruction alone", [rate], "GFLOP/s")
+
+
+def _row(name: str, rates: Sequence[float], unit: str) -> Row:
+    runs = tuple(rate / 1e9 for rate in rates)
+    return Row(name, statistics.median(runs), unit, higher_is_better=True, runs=runs, group="machine")
 
 
 def _cached(ops: Ops, dtype: torch.dtype, int8: bool, shape: tuple[int, int, int]) -> _Product:
@@ -137,4 +155,4 @@ def dot_rate(ops: object, dtype: torch.dtype, seconds: float = 0.1, rounds: int 
         return 0.0
     probe = ops
     operations = probe.repeat_dots(dtype, rounds)
-    return operations and operations / best(lambda: probe.repeat_dots(dtype, rounds), seconds)
+    return operations and operations / _fastest(lambda: probe.repeat_dots(dtype, rounds), seconds)

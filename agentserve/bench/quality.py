@@ -26,9 +26,10 @@ from agentserve.bench.quality_reading import (
     windows,
 )
 from agentserve.bench.quality_scores import Divergence, score
+from agentserve.executor.pool import KV_DTYPES
 from agentserve.machine import available_memory
 from agentserve.models.decoder import Decoder
-from agentserve.models.load import DTYPES, LoadedModel, load_config, load_model
+from agentserve.models.load import DTYPES, LoadedModel, OpenModel, open_model
 from agentserve.models.source import ModelSource
 from agentserve.values import show_size
 from kernels import ops_for
@@ -36,7 +37,6 @@ from kernels.ops import Activations, Ops
 from kernels.reference import ReferenceOps
 
 CPU = torch.device("cpu")
-_KV_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8}
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -135,7 +135,8 @@ def measure(
     """
     if not variants or variants[0] != EXACT:
         raise ValueError("the first variant must be the exact one, which all others are compared with")
-    config = load_config(source)
+    opened = open_model(source)
+    config = opened.config
     length = min(WINDOW, config.max_position)
     cut = windows(text.tokens, length)
     if not cut:
@@ -146,7 +147,7 @@ def measure(
     left_out: list[LeftOut] = []
     digest = ""
     formats: tuple[str, ...] = ()
-    for loaded, variant in _loaded(source, variants):
+    for loaded, variant in _loaded(opened, variants):
         digest, formats = loaded.digest, formats or loaded.weights.formats
         result = reader.read(loaded, variant)
         if isinstance(result, Finding):
@@ -167,7 +168,7 @@ def measure(
     )
 
 
-def _loaded(source: ModelSource, variants: Sequence[Variant]) -> Iterator[tuple[LoadedModel, Variant]]:
+def _loaded(opened: OpenModel, variants: Sequence[Variant]) -> Iterator[tuple[LoadedModel, Variant]]:
     """Each variant with its weights; neighbours of the same numbers share them."""
     have: tuple[str, str] | None = None
     loaded: LoadedModel | None = None
@@ -175,7 +176,7 @@ def _loaded(source: ModelSource, variants: Sequence[Variant]) -> Iterator[tuple[
         want = (variant.dtype, variant.weights)
         if loaded is None or want != have:
             loaded = None  # two models at a time are not needed
-            loaded = load_model(source, DTYPES[variant.dtype], CPU, variant.weights)
+            loaded = opened.load(DTYPES[variant.dtype], CPU, variant.weights)
             have = want
         yield loaded, variant
 
@@ -246,7 +247,7 @@ def _comparable(kept: Variant, variant: Variant) -> bool:
 
 def kv_dtype(variant: Variant) -> torch.dtype:
     """What KV pages hold."""
-    return _KV_DTYPES[variant.dtype if variant.kv_dtype == "as computed" else variant.kv_dtype]
+    return KV_DTYPES[variant.dtype if variant.kv_dtype == "as computed" else variant.kv_dtype]
 
 
 def _whole(slices: Iterator[Tensor], rows: int, vocab: int) -> Tensor:

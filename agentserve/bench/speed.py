@@ -7,21 +7,15 @@ contexts once; a prefill must at least do its products at the machine's peak.
 from __future__ import annotations
 
 import statistics
-import time
-from array import array
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agentserve.bench.limits import product_peak, read_bandwidth
+from agentserve.bench.drive import Drive
+from agentserve.bench.limits import ProductPeak, ReadPeak, product_row, read_row
 from agentserve.bench.report import Row
 from agentserve.executor.runner import TorchExecutor
-from agentserve.messages import Close, ResetPrefixCache, Submit, pack_tokens
+from agentserve.messages import Hello
 from agentserve.models.decoder import Decoder
-from agentserve.models.load import DTYPES
-from agentserve.server.workers.build import build_engine
-from agentserve.server.workers.spec import WorkerSpec
 from agentserve.server.workers.worker_main import BuiltEngine
-from agentserve.types import Sampling, SessionId, TurnId
 
 DECODE = ((1, 64), (1, 3500), (8, 64), (8, 2000))  # (sessions, context)
 PREFILL = (400, 2000, 3500)
@@ -49,85 +43,39 @@ class Costs:
         )
 
 
-def measure(spec: WorkerSpec, runs: int = 3, steps: int = 10) -> list[Row]:
-    """Rows for every decode and prefill size."""
-    built = build_engine(spec)
+def measure(built: BuiltEngine, runs: int = 3, steps: int = 10) -> list[Row]:
+    """Rows for every decode and prefill size. ValueError where the KV pool is too small for them."""
     assert isinstance(built.executor, TorchExecutor)
     decoder = built.executor.decoder
-    costs = Costs.of(decoder, built)
-    bandwidth, peak = read_bandwidth(decoder.ops), product_peak(DTYPES[spec.dtype], decoder.ops)
-    rows = [
-        Row("memory read", bandwidth / 1e9, "GB/s", higher_is_better=True),
-        Row(f"{spec.dtype} matrix product", peak / 1e9, "GFLOP/s", higher_is_better=True),
-    ]
+    costs, drive = Costs.of(decoder, built), Drive(built)
+    bandwidth = ReadPeak(decoder.ops).rate(seconds=1.0)
+    peak = ProductPeak(decoder.ops, decoder.dtype).rate(seconds=1.0)
+    rows = [read_row([bandwidth]), product_row(decoder.dtype, [peak])]
     for sessions, context in DECODE:
         limit = (costs.weight_bytes + sessions * context * costs.kv_bytes) / bandwidth * 1e3
-        times = [1e3 * statistics.median(_decode(built, sessions, context, steps)) for _ in range(runs)]
+        prompts = _prompts(sessions, context)
+        times = [1e3 * statistics.median(drive.decode(prompts, steps)) for _ in range(runs)]
         name = f"decode, {sessions} x {context} tokens"
         rows.append(Row(name, statistics.median(times), "ms/step", limit, "memory", runs=tuple(times)))
     for length in PREFILL:
         flops = length * (costs.linear_flops + costs.attention_flops * length / 2)
-        rates = [length / _prefill(built, length) for _ in range(runs)]
+        rates = [length / drive.prefill(_prompts(1, length)) for _ in range(runs)]
         name = f"prefill, {length} tokens"
-        row = Row(
-            name,
-            statistics.median(rates),
-            "tokens/s",
-            length / (flops / peak),
-            "products",
-            True,
-            tuple(rates),
-        )
-        rows.append(row)
+        limit = length / (flops / peak)
+        rows.append(Row(name, statistics.median(rates), "tokens/s", limit, "products", True, tuple(rates)))
     return rows
 
 
-def _prompts(sessions: int, length: int) -> Iterator[array[int]]:
-    for number in range(sessions):
-        yield array("i", [(number * 7919 + position * 31) % 40_000 + 100 for position in range(length)])
+def kept(hello: Hello) -> str:
+    """In which numbers all of that was computed."""
+    return (
+        f"{hello.dtype}, weights {hello.weights}, activations {hello.activations}, KV {hello.kv_dtype}, "
+        f"{hello.backend} kernels"
+    )
 
 
-def _submit(built: BuiltEngine, prompts: Sequence[array[int]], tokens: int) -> list[SessionId]:
-    built.core.handle(ResetPrefixCache(0), 0.0)
-    names = [SessionId(f"bench-{number}") for number in range(len(prompts))]
-    sampling = Sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    for name, prompt in zip(names, prompts, strict=True):
-        built.core.handle(Submit(name, TurnId(1), pack_tokens(prompt), sampling), 0.0)
-    return names
-
-
-def _step(built: BuiltEngine) -> tuple[int, int, float]:
-    """One step: its chunks, its tokens, its seconds."""
-    began = time.perf_counter()
-    plan = built.core.begin_step(began)
-    if plan is None:
-        raise RuntimeError("the pool is too small for this benchmark: give more with --device-kv")
-    built.core.finish_step(built.executor.run(plan), time.perf_counter())
-    return len(plan.chunks), plan.tokens, time.perf_counter() - began
-
-
-def _close(built: BuiltEngine, names: Sequence[SessionId]) -> None:
-    for name in names:
-        built.core.handle(Close(name), 0.0)
-    built.core.take_events()
-
-
-def _decode(built: BuiltEngine, sessions: int, context: int, steps: int) -> list[float]:
-    names = _submit(built, list(_prompts(sessions, context)), context)
-    times: list[float] = []
-    while len(times) < steps:
-        chunks, tokens, seconds = _step(built)
-        if chunks == tokens == sessions:
-            times.append(seconds)
-    _close(built, names)
-    return times
-
-
-def _prefill(built: BuiltEngine, length: int) -> float:
-    names = _submit(built, list(_prompts(1, length)), 1)
-    began = time.perf_counter()
-    while built.core.has_work:
-        _step(built)
-    seconds = time.perf_counter() - began
-    _close(built, names)
-    return seconds
+def _prompts(sessions: int, length: int) -> list[list[int]]:
+    return [
+        [(number * 7919 + position * 31) % 40_000 + 100 for position in range(length)]
+        for number in range(sessions)
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,13 @@ def speed_bench(
     *,
     model: Annotated[str | None, typer.Option(show_default="smollm2-135m")] = None,
     dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
+    weights: Annotated[str, typer.Option(help="expanded or stored.")] = "expanded",
+    activations: Annotated[
+        str | None, typer.Option(help="float, or int8 for stored weights.", show_default="float")
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="auto, bf16, fp16, fp32 or int8.", show_default="auto")
+    ] = None,
     device: Annotated[str | None, typer.Option(show_default="cpu")] = None,
     device_kv: Annotated[str, typer.Option(help="KV pool.")] = "1GiB",
     threads: Annotated[str | None, typer.Option(show_default="all cores")] = None,
@@ -56,24 +64,30 @@ def speed_bench(
     os.environ.update(worker_environment())
     from agentserve.bench import overhead as overheads
     from agentserve.bench import report, speed
+    from agentserve.server.workers.build import build_engine
     from agentserve.server.workers.spec import worker_spec
 
-    flags = {"model": model, "dtype": dtype, "device": device, "device_kv": device_kv, "threads": threads}
+    flags = {
+        "model": model, "dtype": dtype, "weights": weights, "activations": activations, "kv_dtype": kv_dtype,
+        "device": device, "device_kv": device_kv, "threads": threads,
+    }  # fmt: skip
     settings = load(flags, None)
     spec = worker_spec(settings, 0, "", os.getpid(), usable_cores())
     try:
         rows = overheads.measure() if overhead else []
-        rows += speed.measure(spec, runs)
+        built = build_engine(spec)
+        rows += speed.measure(built, runs)
     except (ValueError, OSError) as error:
         fail(str(error))
-    _show(rows)
+    notes = [speed.kept(built.hello)]
+    show(rows, notes)
     if results is not None:
         command = shlex.join(["agentserve", *sys.argv[1:]])
-        found = report.Report("speed", command, report.machine(), report.versions(), rows)
+        found = report.Report("speed", command, report.machine(), report.versions(), rows, notes)
         typer.echo(f"written to {report.write(found, results)}")
 
 
-def _show(rows: list[Row]) -> None:
+def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
     table = Table(box=None, header_style="bold")
     for title, side in (("", "left"), ("median", "right"), ("limit", "right"), ("of limit", "right")):
         table.add_column(title, justify=side)  # type: ignore[arg-type]
@@ -82,3 +96,5 @@ def _show(rows: list[Row]) -> None:
         fraction = f"{row.fraction:.0%}" if row.fraction else ""
         table.add_row(row.name, f"{row.value:,.4g} {row.unit}", limit, fraction)
     Console().print(table)
+    for note in notes:
+        typer.echo(note)

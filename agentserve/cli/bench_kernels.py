@@ -121,5 +121,7 @@ def _table(group: str, rows: list[Row]) -> Table:
 def _cells(row: Row | None) -> tuple[str, str]:
     if row is None:
         return "", ""
-    limit = f"{row.fraction:.0%} {row.limit_name}" if row.fraction else ""
-    return f"{row.value:,.4g} {row.unit}", limit
+    beside = [f"{row.fraction:.0%} {row.limit_name}"] if row.fraction else []
+    if len(row.runs) == 1 and row.group != "machine":  # whose single values are the best of many
+        beside.append("1 run")
+    return f"{row.value:,.4g} {row.unit}", ", ".join(beside)

@@ -24,7 +24,7 @@ from agentserve.models.weights import DecoderWeights
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
-Kept = Literal["stored", "expanded"]
+WeightStorage = Literal["stored", "expanded"]
 """Whether matrices in blocks stay as the file stores them, or are expanded to the model's dtype."""
 
 # What damage leads to beyond what the readers look for: which of these depends on the damaged byte.
@@ -49,35 +49,50 @@ class LoadedModel:
     digest: str
 
 
-def load_config(source: ModelSource) -> DecoderConfig:
-    """The config alone, without reading weights. A `ModelError` as from `load_model`."""
-    with _one_line(source.path):
-        if source.kind == "gguf":
-            return gguf_config(GgufFile(source.path))
-        return read_hf_config(source.path / "config.json")
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenModel:
+    """A model whose config has been read and whose weights have not. `file`: of a GGUF source, its
+    vocabulary parsed, which takes a second."""
+
+    source: ModelSource
+    config: DecoderConfig
+    file: GgufFile | None
+
+    def load(
+        self, dtype: torch.dtype, device: torch.device, weights: WeightStorage = "expanded"
+    ) -> LoadedModel:
+        """Read the weights into memory; whatever is wrong with them is a one-line `ModelError`.
+
+        `weights` "stored" keeps a GGUF file's blocks as they are; folders have none.
+        """
+        source, config = self.source, self.config
+        if dtype not in DTYPES.values():
+            raise ModelError(f"{source.path}: dtype {dtype} is not supported, only {', '.join(DTYPES)}")
+        with _one_line(source.path):
+            if self.file is not None:
+                loaded = load_gguf_weights(self.file, config, dtype, device, stored=weights == "stored")
+            else:
+                loaded = load_safetensors_weights(source.path, config, dtype, device)
+            frequencies = inverse_frequencies(config.rope, config.head_dim, loaded.rope_factors)
+            if not bool(frequencies.isfinite().all()):
+                raise ModelError(f"{source.path}: its rotary settings give no finite frequencies")
+            return LoadedModel(config, loaded, weights_digest(source))
 
 
-def load_model(
-    source: ModelSource, dtype: torch.dtype, device: torch.device, weights: Kept = "expanded"
-) -> LoadedModel:
-    """Read `source` into memory; whatever is wrong with it is a one-line `ModelError`.
-
-    `weights` "stored" keeps a GGUF file's blocks as they are; folders have none.
-    """
-    if dtype not in DTYPES.values():
-        raise ModelError(f"{source.path}: dtype {dtype} is not supported, only {', '.join(DTYPES)}")
+def open_model(source: ModelSource) -> OpenModel:
+    """Read the config alone. A `ModelError` as from `OpenModel.load`."""
     with _one_line(source.path):
         if source.kind == "gguf":
             file = GgufFile(source.path)
-            config = gguf_config(file)
-            loaded = load_gguf_weights(file, config, dtype, device, stored=weights == "stored")
-        else:
-            config = read_hf_config(source.path / "config.json")
-            loaded = load_safetensors_weights(source.path, config, dtype, device)
-        frequencies = inverse_frequencies(config.rope, config.head_dim, loaded.rope_factors)
-        if not bool(frequencies.isfinite().all()):
-            raise ModelError(f"{source.path}: its rotary settings give no finite frequencies")
-        return LoadedModel(config, loaded, weights_digest(source))
+            return OpenModel(source, gguf_config(file), file)
+        return OpenModel(source, read_hf_config(source.path / "config.json"), None)
+
+
+def load_model(
+    source: ModelSource, dtype: torch.dtype, device: torch.device, weights: WeightStorage = "expanded"
+) -> LoadedModel:
+    """Open and load in one go."""
+    return open_model(source).load(dtype, device, weights)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from agentserve.bench.quality import (
 )
 from agentserve.bench.quality_reading import NotFinite, windows
 from agentserve.bench.report import write
-from agentserve.models.load import load_config, load_model
+from agentserve.models.load import load_model, open_model
 from agentserve.models.source import ModelSource
 from kernels import ops_for
 from kernels.reference import ReferenceOps
@@ -92,7 +92,7 @@ def test_each_finding_is_told_as_it_is_made(source: ModelSource) -> None:
 
 def test_windows_are_no_longer_than_the_context(source: ModelSource) -> None:
     found = measure(source, text(700), 16, (EXACT,))
-    assert load_config(source).max_position == 512
+    assert open_model(source).config.max_position == 512
     assert (found.window, found.predicted) == (512, 511 + 187)
     reader = Reader(windows(text(700).tokens, 600), 16)
     with pytest.raises(ValueError, match="a window of 600 tokens, and a context of 512"):

@@ -16,7 +16,7 @@ from agentserve.models.config import DecoderConfig, RopeKind
 from agentserve.models.errors import ModelError
 from agentserve.models.gguf_config import gguf_config
 from agentserve.models.gguf_file import GgufFile
-from agentserve.models.load import load_config, load_model
+from agentserve.models.load import load_model, open_model
 from agentserve.models.source import ModelSource
 from agentserve.models.weights import named_parts, random_weights
 
@@ -123,7 +123,7 @@ def test_a_whole_model_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write(path, stored)
     parts = loaded_parts(path)
-    assert load_config(ModelSource("gguf", path, "m")).rms_eps == pytest.approx(config.rms_eps)
+    assert open_model(ModelSource("gguf", path, "m")).config.rms_eps == pytest.approx(config.rms_eps)
     assert parts.keys() == plain.keys()
     for name, values in plain.items():
         assert np.array_equal(parts[name].numpy(), values), name

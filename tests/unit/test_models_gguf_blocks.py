@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentserve.models.errors import ModelError
-from agentserve.models.load import Kept, LoadedModel, load_model
+from agentserve.models.load import WeightStorage, LoadedModel, load_model
 from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights, layout, named_parts
 from kernels.blocks import FORMATS, BlockMatrix, expand
@@ -64,7 +64,7 @@ def raw_blocks(kind: Kind, rows: int, width: int, seed: int) -> npt.NDArray[np.u
     return np.random.default_rng(seed).integers(0, 60, (rows, width // block * size), dtype=np.uint8)
 
 
-def load(path: Path, kept: Kept = "stored", dtype: torch.dtype = torch.float32) -> LoadedModel:
+def load(path: Path, kept: WeightStorage = "stored", dtype: torch.dtype = torch.float32) -> LoadedModel:
     return load_model(ModelSource("gguf", path, "m"), dtype, CPU, kept)
 
 
@@ -209,7 +209,7 @@ def test_loading_blocks_allocates_what_is_no_block(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(torch, "empty", count_empty)
     monkeypatch.setattr(torch, "from_numpy", count_wrapped)
-    bytes_of: dict[Kept, int] = {}
+    bytes_of: dict[WeightStorage, int] = {}
     for kept in ("stored", "expanded"):
         made.clear()
         load(tmp_path / "m.gguf", kept)

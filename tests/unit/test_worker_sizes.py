@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentserve.config import load
-from agentserve.models.load import load_config, load_model
+from agentserve.models.load import load_model, open_model
 from agentserve.models.source import ModelSource
 from agentserve.server.workers.build import _namespace
 from agentserve.server.workers.sizes import check_blocks, check_settings, kv_dtype_of
@@ -63,7 +63,7 @@ class OnlyOwn(ReferenceOps):
 
 def test_kv_that_the_kernels_cannot_keep(tmp_path: Path) -> None:
     source = source_of(tmp_path, Kind.Q4_1)
-    config = load_config(source)
+    config = open_model(source).config
     with pytest.raises(ValueError, match=r"^--kv-dtype int8: ") as caught:
         check_settings(spec_of(kv_dtype="int8"), source, config, OnlyOwn(CPU))
     assert str(caught.value).endswith("reference kernels keep KV of a bf16 model as bf16 only")

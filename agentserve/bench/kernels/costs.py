@@ -22,7 +22,8 @@ def causal_pairs(start: int, count: int, window: int | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one piece of work needs. A limit is the longest of its three parts, not their sum.
+    """What one piece of work needs. A limit is the longer of memory and arithmetic; the two kinds of
+    operations add up.
 
     `nbytes` are read from memory; `float_ops` and `int8_ops` are arithmetic operations (two per
     product and sum) in the step's own dtype and in 8-bit integers.
@@ -38,7 +39,7 @@ class Costs:
     """One variant of a model, in numbers. Norms, biases and rotary tables are left out: they are small.
 
     `inside` and `head` count weights of the layers' matrices and of the LM head; `inside_bytes` and
-    `head_bytes` are their bytes as kept. `int8`: the layers' products run on 8-bit integers.
+    `head_bytes` are their bytes as kept. `integers`: how many of `inside` are multiplied as 8-bit integers.
     """
 
     config: DecoderConfig
@@ -47,7 +48,7 @@ class Costs:
     inside_bytes: int
     head_bytes: int
     kv_dtype: torch.dtype
-    int8: bool = False
+    integers: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -85,7 +86,7 @@ class Costs:
         once = self.context_bytes(shared)
         kv = sum(self.context_bytes(tokens) - once for tokens in contexts) + once
         attention = sum(self.attention_ops(tokens, 1) for tokens in contexts)
-        return self._demand(self.weight_bytes + kv, self.linear_ops(rows), attention + 2 * self.head * rows)
+        return self._demand(self.weight_bytes + kv, rows, attention + 2 * self.head * rows)
 
     def attention_step(self, contexts: Sequence[int], shared: int = 0) -> Demand:
         """The attention alone of `decode`, all layers."""
@@ -103,9 +104,9 @@ class Costs:
         Counted: the layers' products and attention's causal pairs. Not counted: the last token's
         logits, norms, rotation, softmax, and reading weights and KV again in every pass.
         """
-        return self._demand(0, self.linear_ops(tokens), self.attention_ops(0, tokens))
+        return self._demand(0, tokens, self.attention_ops(0, tokens))
 
-    def _demand(self, nbytes: int, linear: int, others: int) -> Demand:
-        if self.int8:
-            return Demand(nbytes, others, linear)
-        return Demand(nbytes, linear + others)
+    def _demand(self, nbytes: int, rows: int, others: int) -> Demand:
+        """The layers' products for `rows` rows, and `others` operations in the step's dtype."""
+        integers = 2 * self.integers * rows
+        return Demand(nbytes, self.linear_ops(rows) - integers + others, integers)

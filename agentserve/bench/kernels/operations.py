@@ -1,8 +1,12 @@
-"""The small operations, beside plain copies of as many bytes as they read and write."""
+"""The small operations, each called alone, beside plain copies of as many bytes as they read and write.
+
+A backend whose whole step is one call has them inside it and does not call these: they are what a step
+is composed of elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import memmove
 from dataclasses import replace
 from functools import partial
@@ -10,8 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from agentserve.bench.kernels.cases import Case
 from agentserve.bench.kernels.costs import Demand
 from agentserve.bench.kernels.scene import GREEDY, Scene
+from agentserve.bench.kernels.sizes import Sizes
 from agentserve.bench.kernels.subject import Variant
 from agentserve.bench.kernels.timing import Run, Stopwatch, each
 from agentserve.bench.report import Row
@@ -26,19 +32,20 @@ PAGES = 128  # copied per run
 Work = Callable[[], object]
 
 
-def measure(scene: Scene, variant: Variant, watch: Stopwatch, rows: Sequence[int]) -> list[Row]:
-    """Norm, activation, rotation, KV write at each number of rows, and page copies.
+def cases(scene: Scene, variant: Variant, watch: Stopwatch, sizes: Sizes) -> Iterator[Case]:
+    """Norm, activation, rotation, KV write at each number of rows; page copies; sampling.
 
     Their operands are in the caches, as in a step. The limit is a plain copy that reads and writes as
     many bytes, timed in alternation; both include what one call costs.
     """
-    found = []
-    for count in rows:
+    for count in sizes.operations:
         for name, (work, moved) in _works(scene, variant, count).items():
-            found.append(
-                _beside_copy(watch, f"{name}, {count} rows", [work] * REPEATS, [_copy(moved)] * REPEATS)
-            )
-    return [*found, _page_copies(scene, variant, watch)]
+            title, pair = f"{name}, {count} rows", ([work] * REPEATS, [_copy(moved)] * REPEATS)
+            yield Case("operations", title, partial(_beside_copy, watch, title, *pair))
+    title = f"page copy, {scene.pool.storages[0][0].nbytes:,} bytes"
+    yield Case("operations", title, partial(_page_copies, scene, variant, watch, title))
+    title = f"sampling, {sizes.sampled} rows"
+    yield Case("operations", title, partial(_sampling, scene, variant, watch, sizes.sampled))
 
 
 def _works(scene: Scene, variant: Variant, rows: int) -> dict[str, tuple[Work, int]]:
@@ -63,7 +70,7 @@ def _works(scene: Scene, variant: Variant, rows: int) -> dict[str, tuple[Work, i
     }
 
 
-def _page_copies(scene: Scene, variant: Variant, watch: Stopwatch) -> Row:
+def _page_copies(scene: Scene, variant: Variant, watch: Stopwatch, name: str) -> list[Row]:
     """Whole pages, scattered, more of them than the caches hold. The limit is memcpy."""
     ops, storage, slots = variant.decoder.ops, scene.pool.storages[0], scene.pool.page_size
     count = max(1, min(PAGES, storage.shape[0] // 2))
@@ -77,10 +84,10 @@ def _page_copies(scene: Scene, variant: Variant, watch: Stopwatch) -> Row:
 
     pairs = list(zip(pages[:count], pages[count:], strict=True))
     works, copies = [backend(*pair) for pair in pairs], [plain(*pair) for pair in pairs]
-    return _beside_copy(watch, f"page copy, {nbytes:,} bytes", works, copies)
+    return _beside_copy(watch, name, works, copies)
 
 
-def sampling(scene: Scene, variant: Variant, watch: Stopwatch, rows: int) -> list[Row]:
+def _sampling(scene: Scene, variant: Variant, watch: Stopwatch, rows: int) -> list[Row]:
     """Greedy and top-p over the model's own logits. The limit is reading them once."""
     config, decoder = scene.config, variant.decoder
     plan = scene.plan(scene.decode(rows, scene.pool.page_size))
@@ -117,6 +124,6 @@ def _copy(moved: int) -> Work:
     return lambda: target.copy_(source)
 
 
-def _beside_copy(watch: Stopwatch, name: str, works: Sequence[Work], copies: Sequence[Work]) -> Row:
+def _beside_copy(watch: Stopwatch, name: str, works: Sequence[Work], copies: Sequence[Work]) -> list[Row]:
     times = watch.alternate({"operation": each(works), "copy": each(copies)})
-    return times["operation"].row_beside("operations", name, times["copy"], "copy")
+    return [times["operation"].row_beside("operations", name, times["copy"], "copy")]

@@ -1,40 +1,67 @@
-"""The model's matrix products, weights coming out of memory as they do in a step."""
+"""The model's matrix products, each as a single operation, weights coming out of memory as in a step.
+
+The gate_up matrix is packed plain here. A decoder that runs whole steps in one call fuses silu with it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import cycle
 
 import torch
 
+from agentserve.bench.kernels.cases import Case
 from agentserve.bench.kernels.costs import Demand
 from agentserve.bench.kernels.subject import Subject
 from agentserve.bench.kernels.timing import Run, Stopwatch, each
 from agentserve.bench.report import Row
-from kernels.blocks import BlockMatrix, Matrix
-from kernels.ops import Linear
+from kernels.blocks import Matrix
+from kernels.ops import Activations, Linear
 
 
-def measure(
+def cases(
     name: str, subjects: Sequence[Subject], watch: Stopwatch, rows: Sequence[int], stream: int
-) -> list[Row]:
+) -> Iterator[Case]:
     """One of the model's matrices (`Subject.matrices`) at several numbers of rows, all subjects in turn.
 
     Each run goes over as many copies as make `stream` bytes: a matrix alone would stay in the caches.
     """
-    used = {subject.name: copies(subject.matrices()[name], stream) for subject in subjects}
-    prepared = {subject.name: prepare(subject, used[subject.name], name) for subject in subjects}
-    out, width = used[subjects[0].name][0].shape
-    found: list[Row] = []
+    products = [Product(subject, name, stream) for subject in subjects]
+    out, width = products[0].matrices[0].shape
     for count in rows:
-        x = torch.randn(count, width).to(subjects[0].dtype)
-        runs = {one.name: each([_call(linear, x) for linear in prepared[one.name]]) for one in subjects}
-        times = watch.alternate(runs)
-        for one in subjects:
-            demand = product_demand(used[one.name], count, one.activations == "int8" and name != "head")
-            title = f"{name} [{out} x {width}], {count} rows"
-            found.append(times[one.name].row("products", title, demand, one.name))
-    return found
+        title = f"{name} [{out} x {width}], {count} rows"
+        yield Case("products", title, partial(_rows, products, watch, count, title))
+
+
+class Product:
+    """One of a subject's matrices, its copies prepared as its decoder would."""
+
+    def __init__(self, subject: Subject, name: str, stream: int) -> None:
+        self.subject = subject
+        self.matrices = copies(subject.matrices()[name], stream)
+        self.activations: list[Activations] = [
+            "float" if name == "head" else subject.multiplied_in(matrix) for matrix in self.matrices
+        ]
+        self._linears = [
+            subject.ops.linear(matrix, dtype=subject.dtype, activations=activations)
+            for matrix, activations in zip(self.matrices, self.activations, strict=True)
+        ]
+
+    def run(self, x: torch.Tensor) -> Run:
+        return each([_call(linear, x) for linear in self._linears])
+
+
+def _rows(products: Sequence[Product], watch: Stopwatch, count: int, title: str) -> list[Row]:
+    first = products[0]
+    x = torch.randn(count, first.matrices[0].shape[1]).to(first.subject.dtype)
+    times = watch.alternate({one.subject.name: one.run(x) for one in products})
+    return [
+        times[one.subject.name].row(
+            "products", title, product_demand(one.matrices, one.activations, count), one.subject.name
+        )
+        for one in products
+    ]
 
 
 def copies(matrices: Sequence[Matrix], stream: int) -> list[Matrix]:
@@ -49,22 +76,15 @@ def copies(matrices: Sequence[Matrix], stream: int) -> list[Matrix]:
     return found
 
 
-def prepare(subject: Subject, matrices: Sequence[Matrix], name: str) -> list[Linear]:
-    """Their products, as the decoder prepares them: 8-bit activations are for layers in blocks."""
-    found = []
-    for matrix in matrices:
-        integers = name != "head" and isinstance(matrix, BlockMatrix)
-        activations = subject.activations if integers else "float"
-        found.append(subject.ops.linear(matrix, dtype=subject.dtype, activations=activations))
-    return found
-
-
-def product_demand(matrices: Sequence[Matrix], rows: int, int8: bool) -> Demand:
+def product_demand(matrices: Sequence[Matrix], activations: Sequence[Activations], rows: int) -> Demand:
     """Of one of `matrices` in the mean (formats may differ from layer to layer): weights read once, two
-    operations per weight and row."""
-    operations = 2 * matrices[0].numel() * rows
-    nbytes = sum(matrix.nbytes for matrix in matrices) // len(matrices)
-    return Demand(nbytes, 0, operations) if int8 else Demand(nbytes, operations)
+    operations per weight and row, in 8-bit integers where a matrix's `activations` are "int8"."""
+    each_operations = 2 * matrices[0].numel() * rows
+    operations, integers = each_operations * len(matrices), each_operations * activations.count("int8")
+    nbytes = sum(matrix.nbytes for matrix in matrices)
+    return Demand(
+        nbytes // len(matrices), (operations - integers) // len(matrices), integers // len(matrices)
+    )
 
 
 def _call(linear: Linear, x: torch.Tensor) -> Run:

@@ -57,15 +57,12 @@ def measure(settings: Settings, progress: Callable[[str], None] = lambda _: None
     if sizes != settings.sizes:
         found.skipped["longer contexts"] = f"the model was made for {positions} positions"
     settings = replace(settings, sizes=sizes)
-    gauge = MachineGauge(ops, dtype, sizes.read)
-    if gauge.int8_missing:
-        found.skipped["int8 matrix product"] = gauge.int8_missing
-    watch = Stopwatch(gauge, settings.effort)
+    watch = Stopwatch(MachineGauge(ops, dtype, sizes.read), settings.effort)
     found.notes.append(f"backend {ops.name}, {settings.threads} threads")
     with torch.inference_mode():
         progress("products")
         for name in models[0].matrices():
-            found.rows += products.measure(name, models, watch, sizes.products, sizes.stream)
+            found.add(products.cases(name, models, watch, sizes.products, sizes.stream), watch)
         _with_pool(settings, models, watch, found, progress)
         found.rows[:0] = machine_rows(ops, dtype, watch.seen)
     found.notes.append(f"took {watch.elapsed:.0f} s after loading")
@@ -93,8 +90,7 @@ def _with_pool(
     progress("attention")
     found.add(AttentionAlone(scene, variants[0], watch).cases(sizes), watch)
     progress("small operations")
-    found.rows += operations.measure(scene, variants[0], watch, sizes.operations)
-    found.rows += operations.sampling(scene, variants[0], watch, sizes.sampled)
+    found.add(operations.cases(scene, variants[0], watch, sizes), watch)
     progress("decode and prefill")
     if not variants[0].clock.seconds:
         found.skipped["outside kernels"] = "this backend has no whole step as one call"

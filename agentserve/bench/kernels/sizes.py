@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from agentserve.bench.limits import READ_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -22,7 +24,7 @@ class Sizes:
     chunk: int = 256
     sharing: tuple[int, int, int] | None = (16, 2048, 256)  # rows, tokens of prefix, tokens of their own
     overhead: tuple[int, ...] = (1, 8, 32)  # rows
-    read: int = 256 << 20  # bytes read at once to measure memory
+    read: int = READ_BYTES  # at once, to measure memory
 
     @property
     def longest(self) -> int:

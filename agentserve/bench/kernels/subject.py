@@ -9,15 +9,16 @@ import torch
 
 from agentserve.bench.kernels.clocked import KernelClock, clocked
 from agentserve.bench.kernels.costs import Costs
+from agentserve.bench.limits import DTYPE_NAMES
 from agentserve.executor.pool import KVPool
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
 from agentserve.models.config import DecoderConfig
 from agentserve.models.decoder import Decoder
-from agentserve.models.load import Kept, LoadedModel, load_model
+from agentserve.models.load import LoadedModel, WeightStorage, open_model
 from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights
-from kernels.blocks import Matrix
+from kernels.blocks import BlockMatrix, Matrix
 from kernels.ops import Activations, Ops
 
 CPU = torch.device("cpu")
@@ -27,7 +28,7 @@ CPU = torch.device("cpu")
 class Choice:
     """How the model is kept and computed with."""
 
-    weights: Kept
+    weights: WeightStorage
     activations: Activations
 
 
@@ -59,6 +60,10 @@ class Subject:
             "head": [self.weights.lm_head],
         }
 
+    def multiplied_in(self, matrix: Matrix) -> Activations:
+        """What one of the layers' matrices is multiplied with: 8-bit activations are for blocks."""
+        return self.activations if isinstance(matrix, BlockMatrix) else "float"
+
     def costs(self, kv_dtype: torch.dtype) -> Costs:
         head = self.weights.lm_head
         inside = [matrix for layer in self.weights.layers for matrix in layer.matrices]
@@ -69,7 +74,7 @@ class Subject:
             inside_bytes=sum(matrix.nbytes for matrix in inside),
             head_bytes=head.nbytes,
             kv_dtype=kv_dtype,
-            int8=self.activations == "int8",
+            integers=sum(matrix.numel() for matrix in inside if self.multiplied_in(matrix) == "int8"),
         )
 
 
@@ -87,39 +92,25 @@ class Variant:
 def subjects(
     source: ModelSource, dtype: torch.dtype, choices: Sequence[Choice], ops: Ops
 ) -> tuple[list[Subject], dict[str, str]]:
-    """The variants that this model and backend have, and why the others are missing.
+    """The variants that this model has, and why the others are missing.
 
     Every way of keeping the weights is loaded once. A `ModelError` if the model cannot be read.
     """
+    opened = open_model(source)
     loaded: dict[str, LoadedModel] = {}
     found: list[Subject] = []
     missing: dict[str, str] = {}
     for choice in choices:
         if choice.weights not in loaded:
-            loaded[choice.weights] = load_model(source, dtype, CPU, choice.weights)
+            loaded[choice.weights] = opened.load(dtype, CPU, choice.weights)
         model = loaded[choice.weights]
         label = f"weights {choice.weights}, activations {choice.activations}"
         if choice.weights == "stored" and not model.weights.layers_in_blocks:
             missing[label] = "the model's layers have no quantised blocks"
             continue
-        subject = Subject(_name(model.weights, choice), model.config, model.weights, choice.activations, ops)
-        reason = unavailable(subject)
-        if reason:
-            missing[label] = reason
-        else:
-            found.append(subject)
+        name = _name(model.weights, choice)
+        found.append(Subject(name, model.config, model.weights, choice.activations, ops))
     return found, missing
-
-
-def unavailable(subject: Subject) -> str:
-    """Why the backend has no such products, in one line; empty if it has."""
-    if subject.activations == "float":
-        return ""
-    try:
-        subject.ops.linear(subject.weights.layers[0].o, dtype=subject.dtype, activations=subject.activations)
-    except (ValueError, NotImplementedError) as error:
-        return f"not available in this backend: {error}".rstrip(": ")
-    return ""
 
 
 def variant(subject: Subject, pool: KVPool, positions: int) -> Variant:
@@ -135,6 +126,6 @@ def variant(subject: Subject, pool: KVPool, positions: int) -> Variant:
 
 def _name(weights: DecoderWeights, choice: Choice) -> str:
     if choice.weights == "expanded":
-        return {torch.bfloat16: "bf16", torch.float32: "fp32"}[weights.dtype]
+        return DTYPE_NAMES[weights.dtype]
     kept = weights.formats[0]
     return kept if choice.activations == "float" else f"{kept} {choice.activations}"

@@ -22,20 +22,17 @@ Run = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the machine does per second: bytes read, operations in the step's dtype and in int8 (0: the
-    backend has no such products)."""
+    """What the machine does per second: bytes read, operations in the step's dtype and in int8."""
 
     read: float
     float_ops: float
-    int8_ops: float = 0.0
+    int8_ops: float
 
     def seconds(self, demand: Demand) -> tuple[float, str]:
         """The least time that `demand` can take, and what sets it. Integer and other operations share
         the arithmetic units, so they add up."""
         memory = demand.nbytes / self.read
-        compute = demand.float_ops / self.float_ops
-        if demand.int8_ops:
-            compute += demand.int8_ops / (self.int8_ops or self.float_ops)
+        compute = demand.float_ops / self.float_ops + demand.int8_ops / self.int8_ops
         return (memory, "memory") if memory >= compute else (compute, "products")
 
 

@@ -20,7 +20,7 @@ from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
 from agentserve.messages import PROTOCOL_VERSION, Hello
 from agentserve.models.decoder import Decoder
-from agentserve.models.load import DTYPES, LoadedModel, load_config, load_model
+from agentserve.models.load import DTYPES, LoadedModel, open_model
 from agentserve.models.source import resolve
 from agentserve.server.workers.sizes import (
     check_blocks,
@@ -34,7 +34,7 @@ from agentserve.server.workers.spec import WorkerSpec
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.server.workers.worker_main import BuiltEngine
 from agentserve.text import load
-from kernels import backend_for
+from kernels import Backend, backend_for
 from kernels.ops import Ops
 from tiering.keys import namespace_digest
 
@@ -51,9 +51,10 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
     source = resolve(spec.model)
     backend = backend_for(device)
     ops = backend.ops
-    check_settings(spec, source, load_config(source), ops)  # before minutes of reading weights
+    opened = open_model(source)
+    check_settings(spec, source, opened.config, ops)  # before minutes of reading weights
     text = load(source.path, Path(spec.chat_template) if spec.chat_template else None)
-    loaded = load_model(source, dtype, device, spec.weights)
+    loaded = opened.load(dtype, device, spec.weights)
     check_blocks(spec, source, loaded.weights)
     config, kv_dtype = loaded.config, kv_dtype_of(spec)
     longest = context_of(spec, config)
@@ -89,25 +90,30 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
     assert core.limit == reach
     if core.limit < longest:
         log.warning("the KV pool holds %d tokens, less than the context of %d", core.limit, longest)
-    hello = Hello(
+    hello = _hello(spec, loaded, backend, core.limit, pool)
+    return BuiltEngine(core, executor, hello, core_config, groups, pages, cost)
+
+
+def _hello(spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, pool: KVPool) -> Hello:
+    """What the worker says of itself; `limit` is the longest context that a session can come to."""
+    return Hello(
         protocol=PROTOCOL_VERSION,
         pid=os.getpid(),
-        backend=ops.name,
+        backend=backend.ops.name,
         backend_reason=backend.reason,
         device=spec.device,
         dtype=spec.dtype,
-        weights=_kept(loaded),
+        weights=_stored_formats(loaded),
         activations=spec.activations,
         kv_dtype=_kv_name(spec),
-        vocab_size=config.vocab_size,
-        max_model_len=core.limit,
+        vocab_size=loaded.config.vocab_size,
+        max_model_len=limit,
         page_size=spec.page_size,
-        pages=min(pages),
+        pages=min(pool.pages),
         kv_bytes=pool.nbytes,
-        parameters=decoder.parameters,
+        parameters=loaded.weights.parameters,
         weights_digest=loaded.digest,
     )
-    return BuiltEngine(core, executor, hello, core_config, groups, pages, cost)
 
 
 def _namespace(spec: WorkerSpec, loaded: LoadedModel, ops: Ops) -> bytes:
@@ -116,7 +122,7 @@ def _namespace(spec: WorkerSpec, loaded: LoadedModel, ops: Ops) -> bytes:
         {
             "weights": loaded.digest,
             "dtype": spec.dtype,
-            "weights_kept": _kept(loaded),
+            "weights_kept": _stored_formats(loaded),
             "activations": spec.activations,
             "kv_dtype": _kv_name(spec),
             "layout": PAGE_LAYOUT,
@@ -127,7 +133,7 @@ def _namespace(spec: WorkerSpec, loaded: LoadedModel, ops: Ops) -> bytes:
     )
 
 
-def _kept(loaded: LoadedModel) -> str:
+def _stored_formats(loaded: LoadedModel) -> str:
     """The formats that stay as the file has them."""
     return "/".join(loaded.weights.formats) or "expanded"
 
