@@ -14,7 +14,7 @@ import msgspec
 
 from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 def pack_tokens(tokens: array[int]) -> bytes:

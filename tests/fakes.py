@@ -12,11 +12,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
-
 from agentserve.messages import (
-    PROTOCOL_VERSION,
-    Hello,
     SessionView,
     StateChange,
     Submit,
@@ -28,32 +24,10 @@ from agentserve.messages import (
 )
 from agentserve.server.engine_port import EngineDown, FleetView, TurnEvent
 from agentserve.types import FinishReason, SessionId, SessionState, TurnId
+from tests.hello import made_up_hello
 
 START, END, EOS = 256, 257, 258
 CONTROL = {"<|im_start|>": START, "<|im_end|>": END, "<|endoftext|>": EOS}
-
-
-def made_up_hello(**changes: Any) -> Hello:
-    """A worker's first message, with these fields changed."""
-    hello = Hello(
-        protocol=PROTOCOL_VERSION,
-        pid=1,
-        backend="reference",
-        backend_reason="reference (made up)",
-        device="cpu",
-        dtype="bf16",
-        weights="expanded",
-        activations="float",
-        kv_dtype="bf16",
-        vocab_size=259,
-        max_model_len=4096,
-        page_size=16,
-        pages=64,
-        kv_bytes=4096,
-        parameters=1,
-        weights_digest="ab" * 32,
-    )
-    return msgspec.structs.replace(hello, **changes)
 
 
 class ByteDetokenizer:

@@ -16,7 +16,7 @@ from agentserve.cli.output import fail
 from agentserve.machine import usable_cores
 
 if TYPE_CHECKING:
-    from agentserve.bench.compare.result import Comparison, Row
+    from agentserve.bench.compare.result import Comparison, ScenarioRatios
 
 
 class PeerName(StrEnum):
@@ -51,8 +51,8 @@ def compare(
 ) -> None:
     """Run a peer and AgentServe in alternation: above 1, ours is so much faster. Takes up to 10 minutes."""
     from agentserve.bench import report
-    from agentserve.bench.compare.compare import compare as run
     from agentserve.bench.compare.contest import PeerFailed
+    from agentserve.bench.compare.peers import compare_with
     from agentserve.bench.compare.settings import Settings
 
     given = {
@@ -73,7 +73,7 @@ def compare(
     )
     command = shlex.join(["agentserve", *sys.argv[1:]])
     try:
-        found = run(peer.value, settings, runs=runs, only=only, command=command, say=_progress)
+        found = compare_with(peer.value, settings, runs=runs, only=only, command=command, say=_progress)
     except (PeerFailed, OSError) as error:
         fail(str(error))
     _show(found)
@@ -81,31 +81,32 @@ def compare(
         typer.echo(f"written to {report.write(found, results)}")
 
 
-def _progress(row: Row) -> None:
+def _progress(row: ScenarioRatios) -> None:
     typer.echo(f"{row.name}: " + ", ".join(f"x {ratio:.2f}" for ratio in row.ratios.values()), err=True)
 
 
 def _show(found: Comparison) -> None:
-    peer = found.peer.name
+    first = found.setups[0]  # who runs is the same in all
+    peer = first.peer.name
     table = Table(box=None, header_style="bold")
     table.add_column("")
     table.add_column(peer, justify="right")
-    for ours in found.ours:
+    for ours in first.ours:
         table.add_column(ours.name, justify="right")
         table.add_column("ratio", justify="right")
     for row in found.rows:
         cells = [_cell(row, peer)]
-        for ours in found.ours:
+        for ours in first.ours:
             cells += [_cell(row, ours.name), f"{row.ratios[ours.name]:.2f}"]
         table.add_row(row.name, *cells)
     Console().print(table)
-    typer.echo(f"{peer} {found.peer.version}, agentserve {found.ours[0].version}")
+    typer.echo(f"{peer} {first.peer.version}, agentserve {first.ours[0].version}")
     typer.echo("tokens/s, and ms per decode step; ratio: ours / peer, above 1 ours is faster")
     for note in found.notes:
         typer.echo(f"note: {note}")
 
 
-def _cell(row: Row, contestant: str) -> str:
+def _cell(row: ScenarioRatios, contestant: str) -> str:
     step = row.milliseconds(contestant)
     rate = f"{row.medians[contestant]:,.0f}"
     return rate if step is None else f"{rate} ({step:,.1f} ms)"

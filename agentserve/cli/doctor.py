@@ -56,20 +56,26 @@ def findings() -> Iterator[Finding]:
     yield Finding("kernels", foreign or "ours", foreign is None)
     yield from _torch()
     yield _model()
-    compiler = which("g++") or which("c++")
-    yield Finding("compiler", compiler or "none found")
+    yield Finding("compiler", _compiler())
 
 
-def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """The CPU features of interest this machine has; empty where /proc/cpuinfo is not."""
+def cpu_features(cpuinfo: Path | None = None) -> list[str]:
+    """The CPU features of interest this machine has; empty where they cannot be read."""
     try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
+        from kernels.cpu.isa import CPUINFO, cpu_flags
+    except Exception:  # somebody else's kernels, or no torch: said elsewhere
         return []
-    # Intel and AMD list "flags", ARM "Features".
-    found = (line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features")))
-    flags = next(found, [])
+    path = cpuinfo or CPUINFO
+    flags = cpu_flags(path) | cpu_flags(path, "Features")
     return [feature for feature in CPU_FEATURES if feature in flags]
+
+
+def _compiler() -> str:
+    try:
+        from kernels.cpu.build import COMPILERS
+    except Exception:
+        return "not looked for"
+    return next(filter(None, map(which, COMPILERS)), "none found")
 
 
 def _torch() -> Iterator[Finding]:

@@ -49,14 +49,15 @@ def available(cpuinfo: Path = CPUINFO) -> Iterator[Isa]:
     yield PLAIN
 
 
-def cpu_flags(cpuinfo: Path) -> frozenset[str]:
-    """Feature flags of the first processor; none where the file cannot be read."""
+def cpu_flags(cpuinfo: Path = CPUINFO, label: str = "flags") -> frozenset[str]:
+    """Feature flags of the first processor; none where the file cannot be read. `label` is what the
+    machine calls them: Intel and AMD "flags", ARM "Features"."""
     try:
-        text = cpuinfo.read_text()
+        text = cpuinfo.read_text(encoding="utf-8")
     except OSError:
         return frozenset()
     for line in text.splitlines():
         name, _, value = line.partition(":")
-        if name.strip() == "flags":
+        if name.strip() == label:
             return frozenset(value.split())
     return frozenset()

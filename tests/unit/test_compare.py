@@ -1,4 +1,4 @@
-"""Comparison with peers: what is run in which order, on which inputs, and what becomes of the figures."""
+"""Comparison with peers, from the contest to the command and its file; contestants are made up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,18 +17,18 @@ import pytest
 from typer.testing import CliRunner
 
 from agentserve.bench import report
-from agentserve.bench.compare import compare, keeper, libraries, llamacpp, vllm
+from agentserve.bench.compare import keeper, libraries, llamacpp, vllm
 from agentserve.bench.compare.contest import Idle, PeerFailed, measure
-from agentserve.bench.compare.plan import (
-    WARM_UP,
-    WARM_UP_TOKENS,
-    Scenario,
-    text_prompts,
-    token_prompts,
-    turns,
+from agentserve.bench.compare.peers import PEERS, Peer, Stage, compare_with
+from agentserve.bench.compare.plan import WARM_UP, Scenario
+from agentserve.bench.compare.result import (
+    Comparison,
+    Facts,
+    Figure,
+    ScenarioRatios,
+    Setup,
+    scenario_ratios,
 )
-from agentserve.bench.compare.result import Comparison, Facts, Figure, Row, notes, row
-from agentserve.bench.compare.served import BrokenStream, Stream, decode_rate, prefill_rate
 from agentserve.bench.compare.settings import Settings
 from agentserve.cli.main import app
 
@@ -41,71 +40,13 @@ def settings(peers: Path, **flags: str) -> Settings:
     return Settings(peers, None, flags, kv_gib=2, threads=2, start_limit=9, run_limit=9)
 
 
-@pytest.mark.parametrize("contestants", [("peer", "ours"), ("peer", "float", "int8")])
-def test_turns_alternate_and_are_balanced(contestants: tuple[str, ...]) -> None:
-    order = list(turns(contestants, 4))
-    assert Counter(name for _, name in order) == dict.fromkeys(contestants, 4)
-    names = [name for _, name in order]
-    assert names[: 2 * len(contestants)] == [*contestants, *reversed(contestants)]
-    # The sum of positions is the same for all: a drift that is linear in time favours nobody.
-    places = {who: sum(at for at, name in enumerate(names) if name == who) for who in contestants}
-    assert len(set(places.values())) == 1
-    assert [number for number, _ in order] == sorted(number for number, _ in order)
-
-
-def test_prompts_are_equal_for_all_and_new_for_every_run() -> None:
-    seen = set()
-    for scenario in (*libraries.SCENARIOS, *vllm.SCENARIOS, *vllm.CHUNKED):
-        for number in (WARM_UP, 0, 1):
-            prompts = token_prompts(scenario, number)
-            assert prompts == token_prompts(scenario, number)
-            assert [len(prompt) for prompt in prompts] == [scenario.length] * scenario.rows
-            seen |= {tuple(prompt[:4]) for prompt in prompts}
-            texts = text_prompts(scenario, number)
-            assert texts == text_prompts(scenario, number)
-            assert {len(text.split()) for text in texts} == {scenario.length}
-    runs = sum(3 * scenario.rows for scenario in (*libraries.SCENARIOS, *vllm.SCENARIOS, *vllm.CHUNKED))
-    # The same scenario of both lists has the same prompts; no other two have a beginning in common.
-    again = {s.name for s in libraries.SCENARIOS} & {s.name for s in vllm.SCENARIOS}
-    assert len(seen) == runs - sum(3 * s.rows for s in vllm.SCENARIOS if s.name in again)
-
-
-def test_warm_up_has_the_same_shapes_on_other_prompts() -> None:
-    warm = DECODE.shortened()
-    assert (warm.rows, warm.length, warm.tokens) == (2, 16, WARM_UP_TOKENS)
-    assert PREFILL.shortened() == PREFILL
-    assert token_prompts(warm, WARM_UP) != token_prompts(DECODE, 0)
-
-
-def test_medians_and_ratios() -> None:
-    figures = {
-        "peer": [Figure(rate, 100) for rate in (10.0, 30.0, 20.0)],
-        "ours": [Figure(rate, 100) for rate in (50.0, 41.0, 10.0, 39.0)],
-    }
-    found = row("decode", 8, True, "peer", figures)
-    assert found.medians == {"peer": 20.0, "ours": 40.0}
-    assert found.ratios == {"ours": 2.0}
-    assert found.runs["peer"] == [10.0, 30.0, 20.0]
-    assert found.milliseconds("ours") == 200.0
-    assert row("prefill", 1, False, "peer", figures).milliseconds("ours") is None
-
-
-def test_notes_say_what_casts_doubt() -> None:
-    counted = row("a", 1, True, "peer", {"peer": [Figure(1, 5)], "ours": [Figure(1, 6)]})
-    alike = row("b", 1, True, "peer", {"peer": [Figure(1, 5)], "ours": [Figure(1, 5)]})
-    assert notes([alike], {"peer": 0.01}) == []
-    first, second = notes([counted, alike], {"peer": 0.5, "ours": 0.01})
-    assert first.startswith("a: ")
-    assert "5" in first
-    assert "6" in first
-    assert second == "peer took 50% of a core while others ran: it disturbed them"
-
-
 class Counting:
     """A contestant whose runs are written down; it uses CPU while others run if it is `restless`."""
 
-    def __init__(self, name: str, log: list[tuple[str, str, int]], restless: float = 0.0) -> None:
-        self.facts = Facts(name, "1", {})
+    def __init__(
+        self, name: str, log: list[tuple[str, str, int]], restless: float = 0.0, **settings: object
+    ) -> None:
+        self.facts = Facts(name, "1", settings)
         self._log = log
         self._used = 0.0
         self._restless = restless
@@ -132,7 +73,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hasty")
 def test_everybody_warms_up_then_runs_in_turn() -> None:
     log: list[tuple[str, str, int]] = []
-    said: list[Row] = []
+    said: list[ScenarioRatios] = []
     idle = Idle()
     pair = [Counting("peer", log), Counting("ours", log, restless=5.0)]
     rows = measure(pair, [DECODE, PREFILL], 2, idle, said.append)
@@ -152,55 +93,6 @@ def test_the_first_failure_ends_it() -> None:
     assert len(log) == 1
 
 
-def stream(sent: float, *marks: tuple[float, int], prompt: int = 10) -> Stream:
-    return Stream(sent, list(marks), prompt_tokens=prompt)
-
-
-def test_decode_counts_while_all_streams_decode() -> None:
-    one = stream(0, (1.0, 1), (2.0, 2), (3.0, 4))
-    assert decode_rate([one]) == pytest.approx(3 / 2)  # the first token belongs to the prefill
-    other = stream(0, (2.0, 1), (2.5, 2), (3.0, 3), (9.0, 4))
-    # From 2.0 (the second one's first token) to 3.0 (the first one's last): 2 tokens each.
-    assert decode_rate([one, other]) == pytest.approx(4.0)
-    assert decode_rate([one, stream(0, (3.0, 1), (4.0, 2))]) is None
-    assert decode_rate([stream(0, (1.0, 5))]) is None
-
-
-def test_prefill_lasts_until_everyone_has_a_token() -> None:
-    assert prefill_rate([stream(1.0, (1.5, 1), prompt=100)]) == pytest.approx(200)
-    pair = [stream(1.0, (1.5, 1), prompt=100), stream(1.2, (2.0, 1), prompt=60)]
-    assert prefill_rate(pair) == pytest.approx(160)
-
-
-def test_a_stream_believes_the_running_count() -> None:
-    found = Stream(0.0)
-    for now, tokens in enumerate((0, 1, 1, 3)):
-        details = {"cached_tokens": 2}
-        found.heard(now, {"completion_tokens": tokens, "prompt_tokens": 9, "prompt_tokens_details": details})
-    found.heard(9, {"completion_tokens": 3, "prompt_tokens": 9, "prompt_tokens_details": None})
-    assert found.marks == [(1, 1), (3, 3)]
-    assert (found.tokens, found.prompt_tokens, found.cached_tokens) == (3, 9, 0)
-
-
-def event(tokens: int) -> bytes:
-    return b'data: {"choices": [], "usage": {"completion_tokens": %d, "prompt_tokens": 9}}\r\n\r\n' % tokens
-
-
-def test_events_have_the_time_at_which_they_were_whole() -> None:
-    first, second = event(1), event(2)
-    pieces = [
-        (1.0, b": comment\n" + first),
-        (2.0, second[:30]),
-        (3.0, second[30:] + event(4)),
-        (4.0, b"data: [DONE]\n"),
-    ]
-    assert Stream.of(0.5, pieces) == Stream(0.5, [(1.0, 1), (3.0, 2), (3.0, 4)], prompt_tokens=9)
-    with pytest.raises(BrokenStream, match="broke off"):
-        Stream.of(0.5, pieces[:3])
-    with pytest.raises(BrokenStream, match="no memory"):
-        Stream.of(0.5, [*pieces[:3], (4.0, b'data: {"error": {"message": "no memory"}}\n')])
-
-
 def test_int8_activations_run_beside_float_ones(tmp_path: Path) -> None:
     both = libraries.variants({"weights": "stored", "activations": "int8"}, settings(tmp_path))
     assert list(both) == ["agentserve, float activations", "agentserve, int8 activations"]
@@ -214,7 +106,7 @@ def test_what_a_peer_skips_is_noted() -> None:
     assert {s.name for s in libraries.SCENARIOS} - {s.name for s in llamacpp.SCENARIOS} == {
         "decode, 8 x 2000 tokens"
     }
-    assert llamacpp.NOTES == ("decode, 8 x 2000 tokens: left out, the peer's prefill takes minutes",)
+    assert llamacpp.NOTES == ("decode, 8 x 2000 tokens: left out, 16,000 tokens to prefill in every run",)
 
 
 def test_arguments_for_the_servers() -> None:
@@ -224,7 +116,7 @@ def test_arguments_for_the_servers() -> None:
     assert vllm.as_arguments({"max_batched_tokens": "256"}) == ["--max-batched-tokens", "256"]
 
 
-@pytest.mark.parametrize("peer", sorted(compare.PEERS))
+@pytest.mark.parametrize("peer", sorted(PEERS))
 def test_a_peer_that_is_not_there_is_one_line(peer: str, tmp_path: Path) -> None:
     (tmp_path / "smollm2-hf").mkdir()
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent.parent)}
@@ -257,15 +149,15 @@ def made_up(settings: Settings, logs: Path, fails: bool = False) -> Iterator[lis
     if fails:
         raise PeerFailed(f"openvino: it ended; its output is in {logs / 'peer.log'}")
     log: list[tuple[str, str, int]] = []
-    yield [Counting("openvino", log), Counting("agentserve", log)]
+    yield [Counting("openvino", log, folder=logs.name), Counting("agentserve", log)]
 
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    stages = (compare.Stage(made_up, [DECODE]), compare.Stage(partial(made_up, fails=fails), [PREFILL]))
-    monkeypatch.setitem(compare.PEERS, "openvino", compare.Peer(stages, ("half a note",)))
+    stages = (Stage(made_up, [DECODE]), Stage(partial(made_up, fails=fails), [PREFILL]))
+    monkeypatch.setitem(PEERS, "openvino", Peer(stages, ("half a note",)))
     arguments = ["--peer", "openvino", "--peers-dir", str(tmp_path), "--runs", "3"]
     ended = CliRunner().invoke(app, ["bench", "compare", *arguments, "--results", str(tmp_path / "results")])
     logs = sorted(tmp_path.glob("agentserve-compare-*/*/peer.log"))
@@ -281,7 +173,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: boo
     found = json.loads((tmp_path / "results" / "compare-openvino.json").read_text())
     assert [row["name"] for row in found["rows"]] == [DECODE.name, PREFILL.name]
     assert found["rows"][0]["runs"] == {"openvino": [10, 11, 12], "agentserve": [10, 11, 12]}
-    assert (found["peer"]["name"], found["ours"][0]["name"]) == ("openvino", "agentserve")
+    first, second = found["setups"]
+    assert (first["peer"]["name"], first["ours"][0]["name"]) == ("openvino", "agentserve")
+    assert [setup["scenarios"] for setup in (first, second)] == [[DECODE.name], [PREFILL.name]]
+    assert [setup["peer"]["settings"] for setup in (first, second)] == [{"folder": "0"}, {"folder": "1"}]
     assert found["idle_cores"] == {"openvino": 0, "agentserve": 0}
     assert found["machine"]["cores"]
     assert found["versions"]["agentserve-llm"]
@@ -299,19 +194,20 @@ def test_another_model(tmp_path: Path) -> None:
 
 def test_a_scenario_nobody_knows(tmp_path: Path) -> None:
     with pytest.raises(PeerFailed, match="'chess'"):
-        compare.compare("vllm", settings(tmp_path), runs=1, only="chess", command="", say=lambda row: None)
+        compare_with("vllm", settings(tmp_path), runs=1, only="chess", command="", say=lambda row: None)
 
 
 def test_the_report_is_json(tmp_path: Path) -> None:
-    found = row("decode", 1, True, "peer", {"peer": [Figure(2.0, 5)], "ours": [Figure(3.0, 5)]})
+    found = scenario_ratios("decode", 1, True, "peer", {"peer": [Figure(2.0, 5)], "ours": [Figure(3.0, 5)]})
     peer, ours = Facts("peer", "1.2", {"threads": 2}), Facts("ours", "3", {})
-    whole = Comparison("compare-peer", "command", {"cores": "2"}, {}, peer, [ours], [found], {"peer": 0.0})
+    setups = [Setup(["decode"], peer, [ours])]
+    whole = Comparison("compare-peer", "command", {"cores": "2"}, {}, setups, [found], {"peer": 0.0})
     path = report.write(whole, tmp_path / "new")
     assert path.name == "compare-peer.json"
     read = json.loads(path.read_text())
     assert read["rows"][0]["ratios"] == {"ours": 1.5}
     assert read["rows"][0]["runs"] == {"peer": [2.0], "ours": [3.0]}
-    assert read["peer"] == {"name": "peer", "version": "1.2", "settings": {"threads": 2}}
+    assert read["setups"][0]["peer"] == {"name": "peer", "version": "1.2", "settings": {"threads": 2}}
 
 
 def test_descendants_are_read_from_proc(tmp_path: Path) -> None:

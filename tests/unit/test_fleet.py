@@ -23,7 +23,7 @@ from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy
 from agentserve.server.workers.supervisor import KERNEL_THREADS, WorkerProcess, worker_environment
 from agentserve.types import FinishReason, Sampling, SessionId, TurnId
-from tests.fakes import made_up_hello
+from tests.hello import made_up_hello
 
 HELLO = made_up_hello(vocab_size=10, max_model_len=100, page_size=4, pages=10)
 POLICY = RestartPolicy(first_pause=0.0, longest_pause=0.0, attempts=3)

@@ -6,7 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api_rig import CHAT, Rig, user
-from tests.fakes import END, START, ScriptedEngine, made_up_hello, say
+from tests.fakes import END, START, ScriptedEngine, say
+from tests.hello import made_up_hello
 
 
 async def test_health_shows_the_backend_and_fails_without_a_worker() -> None:

@@ -17,7 +17,8 @@ from agentserve.server.http.context import ServerOptions
 from agentserve.server.wiring import chain, http_app, prepare_app, shown_bytes
 from agentserve.text import TextModel, load
 from tests.api_rig import CHAT, TOOLS, hermes, user
-from tests.fakes import Script, ScriptedEngine, made_up_hello
+from tests.fakes import Script, ScriptedEngine
+from tests.hello import made_up_hello
 
 pytestmark = pytest.mark.model
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from agentserve.bench.compare.plan import Scenario, turns
-from agentserve.bench.compare.result import Facts, Figure, Row, row
+from agentserve.bench.compare.result import Facts, Figure, ScenarioRatios, scenario_ratios
 
 SETTLE_SECONDS = 0.3  # threads of the one that ran last stop spinning, its last writes leave
 
@@ -65,8 +65,8 @@ def measure(
     scenarios: Sequence[Scenario],
     runs: int,
     idle: Idle,
-    say: Callable[[Row], None],
-) -> list[Row]:
+    say: Callable[[ScenarioRatios], None],
+) -> list[ScenarioRatios]:
     """A row for each scenario; `say` hears of it at once. The first contestant is the peer.
 
     Raises PeerFailed as soon as one of them fails.
@@ -82,6 +82,7 @@ def measure(
             time.sleep(SETTLE_SECONDS)
             with idle.watch([other for other in contestants if other is not by_name[name]]):
                 figures[name].append(by_name[name].run(scenario, number))
-        rows.append(row(scenario.name, scenario.rows, scenario.kind == "decode", peer, figures))
+        decode = scenario.kind == "decode"
+        rows.append(scenario_ratios(scenario.name, scenario.rows, decode, peer, figures))
         say(rows[-1])
     return rows

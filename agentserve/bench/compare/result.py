@@ -25,7 +25,7 @@ class Figure(msgspec.Struct, frozen=True):
     prompt_tokens: int
 
 
-class Row(msgspec.Struct, frozen=True):
+class ScenarioRatios(msgspec.Struct, frozen=True):
     """One scenario. `runs` and `prompt_tokens` are by contestant, `ratios` by those of ours."""
 
     name: str
@@ -42,24 +42,33 @@ class Row(msgspec.Struct, frozen=True):
         return 1e3 * self.rows / self.medians[contestant] if self.decode else None
 
 
+class Setup(msgspec.Struct, frozen=True):
+    """How the contestants ran some of the scenarios: one start of theirs."""
+
+    scenarios: Sequence[str]
+    peer: Facts
+    ours: Sequence[Facts]
+
+
 class Comparison(msgspec.Struct, frozen=True):
     benchmark: str
     command: str
     machine: Mapping[str, str]
     versions: Mapping[str, str]
-    peer: Facts
-    ours: Sequence[Facts]
-    rows: Sequence[Row]
+    setups: Sequence[Setup]
+    rows: Sequence[ScenarioRatios]
     idle_cores: Mapping[str, float]  # what a contestant took of a core while another ran
     unit: str = "tokens/s"
     notes: Sequence[str] = ()
 
 
-def row(name: str, rows: int, decode: bool, peer: str, figures: Mapping[str, Sequence[Figure]]) -> Row:
+def scenario_ratios(
+    name: str, rows: int, decode: bool, peer: str, figures: Mapping[str, Sequence[Figure]]
+) -> ScenarioRatios:
     """Medians and ratios of one scenario; `figures` by contestant, `peer` one of them."""
     runs = {who: [figure.rate for figure in found] for who, found in figures.items()}
     medians = {who: statistics.median(rates) for who, rates in runs.items()}
-    return Row(
+    return ScenarioRatios(
         name,
         rows,
         decode,
@@ -71,7 +80,7 @@ def row(name: str, rows: int, decode: bool, peer: str, figures: Mapping[str, Seq
     )
 
 
-def notes(rows: Sequence[Row], idle_cores: Mapping[str, float]) -> list[str]:
+def notes(rows: Sequence[ScenarioRatios], idle_cores: Mapping[str, float]) -> list[str]:
     """What a reader must know before believing the ratios; nothing if all is well."""
     found = [
         f"{row.name}: the contestants count the same prompts differently ({row.prompt_tokens})"

@@ -17,7 +17,7 @@ class OpenVino:
         self._numpy = importlib.import_module("numpy")
         scheduler = self._genai.SchedulerConfig()
         scheduler.cache_size = orders["kv_gib"]
-        scheduler.max_num_batched_tokens = orders["positions"]  # whole prompts: it was never faster in pieces
+        scheduler.max_num_batched_tokens = orders["positions"]  # whole prompts in one step
         scheduler.max_num_seqs = orders["rows"]
         scheduler.enable_prefix_caching = False
         properties = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": orders["threads"]}

@@ -1,4 +1,4 @@
-"""The whole comparison with one peer, from starting the contestants to the report."""
+"""The peers there are, and the whole comparison with one of them, from starting the contestants to the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentserve.bench import report
 from agentserve.bench.compare import libraries, llamacpp, openvino, vllm
 from agentserve.bench.compare.contest import Contestant, Idle, PeerFailed, measure
 from agentserve.bench.compare.plan import Scenario
-from agentserve.bench.compare.result import Comparison, Facts, Row, notes
+from agentserve.bench.compare.result import Comparison, ScenarioRatios, Setup, notes
 from agentserve.bench.compare.settings import Settings
 
 Started = AbstractContextManager[Sequence[Contestant]]
@@ -52,22 +52,22 @@ PEERS = {
 }
 
 
-def compare(
+def compare_with(
     name: str,
     settings: Settings,
     *,
     runs: int,
     only: str,
     command: str,
-    say: Callable[[Row], None],
+    say: Callable[[ScenarioRatios], None],
 ) -> Comparison:
     """Run the scenarios of peer `name` whose names contain `only`; `say` hears of each as it is done.
 
     Raises PeerFailed, whose text names a log file that is then kept.
     """
     peer = PEERS[name]
-    rows: list[Row] = []
-    facts: list[Facts] = []
+    rows: list[ScenarioRatios] = []
+    setups: list[Setup] = []
     idle = Idle()
     with _logs() as logs:
         for number, stage in enumerate(peer.stages):
@@ -78,7 +78,9 @@ def compare(
             folder.mkdir()
             with stage.start(settings, folder) as contestants:
                 rows += measure(contestants, scenarios, runs, idle, say)
-                facts = facts or [contestant.facts for contestant in contestants]
+                names = [scenario.name for scenario in scenarios]
+                first, *others = (contestant.facts for contestant in contestants)
+                setups.append(Setup(names, first, others))
     if not rows:
         raise PeerFailed(f"no scenario of {name} has {only!r} in its name")
     cores = idle.cores()
@@ -87,8 +89,7 @@ def compare(
         command=command,
         machine=report.machine(),
         versions=report.versions(),
-        peer=facts[0],
-        ours=facts[1:],
+        setups=setups,
         rows=rows,
         idle_cores=cores,
         notes=[*peer.notes, *notes(rows, cores)],
