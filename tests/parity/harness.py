@@ -210,6 +210,23 @@ class Engine:
             free.extend(table)
 
 
+def greedy(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    """The prompts, each with its greedy continuation of so many tokens, all in one batch."""
+    histories = [list(prompt) for prompt in prompts]
+    tables = [engine.tables(len(prompt) + tokens) for prompt in prompts]
+    computed = [0] * len(prompts)
+    for _ in range(tokens):
+        chunks = [
+            engine.chunk(str(number), history, computed[number], len(history), tables[number])
+            for number, history in enumerate(histories)
+        ]
+        for number, result in enumerate(engine.run(*chunks)):
+            assert result.sampled is not None
+            computed[number] = len(histories[number])
+            histories[number].append(result.sampled.token)
+    return histories
+
+
 @dataclass(frozen=True)
 class Case:
     """One architecture: its folder, our model of it, transformers' logits for `tokens`."""

@@ -10,7 +10,7 @@ import torch
 
 from agentserve.models.load import LoadedModel, load_model
 from agentserve.models.source import resolve
-from tests.parity.harness import CPU, Engine
+from tests.parity.harness import CPU, Engine, greedy
 
 pytestmark = pytest.mark.model
 
@@ -61,28 +61,11 @@ def oracle() -> tuple[Any, Any]:
     return tokenizer, model.eval()
 
 
-def generate(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy tokens, all prompts in one batch."""
-    histories = [list(prompt) for prompt in prompts]
-    tables = [engine.tables(len(prompt) + GENERATED) for prompt in prompts]
-    computed = [0] * len(prompts)
-    for _ in range(GENERATED):
-        chunks = [
-            engine.chunk(str(number), history, computed[number], len(history), tables[number])
-            for number, history in enumerate(histories)
-        ]
-        for number, result in enumerate(engine.run(*chunks)):
-            assert result.sampled is not None
-            computed[number] = len(histories[number])
-            histories[number].append(result.sampled.token)
-    return histories
-
-
 def test_greedy_tokens_equal_transformers(loaded: LoadedModel, oracle: tuple[Any, Any]) -> None:
     """Each generated token is transformers' own greedy choice after the same ids, hence the texts agree."""
     tokenizer, model = oracle
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in PROMPTS]
-    histories = generate(Engine(loaded.config, loaded.weights, pages=160), prompts)
+    histories = greedy(Engine(loaded.config, loaded.weights, pages=160), prompts, GENERATED)
     assert len({tuple(history[-20:]) for history in histories}) > 15, "degenerate text proves little"
     for prompt, history in zip(prompts, histories, strict=True):
         with torch.inference_mode():

@@ -22,19 +22,20 @@ from agentserve.bench.quality import (
     kv_dtype,
 )
 from agentserve.bench.quality_reading import logits, predicted, read, windows
-from agentserve.models.load import DTYPES, LoadedModel, load_model
+from agentserve.models.load import DTYPES, LoadedModel, open_model
 from agentserve.models.source import resolve
 from agentserve.text import load
 from kernels import ops_for
 from kernels.blocks import BlockMatrix, BlockRows
 from kernels.reference import ReferenceOps
-from tests.parity.harness import CPU, Engine
+from tests.parity.harness import CPU, Engine, greedy
 
 pytestmark = pytest.mark.model
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "text" / "harbour.txt"
 PAGE_SIZE = 16
 GENERATED = 48
+SOON = 16  # tokens after which damage has shown
 PROMPTS = (
     "The harbour at Saltmere now has",
     "def predict(coefficients, hours):\n",
@@ -86,26 +87,33 @@ def text(encode: Callable[[str], list[int]]) -> Text:
 @pytest.fixture(scope="module")
 def models() -> Callable[[Variant], LoadedModel]:
     """The model with the weights that a variant names."""
-    source = resolve("smollm2-135m")
+    opened = open_model(resolve("smollm2-135m"))
 
     @cache
     def loaded(dtype: str, weights: Literal["expanded", "stored"]) -> LoadedModel:
-        return load_model(source, DTYPES[dtype], CPU, weights)
+        return opened.load(DTYPES[dtype], CPU, weights)
 
     return lambda variant: loaded(variant.dtype, variant.weights)
 
 
 @pytest.fixture(scope="module")
-def reader(text: Text, models: Callable[[Variant], LoadedModel]) -> Reader:
-    """One that has read the exact model."""
-    reader = Reader(windows(text.tokens), PAGE_SIZE)
-    assert isinstance(reader.read(models(EXACT), EXACT), Finding)
-    return reader
+def reader(text: Text) -> Reader:
+    return Reader(windows(text.tokens), PAGE_SIZE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact(reader: Reader, models: Callable[[Variant], LoadedModel]) -> Finding:
+    """Of the exact model, which the reader compares all others with."""
+    found = reader.read(models(EXACT), EXACT)
+    assert isinstance(found, Finding)
+    return found
 
 
 @pytest.fixture(scope="module")
-def findings(reader: Reader, models: Callable[[Variant], LoadedModel]) -> dict[Variant, Finding]:
-    found = [reader.read(models(variant), variant) for variant in VARIANTS]
+def findings(
+    exact: Finding, reader: Reader, models: Callable[[Variant], LoadedModel]
+) -> dict[Variant, Finding]:
+    found = [exact, *(reader.read(models(variant), variant) for variant in VARIANTS if variant != EXACT)]
     return {finding.variant: finding for finding in found if isinstance(finding, Finding)}
 
 
@@ -198,30 +206,20 @@ def test_windows_together_or_one_by_one_have_the_same_bits(
     assert not torch.equal(read(decoder, kept, windows(text.tokens, 100), PAGE_SIZE), alone)
 
 
-def generate(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy continuations, all prompts in one batch."""
-    histories = [list(prompt) for prompt in prompts]
-    tables = [engine.tables(len(prompt) + GENERATED) for prompt in prompts]
-    computed = [0] * len(prompts)
-    for _ in range(GENERATED):
-        chunks = [
-            engine.chunk(str(number), history, computed[number], len(history), tables[number])
-            for number, history in enumerate(histories)
-        ]
-        for number, result in enumerate(engine.run(*chunks)):
-            assert result.sampled is not None
-            computed[number] = len(histories[number])
-            histories[number].append(result.sampled.token)
-    return [history[len(prompt) :] for prompt, history in zip(prompts, histories, strict=True)]
-
-
 def test_greedy_tokens_of_stored_blocks_are_the_exact_ones(
-    encode: Callable[[str], list[int]], models: Callable[[Variant], LoadedModel]
+    encode: Callable[[str], list[int]], reader: Reader, models: Callable[[Variant], LoadedModel]
 ) -> None:
-    exact, stored = models(EXACT), models(FP32_STORED)
+    """Each token is the exact model's own greedy choice after the same ids."""
+    stored = models(FP32_STORED)
     prompts = [encode(prompt) for prompt in PROMPTS]
-    expected = generate(Engine(exact.config, exact.weights, ops=ReferenceOps(CPU)), prompts)
-    assert all(len(set(tokens)) > 12 for tokens in expected), "degenerate text proves little"
-    assert generate(Engine(exact.config, stored.weights), prompts) == expected
-    wrong = damaged(stored, range(30), 1.02)
-    assert generate(Engine(exact.config, wrong.weights), prompts) != expected
+    histories = greedy(Engine(stored.config, stored.weights), prompts, GENERATED)
+    decoder = reader.decoder(models(EXACT), EXACT)
+    hidden = read(decoder, torch.float32, histories, PAGE_SIZE)
+    choices = torch.cat([part.argmax(dim=-1) for part in logits(decoder, hidden)])
+    parts = torch.split(choices, [len(history) - 1 for history in histories])
+    for prompt, history, choice in zip(prompts, histories, parts, strict=True):
+        continuation = history[len(prompt) :]
+        assert len(set(continuation)) > 12, "degenerate text proves little"
+        assert choice[-GENERATED:].tolist() == continuation
+    wrong = Engine(stored.config, damaged(stored, range(30), 1.02).weights)
+    assert greedy(wrong, prompts, SOON) != [history[: SOON - GENERATED] for history in histories]

@@ -36,8 +36,8 @@ def costs(**changes: object) -> Costs:
     return replace(bf16, **changes)  # type: ignore[arg-type]
 
 
-def q4_1(int8: bool = False) -> Costs:
-    return costs(inside_bytes=INSIDE * 20 // 32, head_bytes=HEAD * 34 // 32, int8=int8)
+def q4_1(integers: int = 0) -> Costs:
+    return costs(inside_bytes=INSIDE * 20 // 32, head_bytes=HEAD * 34 // 32, integers=integers)
 
 
 def test_the_models_costs_are_those_known_of_it() -> None:
@@ -84,23 +84,27 @@ def test_demands_of_steps() -> None:
 
 
 def test_integers_and_floats_are_told_apart() -> None:
-    demand = q4_1(int8=True).prefill(2048)
+    demand = q4_1(integers=INSIDE).prefill(2048)
     assert demand.int8_ops == 2048 * 2 * INSIDE
     assert demand.float_ops == costs().attention_ops(0, 2048)
     assert demand.nbytes == 0
     whole = demand.int8_ops + demand.float_ops
     assert costs().prefill(2048) == Demand(0, whole)
     assert RATES.seconds(demand)[0] == pytest.approx(demand.int8_ops / 1800e9 + demand.float_ops / 900e9)
-    without = Rates(40e9, 900e9)
-    assert without.seconds(demand)[0] == pytest.approx(whole / 900e9), "no integer products: float ones"
+    half = q4_1(integers=INSIDE // 2).decode([64] * 3)
+    assert half.int8_ops == 3 * INSIDE
+    assert half.int8_ops + half.float_ops == costs().decode([64] * 3).float_ops
 
 
 def test_a_limit_is_the_longer_of_memory_and_products() -> None:
     assert RATES.seconds(Demand(400, 9)) == (10e-9, "memory")
     assert RATES.seconds(Demand(40, 9000)) == (10e-9, "products")
     weight = torch.empty(960, 576, dtype=torch.bfloat16)
-    assert product_demand([weight] * 2, 4, int8=False) == Demand(960 * 576 * 2, 2 * 4 * 960 * 576)
-    assert product_demand([weight] * 2, 4, int8=True) == Demand(960 * 576 * 2, 0, 2 * 4 * 960 * 576)
+    nbytes, operations = 960 * 576 * 2, 2 * 4 * 960 * 576
+    assert product_demand([weight] * 2, ["float"] * 2, 4) == Demand(nbytes, operations)
+    assert product_demand([weight] * 2, ["int8"] * 2, 4) == Demand(nbytes, 0, operations)
+    mixed = product_demand([weight] * 4, ["int8", "float", "int8", "int8"], 4)
+    assert mixed == Demand(nbytes, operations // 4, operations * 3 // 4)
 
 
 def test_products_run_over_more_bytes_than_the_caches_hold() -> None:
@@ -108,7 +112,7 @@ def test_products_run_over_more_bytes_than_the_caches_hold() -> None:
     assert [len(copies([small], nbytes)) for nbytes in (1, 128, 129, 1280)] == [1, 1, 2, 10]
     turns = copies([small, large], 600)
     assert [matrix is small for matrix in turns] == [True, False, True]
-    assert product_demand(turns, 1, int8=False).nbytes == (128 + 384 + 128) // 3
+    assert product_demand(turns, ["float"] * 3, 1).nbytes == (128 + 384 + 128) // 3
 
 
 def test_one_row_of_smollm2_at_40_gigabytes_per_second() -> None:
@@ -128,6 +132,6 @@ def test_a_prefills_row_is_in_tokens_per_second() -> None:
 
 
 def test_the_limit_is_the_median_of_the_rates_between_the_runs() -> None:
-    rates = (Rates(10.0, 1.0), Rates(40.0, 1.0), Rates(20.0, 1.0))
+    rates = (Rates(10.0, 1.0, 1.0), Rates(40.0, 1.0, 1.0), Rates(20.0, 1.0, 1.0))
     row = Timed((1.0, 1.0, 1.0), rates).row("", "", Demand(20))
     assert row.limit == 1000.0

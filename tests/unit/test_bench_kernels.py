@@ -153,10 +153,9 @@ def test_blocks_as_stored_run_beside_expanded_ones(tmp_path: Path) -> None:
     settings = run.Settings(str(tmp_path / "m.gguf"), "bf16", ALL, sizes=sizes, effort=ONCE)
     found = run.measure(settings)
     variants = {row.variant for row in found.rows if row.group == "decode step"}
-    assert variants - {"Q4_1 int8"} == {"bf16", "Q4_1"}
-    has_int8 = "Q4_1 int8" in variants
-    assert has_int8 != ("weights stored, activations int8" in found.skipped)
-    assert has_int8 == any(row.name.startswith("int8 matrix product") for row in found.rows)
+    assert variants == {"bf16", "Q4_1", "Q4_1 int8"}
+    assert "int8 matrix product, operands in cache" in {row.name for row in found.rows}
+    assert found.skipped == {}
     for group in ("products", "decode step", "prefill", "shared prefix"):
         rows = [row for row in found.rows if row.group == group and not row.name.startswith("attention")]
         names = {variant: [row.name for row in rows if row.variant == variant] for variant in variants}
@@ -176,6 +175,27 @@ def test_the_command_says_in_one_line_what_it_cannot_do(tmp_path: Path) -> None:
         load({"weights": "expanded", "activations": "int8"}, None)
     refused = CliRunner().invoke(app, ["bench", "kernels", "--weights", "expanded", "--activations", "int8"])
     assert isinstance(refused.exception, ConfigError)
+
+
+def test_the_table_marks_what_ran_once() -> None:
+    once = Row("a", 2.0, "ms", 1.0, "memory", runs=(2.0,), group="decode step")
+    rows = [once, replace(once, name="b", runs=(2.0, 2.0)), replace(once, name="c", group="machine")]
+    console = Console(width=200, record=True, file=io.StringIO())
+    show(Findings(rows=rows), console)
+    lines = {line.split()[0]: line.rstrip() for line in console.export_text().splitlines() if line.strip()}
+    assert lines["a"].endswith("50% memory, 1 run")
+    assert lines["b"].endswith("50% memory")
+    assert lines["c"].endswith("50% memory")
+
+
+def test_what_is_late_among_products_and_operations_is_left_out(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "llama-tied-mha")
+    late = replace(ONCE, stop=-1.0)
+    found = run.measure(run.Settings(str(tmp_path / "model"), "fp32", ALL[:1], sizes=TINY, effort=late))
+    assert {row.group for row in found.rows} == {"machine"}
+    groups = {name.partition(": ")[0] for name in found.skipped}
+    assert {"products", "attention", "operations", "decode step", "prefill"} <= groups
+    assert set(found.skipped.values()) >= {"the time was up"}
 
 
 def test_what_does_not_fit_or_comes_too_late_is_left_out_and_said() -> None:

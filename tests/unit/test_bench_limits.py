@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentserve.bench.limits import ProductPeak, dot_rate, read_bandwidth, reader
+from agentserve.bench.limits import ProductPeak, ReadPeak, dot_rate, product_row, read_row, reader
 from kernels.cpu import cpu_ops
 from kernels.cpu.isa import Isa, available
 from kernels.cpu.ops import CpuOps
@@ -60,9 +60,18 @@ def test_reading_takes_the_backends_own_reader(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(CpuOps, "read", lambda self, data: seen.append(data.numel()) or 0)
     reader(best, 4096)()
     assert seen == [4096]
-    monkeypatch.setattr("agentserve.bench.limits.READ_BYTES", 1 << 20)
-    monkeypatch.setattr("agentserve.bench.limits.best", lambda function, seconds=1.0: 1.0)
-    assert read_bandwidth(best) == 1 << 20
+    seen.clear()
+    assert ReadPeak(best, 1 << 20).rate(runs=3) > 0
+    assert seen == [1 << 20] * 3
+
+
+def test_a_rate_is_that_of_the_fastest_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, *(0.0, 4.0), *(4.0, 6.0), *(6.0, 9.0)])  # deadline, then each run's begin and end
+    monkeypatch.setattr("agentserve.bench.limits.time.perf_counter", lambda: next(seconds))
+    assert ReadPeak(ReferenceOps(CPU), 800).rate(runs=3) == 400
+    assert read_row([4e9, 2e9, 3e9]).value == 3.0
+    row = product_row(torch.bfloat16, [4e9, 2e9])
+    assert (row.name, row.value) == ("bf16 matrix product, operands in cache", 3.0)
 
 
 def test_a_torch_without_integer_products_leaves_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ class Flat:
     """A gauge of a machine that is always the same."""
 
     def rates(self) -> Rates:
-        return Rates(1e9, 1e9)
+        return Rates(1e9, 1e9, 1e9)
 
 
 @pytest.fixture(params=["llama", "qwen2-windows"])

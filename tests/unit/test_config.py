@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentserve import config as settings
 from agentserve.config import ServeConfig, is_loopback, load
+from agentserve.executor.pool import KV_DTYPES
+from agentserve.models.load import DTYPES, WeightStorage
 from agentserve.values import ConfigError, show_size, size
+from kernels.ops import Activations
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -23,6 +28,14 @@ def test_defaults_are_a_valid_configuration() -> None:
     config = load({})
     assert config == ServeConfig()
     assert (config.http.host, config.http.port, config.api_keys) == ("127.0.0.1", 8000, ())
+
+
+def test_the_names_of_numbers_are_those_of_the_rooms_that_own_them() -> None:
+    """The configuration is read without torch, so it spells them itself."""
+    assert set(settings.DTYPES) == set(DTYPES)
+    assert set(settings.KV_DTYPES) == {"auto", *KV_DTYPES}
+    assert set(get_args(settings.Weights)) == set(get_args(WeightStorage))
+    assert set(get_args(settings.Activations)) == set(get_args(Activations))
 
 
 def test_every_setting_from_the_file(tmp_path: Path) -> None:

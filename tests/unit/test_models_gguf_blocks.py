@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentserve.models.errors import ModelError
-from agentserve.models.load import WeightStorage, LoadedModel, load_model
+from agentserve.models.load import LoadedModel, WeightStorage, load_model
 from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights, layout, named_parts
 from kernels.blocks import FORMATS, BlockMatrix, expand

@@ -1,4 +1,4 @@
-"""The peers there are, and the whole comparison with one of them, from starting the contestants to the report."""
+"""The peers, and the whole comparison with one of them: from starting the contestants to the report."""
 
 from __future__ import annotations
 
