@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf
+import msgspec
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -179,7 +180,8 @@ def test_the_command_says_in_one_line_what_it_cannot_do(tmp_path: Path) -> None:
 
 def test_the_table_marks_what_ran_once() -> None:
     once = Row("a", 2.0, "ms", 1.0, "memory", runs=(2.0,), group="decode step")
-    rows = [once, replace(once, name="b", runs=(2.0, 2.0)), replace(once, name="c", group="machine")]
+    twice, machine = {"name": "b", "runs": (2.0, 2.0)}, {"name": "c", "group": "machine"}
+    rows = [once, *(msgspec.structs.replace(once, **changes) for changes in (twice, machine))]
     console = Console(width=200, record=True, file=io.StringIO())
     show(Findings(rows=rows), console)
     lines = {line.split()[0]: line.rstrip() for line in console.export_text().splitlines() if line.strip()}

@@ -66,7 +66,8 @@ def test_reading_takes_the_backends_own_reader(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_rate_is_that_of_the_fastest_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([0.0, *(0.0, 4.0), *(4.0, 6.0), *(6.0, 9.0)])  # deadline, then each run's begin and end
+    times = (0.0, *(0.0, 4.0), *(4.0, 6.0), *(6.0, 9.0), 9.0)  # the beginning, each run's two ends, the end
+    seconds = iter(times)
     monkeypatch.setattr("agentserve.bench.limits.time.perf_counter", lambda: next(seconds))
     assert ReadPeak(ReferenceOps(CPU), 800).rate(runs=3) == 400
     assert read_row([4e9, 2e9, 3e9]).value == 3.0

@@ -57,14 +57,15 @@ def measure(settings: Settings, progress: Callable[[str], None] = lambda _: None
     if sizes != settings.sizes:
         found.skipped["longer contexts"] = f"the model was made for {positions} positions"
     settings = replace(settings, sizes=sizes)
-    watch = Stopwatch(MachineGauge(ops, dtype, sizes.read), settings.effort)
+    gauge = MachineGauge(ops, dtype, sizes.read)
+    watch = Stopwatch(gauge, settings.effort)
     found.notes.append(f"backend {ops.name}, {settings.threads} threads")
     with torch.inference_mode():
         progress("products")
         for name in models[0].matrices():
             found.add(products.cases(name, models, watch, sizes.products, sizes.stream), watch)
         _with_pool(settings, models, watch, found, progress)
-        found.rows[:0] = machine_rows(ops, dtype, watch.seen)
+        found.rows[:0] = machine_rows(ops, dtype, watch.seen or [gauge.rates()])
     found.notes.append(f"took {watch.elapsed:.0f} s after loading")
     if watch.hurried:
         found.notes.append(f"{watch.hurried} figures are of fewer runs than wanted: the time was up")
