@@ -6,7 +6,7 @@ import time
 from array import array
 from collections.abc import Sequence
 
-from agentserve.messages import Close, ResetPrefixCache, Submit, pack_tokens
+from agentserve.messages import Close, ResetPrefixCache, Submit, TurnEnded, pack_tokens
 from agentserve.server.workers.worker_main import BuiltEngine
 from agentserve.types import Sampling, SessionId, TurnId
 
@@ -14,7 +14,7 @@ Prompts = Sequence[Sequence[int]]
 
 
 class Drive:
-    """Its prefix cache is emptied before every run. ValueError where the KV pool is too small."""
+    """Its prefix cache is emptied before every run. ValueError where a prompt is too long for it."""
 
     def __init__(self, built: BuiltEngine) -> None:
         self._built = built
@@ -48,7 +48,7 @@ class Drive:
         core.handle(ResetPrefixCache(0), 0.0)
         names = [SessionId(f"bench-{number}") for number in range(len(prompts))]
         room = self._built.hello.max_model_len - max(map(len, prompts))
-        sampling = Sampling(temperature=0.0, max_tokens=min(tokens, room), ignore_eos=True)
+        sampling = Sampling(temperature=0.0, max_tokens=max(1, min(tokens, room)), ignore_eos=True)
         for name, prompt in zip(names, prompts, strict=True):
             core.handle(Submit(name, TurnId(1), pack_tokens(array("i", prompt)), sampling), 0.0)
         return names
@@ -58,6 +58,7 @@ class Drive:
         began = time.perf_counter()
         plan = self._built.core.begin_step(began)
         if plan is None:
+            self._refused()
             raise ValueError("the KV pool is too small for what is measured: give more with --device-kv")
         self._built.core.finish_step(self._built.executor.run(plan), time.perf_counter())
         return len(plan.chunks), plan.tokens, time.perf_counter() - began
@@ -65,4 +66,10 @@ class Drive:
     def _close(self, names: Sequence[SessionId]) -> None:
         for name in names:
             self._built.core.handle(Close(name), 0.0)
-        self._built.core.take_events()
+        self._refused()
+
+    def _refused(self) -> None:
+        """Raise what the engine could not do, if anything."""
+        for event in self._built.core.take_events():
+            if isinstance(event, TurnEnded) and event.error:
+                raise ValueError(event.error)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
+import torch
+
 from agentserve.bench.drive import Drive
 from agentserve.bench.limits import ProductPeak, ReadPeak, product_row, read_row
 from agentserve.bench.report import Row
@@ -49,8 +51,11 @@ def measure(built: BuiltEngine, runs: int = 3, steps: int = 10) -> list[Row]:
     decoder = built.executor.decoder
     costs, drive = Costs.of(decoder, built), Drive(built)
     bandwidth = ReadPeak(decoder.ops).rate(seconds=1.0)
-    peak = ProductPeak(decoder.ops, decoder.dtype).rate(seconds=1.0)
+    peak = linear_peak = ProductPeak(decoder.ops, decoder.dtype).rate(seconds=1.0)
     rows = [read_row([bandwidth]), product_row(decoder.dtype, [peak])]
+    if built.hello.activations == "int8":
+        linear_peak = ProductPeak(decoder.ops, decoder.dtype, int8=True).rate(seconds=1.0)
+        rows.append(product_row(torch.int8, [linear_peak]))
     for sessions, context in DECODE:
         limit = (costs.weight_bytes + sessions * context * costs.kv_bytes) / bandwidth * 1e3
         prompts = _prompts(sessions, context)
@@ -58,11 +63,12 @@ def measure(built: BuiltEngine, runs: int = 3, steps: int = 10) -> list[Row]:
         name = f"decode, {sessions} x {context} tokens"
         rows.append(Row(name, statistics.median(times), "ms/step", limit, "memory", runs=tuple(times)))
     for length in PREFILL:
-        flops = length * (costs.linear_flops + costs.attention_flops * length / 2)
+        least = costs.linear_flops / linear_peak + costs.attention_flops * length / 2 / peak  # per token
         rates = [length / drive.prefill(_prompts(1, length)) for _ in range(runs)]
         name = f"prefill, {length} tokens"
-        limit = length / (flops / peak)
-        rows.append(Row(name, statistics.median(rates), "tokens/s", limit, "products", True, tuple(rates)))
+        rows.append(
+            Row(name, statistics.median(rates), "tokens/s", 1 / least, "products", True, tuple(rates))
+        )
     return rows
 
 

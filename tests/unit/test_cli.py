@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 
 import agentserve
 import kernels.cpu
+from agentserve.bench.report import Row
+from agentserve.bench.speed import kept
 from agentserve.cli import packages
+from agentserve.cli.bench import show
 from agentserve.cli.chat import ChatError, Conversation, events, first_model
 from agentserve.cli.doctor import cpu_features, dot_products, findings
 from agentserve.cli.main import COMMANDS, app
@@ -58,6 +61,22 @@ def test_every_command_has_help(name: str) -> None:
 
 def test_version() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"agentserve {agentserve.__version__}\n"
+
+
+def test_bench_says_in_which_numbers_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    said = kept(made_up_hello(weights="Q4_1/Q8_0", activations="int8", kv_dtype="fp16"))
+    assert said == "bf16, weights Q4_1/Q8_0, activations int8, KV fp16, reference kernels"
+    show([Row("decode", 2.0, "ms/step", 1.0, "memory")], [said])
+    shown = capsys.readouterr().out.splitlines()
+    assert "50%" in shown[-2]
+    assert shown[-1] == said
+
+
+def test_bench_expands_weights_unless_told_otherwise() -> None:
+    result = command("bench", "--activations", "int8")
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert 'needs weights "stored", got "expanded"' in result.stderr
 
 
 def test_the_version_is_the_distributions() -> None:
