@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,8 @@ from agentserve.executor.pool import KVPool
 from agentserve.models.config import DecoderConfig
 from agentserve.models.inputs import Batch, PagedGroup
 from kernels.ops import AttentionShape, Ops, Span
+
+Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +48,51 @@ def split_rows(lengths: Sequence[int], most_rows: int) -> list[list[Piece]]:
     return passes
 
 
-def check_chunk(chunk: Chunk, config: DecoderConfig, pool: KVPool, positions: int) -> str:
-    """Why a chunk cannot be run, in one line; empty if it can."""
+def check_chunks(chunks: Sequence[Chunk], config: DecoderConfig, pool: KVPool, positions: int) -> list[str]:
+    """Why each chunk cannot be run, in one line; empty if it can."""
+    errors = [_check_shape(chunk, pool, positions) for chunk in chunks]
+    shaped = [chunk for chunk, error in zip(chunks, errors, strict=True) if not error]
+    # One look at all ids of a step costs as much as one at a single chunk's.
+    if not shaped or not _check_ids(shaped, config, pool):
+        return errors
+    return [error or _check_ids([chunk], config, pool) for chunk, error in zip(chunks, errors, strict=True)]
+
+
+def _check_shape(chunk: Chunk, pool: KVPool, positions: int) -> str:
     end = chunk.start + len(chunk.tokens)
     if not chunk.tokens:
         return "the chunk has no tokens"
     if chunk.start < 0 or end > positions:
         return f"positions {chunk.start} to {end - 1} leave the context of {positions} tokens"
-    if not _within(_ints(chunk.tokens), config.vocab_size):
-        return f"a token id lies outside the vocabulary of {config.vocab_size}"
     if len(chunk.tables) != len(pool.groups):
         return f"{len(chunk.tables)} page tables for {len(pool.groups)} KV groups"
-    for table, group, pages in zip(chunk.tables, pool.groups, pool.pages, strict=True):
-        needed = -(-end // pool.page_size)
+    needed = -(-end // pool.page_size)
+    for table, group in zip(chunk.tables, pool.groups, strict=True):
         if len(table) < needed:
             return f"KV group {group.name}: {len(table)} pages for {end} tokens, {needed} needed"
-        # Behind a sliding window pages are released, and their entries mean nothing.
-        seen = 0 if group.window is None else max(0, chunk.start - group.window + 1) // pool.page_size
-        if not _within(_ints(table)[seen:needed], pages):
+    return ""
+
+
+def _check_ids(chunks: Sequence[Chunk], config: DecoderConfig, pool: KVPool) -> str:
+    """What is wrong with the token and page ids of at least one chunk; empty if nothing is."""
+    if not _within(_joined([chunk.tokens for chunk in chunks]), config.vocab_size):
+        return f"a token id lies outside the vocabulary of {config.vocab_size}"
+    for number, (group, pages) in enumerate(zip(pool.groups, pool.pages, strict=True)):
+        seen = (_seen_pages(chunk, number, group.window, pool.page_size) for chunk in chunks)
+        if not _within(_joined(seen), pages):
             return f"KV group {group.name}: a page id lies outside the pool of {pages}"
     return ""
+
+
+def _seen_pages(chunk: Chunk, group: int, window: int | None, page_size: int) -> array[int]:
+    end = -(-(chunk.start + len(chunk.tokens)) // page_size)
+    return chunk.tables[group][_first_page(chunk.start, window, page_size) : end]
+
+
+def _first_page(position: int, window: int | None, page_size: int) -> int:
+    """The first page that a token can see: behind a window pages are released, and their entries mean
+    nothing."""
+    return 0 if window is None else max(0, position - window + 1) // page_size
 
 
 def build_batch(
@@ -78,18 +105,16 @@ def build_batch(
     for piece in pieces:
         spans.append(Span(row, piece.count, chunks[piece.chunk].start + piece.offset))
         row += piece.count
-    tokens = np.concatenate(
-        [_ints(chunks[p.chunk].tokens)[p.offset : p.offset + p.count] for p in pieces], dtype=np.int64
-    )
-    positions = np.concatenate([np.arange(s.position, s.position + s.rows) for s in spans], dtype=np.int64)
+    tokens = _joined([chunks[p.chunk].tokens[p.offset : p.offset + p.count] for p in pieces]).astype(np.int64)
     owners = np.repeat(np.arange(len(spans)), [span.rows for span in spans])
+    positions = np.array([span.position - span.row for span in spans])[owners] + np.arange(row)
+    places = divmod(positions, pool.page_size)
     groups = []
     for number, (storage, group) in enumerate(zip(pool.storages, pool.groups, strict=True)):
         tables = _tables(
             [chunks[p.chunk].tables[number] for p in pieces], spans, pool.page_size, group.window
         )
-        pages = tables[owners, positions // pool.page_size]
-        slots = pages * pool.page_size + positions % pool.page_size
+        slots = tables[owners, places[0]] * pool.page_size + places[1]
         shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, pool.page_size, group.window)
         attention = ops.attention(shape, spans, _tensor(tables, device))
         groups.append(PagedGroup(storage, _tensor(slots, device), attention))
@@ -101,19 +126,22 @@ def _tables(
 ) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     """`[spans, pages]`: each span's page table up to its last token, 0 where no token can look."""
     ends = [-(-(span.position + span.rows) // page_size) for span in spans]
-    found = np.zeros((len(spans), max(ends)), dtype=np.int64)
-    for number, (table, span, end) in enumerate(zip(tables, spans, ends, strict=True)):
-        seen = 0 if window is None else max(0, span.position - window + 1) // page_size
-        found[number, seen:end] = _ints(table)[seen:end]
-    return found
+    nothing = array("i", [0]) * max(ends)
+    parts: list[array[int]] = []
+    for table, span, end in zip(tables, spans, ends, strict=True):
+        seen = _first_page(span.position, window, page_size)
+        parts += (nothing[:seen], table[seen:end], nothing[end:])
+    return _joined(parts).astype(np.int64).reshape(len(spans), -1)
 
 
-def _within(values: np.ndarray[tuple[int], np.dtype[np.int32]], bound: int) -> bool:
-    return bool(values.min() >= 0 and values.max() < bound)
+def _within(values: Ints, bound: int) -> bool:
+    """Whether 0 <= value < bound for all of at least one."""
+    return bool(values.view(np.uint32).max() < bound)  # below 0 is far above
 
 
-def _ints(values: array[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.frombuffer(values, dtype=np.int32)
+def _joined(parts: Iterable[array[int]]) -> Ints:
+    """One behind the other: pages and tokens are put together as bytes, with one numpy call for all."""
+    return np.frombuffer(b"".join(parts), dtype=np.int32)
 
 
 def _tensor(values: np.ndarray[tuple[int, ...], np.dtype[np.int64]], device: torch.device) -> Tensor:
