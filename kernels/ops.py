@@ -143,15 +143,42 @@ class StepGroup(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Hidden:
+    """The last layer's normed output."""
+
+    rows: Tensor  # [rows, hidden]
+    finite: Tensor  # [rows] bool: neither infinite nor NaN anywhere in the row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logits:
+    """`best` is the lowest id among the greatest logits of a row; without meaning where not `finite`."""
+
+    values: Tensor  # [rows, vocab] float32
+    best: Tensor  # [rows] int64
+    finite: Tensor  # [rows] bool
+
+    @classmethod
+    def of(cls, values: Tensor) -> Logits:
+        """What can be said of logits that come without it."""
+        return cls(values, values.argmax(dim=-1), values.isfinite().all(dim=-1))
+
+    def take(self, rows: Sequence[int]) -> Logits:
+        """These rows, copied."""
+        at = torch.tensor(rows, dtype=torch.int64, device=self.values.device)
+        return Logits(self.values[at], self.best[at], self.finite[at])
+
+
 class StepDecoder(Protocol):
     """A forward pass as one operation. Keeps what it needs of the weights: the caller may drop them."""
 
-    def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Tensor:
-        """Write the step's KV; the last layer's normed output `[rows, hidden]` for `[rows]` int64 tokens."""
+    def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
+        """Write the step's KV; the last layer's normed output for `[rows]` int64 tokens."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden]` from `forward` -> `[rows, vocab]` float32."""
+    def logits(self, hidden: Tensor) -> Logits:
+        """Logits of `[rows, hidden]` from `forward`. The next call may reuse the memory of `values`."""
         ...
 
 

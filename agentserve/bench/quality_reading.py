@@ -73,9 +73,9 @@ def read(
         ]
         for pieces in split_rows([len(chunk.tokens) for chunk in chunks], most_rows):
             hidden = decoder.forward(build_batch(pieces, chunks, decoder.config, pool, decoder.ops))
-            if not bool(hidden.isfinite().all()):
+            if not bool(hidden.finite.all()):
                 raise NotFinite("the model's output is not finite")
-            parts.append(hidden.cpu())
+            parts.append(hidden.rows.cpu())
     return torch.cat(parts)
 
 
@@ -83,7 +83,7 @@ def logits(decoder: Decoder, hidden: Tensor, rows: int = HEAD_ROWS) -> Iterator[
     """Slices `[rows, vocab]` float32 on the CPU of the logits of `hidden`, one after the other."""
     with torch.inference_mode():
         for part in torch.split(hidden, rows):
-            yield decoder.logits(part.to(decoder.device)).cpu()
+            yield decoder.logits(part.to(decoder.device)).values.to("cpu", copy=True)
 
 
 def _chunk(window: Window, table: array[int], groups: int) -> Chunk:

@@ -1,4 +1,8 @@
-"""From the plan's chunks to the tensors of a forward pass."""
+"""From the plan's chunks to the tensors of a forward pass.
+
+This runs between two kernels that have just pushed everything else out of the caches: a numpy or torch
+call costs ten times what it does in a loop of its own, so plain arrays do what they can.
+"""
 
 from __future__ import annotations
 
@@ -46,26 +50,50 @@ def split_rows(lengths: Sequence[int], most_rows: int) -> list[list[Piece]]:
     return passes
 
 
-def check_chunk(chunk: Chunk, config: DecoderConfig, pool: KVPool, positions: int) -> str:
-    """Why a chunk cannot be run, in one line; empty if it can."""
+def check_chunks(chunks: Sequence[Chunk], config: DecoderConfig, pool: KVPool, positions: int) -> list[str]:
+    """Why each chunk cannot be run, in one line; empty if it can."""
+    errors = [_check_shape(chunk, pool, positions) for chunk in chunks]
+    shaped = [chunk for chunk, error in zip(chunks, errors, strict=True) if not error]
+    # One look at all ids of a step costs as much as one at a single chunk's.
+    if not shaped or not _check_ids(shaped, config, pool):
+        return errors
+    return [error or _check_ids([chunk], config, pool) for chunk, error in zip(chunks, errors, strict=True)]
+
+
+def _check_shape(chunk: Chunk, pool: KVPool, positions: int) -> str:
     end = chunk.start + len(chunk.tokens)
     if not chunk.tokens:
         return "the chunk has no tokens"
     if chunk.start < 0 or end > positions:
         return f"positions {chunk.start} to {end - 1} leave the context of {positions} tokens"
-    if not _within(_ints(chunk.tokens), config.vocab_size):
-        return f"a token id lies outside the vocabulary of {config.vocab_size}"
     if len(chunk.tables) != len(pool.groups):
         return f"{len(chunk.tables)} page tables for {len(pool.groups)} KV groups"
-    for table, group, pages in zip(chunk.tables, pool.groups, pool.pages, strict=True):
-        needed = -(-end // pool.page_size)
+    needed = -(-end // pool.page_size)
+    for table, group in zip(chunk.tables, pool.groups, strict=True):
         if len(table) < needed:
             return f"KV group {group.name}: {len(table)} pages for {end} tokens, {needed} needed"
-        # Behind a sliding window pages are released, and their entries mean nothing.
-        seen = 0 if group.window is None else max(0, chunk.start - group.window + 1) // pool.page_size
-        if not _within(_ints(table)[seen:needed], pages):
+    return ""
+
+
+def _check_ids(chunks: Sequence[Chunk], config: DecoderConfig, pool: KVPool) -> str:
+    """What is wrong with the token and page ids of at least one chunk; empty if nothing is."""
+    if not _within([chunk.tokens for chunk in chunks], config.vocab_size):
+        return f"a token id lies outside the vocabulary of {config.vocab_size}"
+    for number, (group, pages) in enumerate(zip(pool.groups, pool.pages, strict=True)):
+        if not _within([_seen_pages(chunk, number, group.window, pool.page_size) for chunk in chunks], pages):
             return f"KV group {group.name}: a page id lies outside the pool of {pages}"
     return ""
+
+
+def _seen_pages(chunk: Chunk, group: int, window: int | None, page_size: int) -> array[int]:
+    end = -(-(chunk.start + len(chunk.tokens)) // page_size)
+    return chunk.tables[group][_first_page(chunk.start, window, page_size) : end]
+
+
+def _first_page(position: int, window: int | None, page_size: int) -> int:
+    """The first page that a token can see: behind a window pages are released, and their entries mean
+    nothing."""
+    return 0 if window is None else max(0, position - window + 1) // page_size
 
 
 def build_batch(
@@ -74,26 +102,30 @@ def build_batch(
     """The tensors of one pass over `pieces` of checked `chunks`."""
     device = pool.storages[0].device
     spans: list[Span] = []
-    row = 0
+    tokens, positions = array("q"), array("q")
     for piece in pieces:
-        spans.append(Span(row, piece.count, chunks[piece.chunk].start + piece.offset))
-        row += piece.count
-    tokens = np.concatenate(
-        [_ints(chunks[p.chunk].tokens)[p.offset : p.offset + p.count] for p in pieces], dtype=np.int64
-    )
-    positions = np.concatenate([np.arange(s.position, s.position + s.rows) for s in spans], dtype=np.int64)
-    owners = np.repeat(np.arange(len(spans)), [span.rows for span in spans])
+        chunk = chunks[piece.chunk]
+        first = chunk.start + piece.offset
+        spans.append(Span(len(tokens), piece.count, first))
+        tokens.extend(chunk.tokens[piece.offset : piece.offset + piece.count].tolist())
+        positions.extend(range(first, first + piece.count))
     groups = []
     for number, (storage, group) in enumerate(zip(pool.storages, pool.groups, strict=True)):
-        tables = _tables(
-            [chunks[p.chunk].tables[number] for p in pieces], spans, pool.page_size, group.window
-        )
-        pages = tables[owners, positions // pool.page_size]
-        slots = pages * pool.page_size + positions % pool.page_size
+        given = [chunks[piece.chunk].tables[number] for piece in pieces]
         shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, pool.page_size, group.window)
-        attention = ops.attention(shape, spans, _tensor(tables, device))
-        groups.append(PagedGroup(storage, _tensor(slots, device), attention))
+        tables = torch.from_numpy(_tables(given, spans, pool.page_size, group.window))
+        attention = ops.attention(shape, spans, _on(device, tables))
+        groups.append(PagedGroup(storage, _tensor(_slots(given, spans, pool.page_size), device), attention))
     return Batch(_tensor(tokens, device), _tensor(positions, device), tuple(groups))
+
+
+def _slots(tables: Sequence[array[int]], spans: Sequence[Span], page_size: int) -> array[int]:
+    """Where the K and V of each row go."""
+    found = array("q")
+    for table, span in zip(tables, spans, strict=True):
+        places = range(span.position, span.position + span.rows)
+        found.extend([table[place // page_size] * page_size + place % page_size for place in places])
+    return found
 
 
 def _tables(
@@ -101,20 +133,25 @@ def _tables(
 ) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     """`[spans, pages]`: each span's page table up to its last token, 0 where no token can look."""
     ends = [-(-(span.position + span.rows) // page_size) for span in spans]
-    found = np.zeros((len(spans), max(ends)), dtype=np.int64)
-    for number, (table, span, end) in enumerate(zip(tables, spans, ends, strict=True)):
-        seen = 0 if window is None else max(0, span.position - window + 1) // page_size
-        found[number, seen:end] = _ints(table)[seen:end]
-    return found
+    nothing = array("i", [0]) * max(ends)
+    parts: list[array[int]] = []
+    for table, span, end in zip(tables, spans, ends, strict=True):
+        seen = _first_page(span.position, window, page_size)
+        parts += (nothing[:seen], table[seen:end], nothing[end:])
+    return np.frombuffer(b"".join(parts), dtype=np.int32).astype(np.int64).reshape(len(spans), -1)
 
 
-def _within(values: np.ndarray[tuple[int], np.dtype[np.int32]], bound: int) -> bool:
-    return bool(values.min() >= 0 and values.max() < bound)
+def _within(parts: Sequence[array[int]], bound: int) -> bool:
+    """Whether 0 <= id < bound for all ids, of which each part has at least one."""
+    if len(parts) == sum(map(len, parts)):
+        return all(0 <= part[0] < bound for part in parts)
+    ids = np.frombuffer(b"".join(parts), dtype=np.uint32)  # what is below 0 is far above
+    return bool(ids.max() < bound)
 
 
-def _ints(values: array[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.frombuffer(values, dtype=np.int32)
+def _tensor(values: array[int], device: torch.device) -> Tensor:
+    return _on(device, torch.frombuffer(values, dtype=torch.int64))
 
 
-def _tensor(values: np.ndarray[tuple[int, ...], np.dtype[np.int64]], device: torch.device) -> Tensor:
-    return torch.from_numpy(values).to(device)
+def _on(device: torch.device, tensor: Tensor) -> Tensor:
+    return tensor if device.type == "cpu" else tensor.to(device)

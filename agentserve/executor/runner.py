@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from agentserve.core.plan import Chunk, ChunkResult, PageCopy, Plan, Sampled, SampleSpec, StepResult
-from agentserve.executor.batch import build_batch, check_chunk, split_rows
+from agentserve.executor.batch import Piece, build_batch, check_chunks, split_rows
 from agentserve.executor.pool import KVPool
 from agentserve.executor.sampler import NotSampled
 from agentserve.models.decoder import Decoder
 from agentserve.types import SessionId, TurnId
+from kernels.ops import Logits
 
 MOST_ROWS = 512
 """Token rows of one pass: bounds activations; longer plans take several passes, with the same bits."""
@@ -27,9 +28,8 @@ Row = tuple[SessionId, TurnId, SampleSpec]
 class SamplerPort(Protocol):
     """What the runner asks of sampling."""
 
-    def sample(self, logits: Tensor, specs: Sequence[Row]) -> Sequence[Sampled | NotSampled]:
-        """One token, or why there is none, per row of `logits [rows, vocab]` float32, which may be
-        overwritten."""
+    def sample(self, logits: Logits, specs: Sequence[Row]) -> Sequence[Sampled | NotSampled]:
+        """One token, or why there is none, per row of `logits`, whose values may be overwritten."""
         ...
 
     def define_grammar(self, grammar_id: str, compiled: str) -> None: ...
@@ -76,22 +76,21 @@ class TorchExecutor:
         for copy in plan.copies:
             self._copy(copy)
         chunks = plan.chunks
-        config, positions = self._decoder.config, self._decoder.positions
-        errors = [check_chunk(chunk, config, self._pool, positions) for chunk in chunks]
+        errors = check_chunks(chunks, self._decoder.config, self._pool, self._decoder.positions)
+        computed = [0 if error else len(chunk.tokens) for chunk, error in zip(chunks, errors, strict=True)]
         runnable = [number for number, error in enumerate(errors) if not error]
-        last_rows = self._forward([chunks[number] for number in runnable])
-        for number, row in zip(runnable, last_rows, strict=True):
-            if row is None:
-                errors[number] = _NOT_FINITE
-        alive = {number: row for number, row in zip(runnable, last_rows, strict=True) if row is not None}
-        sampled = self._sample(chunks, alive, errors)
-        ran = set(runnable)
+        sampled: dict[int, Sampled] = {}
+        if runnable:
+            ends, broken = self._forward([chunks[number] for number in runnable])
+            for place in broken:
+                errors[runnable[place]] = _NOT_FINITE
+            sampled = self._sample(chunks, runnable, ends, errors)
         results = tuple(
             ChunkResult(
                 session=chunk.session,
                 turn=chunk.turn,
                 epoch=chunk.epoch,
-                computed=len(chunk.tokens) if number in ran else 0,
+                computed=computed[number],
                 sampled=sampled.get(number),
                 error=errors[number],
             )
@@ -109,47 +108,74 @@ class TorchExecutor:
             raise ValueError(f"page copy {copy} leaves the pool of {pages} pages of {pool.page_size} slots")
         self._decoder.ops.copy_page(pool.storages[copy.group], copy.source, copy.target, copy.slots)
 
-    def _forward(self, chunks: Sequence[Chunk]) -> list[Tensor | None]:
-        """The hidden state `[hidden]` of each chunk's last token; None if any of its rows is not finite."""
-        last: list[Tensor | None] = [None] * len(chunks)
+    def _forward(self, chunks: Sequence[Chunk]) -> tuple[Tensor, set[int]]:
+        """The hidden state of each chunk's last token, `[chunks, hidden]`, and which chunks have a row
+        that is not finite."""
+        ends: list[Tensor] = []
         broken: set[int] = set()
         for pieces in split_rows([len(chunk.tokens) for chunk in chunks], self._most_rows):
             batch = build_batch(pieces, chunks, self._decoder.config, self._pool, self._decoder.ops)
             hidden = self._decoder.forward(batch)
-            finite = hidden.isfinite().all(dim=-1).tolist()
+            finite = hidden.finite.tolist()
+            last: list[int] = []
             row = 0
             for piece in pieces:
-                if not all(finite[row : row + piece.count]):
-                    broken.add(piece.chunk)
                 row += piece.count
-                last[piece.chunk] = hidden[row - 1].clone()
-        return [None if number in broken else row for number, row in enumerate(last)]
+                if piece.offset + piece.count == len(chunks[piece.chunk].tokens):
+                    last.append(row - 1)
+            if not all(finite):
+                broken |= _broken(pieces, finite)
+            ends.append(_rows(hidden.rows, last))
+        return ends[0] if len(ends) == 1 else torch.cat(ends), broken
 
     def _sample(
-        self, chunks: Sequence[Chunk], alive: dict[int, Tensor], errors: list[str]
+        self, chunks: Sequence[Chunk], runnable: Sequence[int], ends: Tensor, errors: list[str]
     ) -> dict[int, Sampled]:
-        """Sampled tokens by chunk number; a row that gives none becomes an error instead."""
-        wanted = [
-            (number, spec)
-            for number, chunk in enumerate(chunks)
-            if (spec := chunk.sample) and number in alive
-        ]
-        if not wanted:
+        """Sampled tokens by chunk number; a row that gives none becomes an error instead.
+
+        `ends` are the hidden states of the `runnable` chunks; those with an error are not sampled.
+        """
+        places, numbers, specs = [], [], []
+        for place, number in enumerate(runnable):
+            chunk = chunks[number]
+            if chunk.sample and not errors[number]:
+                places.append(place)
+                numbers.append(number)
+                specs.append((chunk.session, chunk.turn, chunk.sample))
+        if not places:
             return {}
-        logits = self._decoder.logits(torch.stack([alive[number] for number, _ in wanted]))
-        finite = logits.isfinite().all(dim=-1).tolist()
+        logits = self._decoder.logits(_rows(ends, places))
+        finite = logits.finite.tolist()
         if not all(finite):
-            for (number, _), good in zip(wanted, finite, strict=True):
+            for number, good in zip(numbers, finite, strict=True):
                 errors[number] = "" if good else _NOT_FINITE
-            wanted = [item for item, good in zip(wanted, finite, strict=True) if good]
-            logits = logits[torch.tensor(finite, device=logits.device)]
-        if not wanted:
-            return {}
-        specs = [(chunks[number].session, chunks[number].turn, spec) for number, spec in wanted]
+            good_rows = [row for row, good in enumerate(finite) if good]
+            if not good_rows:
+                return {}
+            logits = logits.take(good_rows)
+            numbers, specs = [numbers[row] for row in good_rows], [specs[row] for row in good_rows]
         sampled: dict[int, Sampled] = {}
-        for (number, _), found in zip(wanted, self._sampler.sample(logits, specs), strict=True):
+        for number, found in zip(numbers, self._sampler.sample(logits, specs), strict=True):
             if isinstance(found, NotSampled):
                 errors[number] = found.error
             else:
                 sampled[number] = found
         return sampled
+
+
+def _rows(tensor: Tensor, rows: list[int]) -> Tensor:
+    """`tensor[rows]` for ascending `rows`: itself if that is all of them, as in every step of decoding."""
+    if len(rows) == tensor.shape[0]:
+        return tensor
+    return tensor[torch.tensor(rows, dtype=torch.int64, device=tensor.device)]
+
+
+def _broken(pieces: Sequence[Piece], finite: Sequence[bool]) -> set[int]:
+    """The chunks of a pass that have a row which is not finite."""
+    broken: set[int] = set()
+    row = 0
+    for piece in pieces:
+        if not all(finite[row : row + piece.count]):
+            broken.add(piece.chunk)
+        row += piece.count
+    return broken

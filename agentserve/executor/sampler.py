@@ -6,7 +6,7 @@ draw. Forbidding comes last so that nothing can lift it again; where the grammar
 but an end, the grammar wins over `min_tokens`.
 
 A row is worked on alone, in numpy on one thread, so its token is the same whatever the batch.
-Only the argmax of plain greedy rows runs over the batch: comparing rounds nothing.
+Plain greedy rows take what the decoder found to be best: comparing rounds nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from agentserve.core.plan import Sampled, SampleSpec
 from agentserve.executor.draws import uniform
@@ -26,6 +25,7 @@ from agentserve.executor.folds import FoldCache, TurnFolds, needs_folds
 from agentserve.executor.grammars import GrammarStore
 from agentserve.executor.logprobs import RawLogprobs
 from agentserve.types import Sampling, SessionId, TurnId
+from kernels.ops import Logits
 
 log = logging.getLogger(__name__)
 
@@ -68,31 +68,29 @@ class Sampler:
     def drop_grammar(self, grammar_id: str) -> None:
         self._grammars.drop(grammar_id)
 
-    def sample(self, logits: torch.Tensor, specs: Sequence[Request]) -> list[Sampled | NotSampled]:
-        """One token per row of `logits` (finite fp32 [rows, vocab], any device; may be overwritten).
+    def sample(self, logits: Logits, specs: Sequence[Request]) -> list[Sampled | NotSampled]:
+        """One token per row of `logits` (all finite, any device; their values may be overwritten).
 
         `Sampled.ended` is set when the token completes a stop string (from `min_tokens` on), when
         it completes a grammar after which only an end-of-sequence token could follow (so none is
         asked for), or when it is that token. A row that cannot be sampled (an unknown grammar,
         tokens outside it, penalties that leave float32) fails alone.
         """
-        rows, width = logits.shape
+        values = logits.values
+        rows, width = values.shape
         if rows != len(specs) or width != self._vocab_size:
             raise ValueError(
                 f"logits of shape {rows}x{width} for {len(specs)} rows and a vocabulary of {self._vocab_size}"
             )
-        logits = logits.detach()
-        results: list[Sampled | NotSampled | None] = [None] * rows
-        plain = [i for i, (_, _, spec) in enumerate(specs) if self._is_plain(spec)]
-        if plain:
-            chosen = logits if len(plain) == rows else logits[plain]
-            for i, token in zip(plain, chosen.argmax(dim=-1).tolist(), strict=True):
-                results[i] = Sampled(token=token)
+        results: list[Sampled | NotSampled | None] = [
+            Sampled(token=best) if self._is_plain(spec) else None
+            for best, (_, _, spec) in zip(logits.best.tolist(), specs, strict=True)
+        ]
         others = [i for i in range(rows) if results[i] is None]
         if others:
-            on_cpu = logits if logits.device.type == "cpu" else logits[others].cpu()
+            on_cpu = values.detach() if values.device.type == "cpu" else values[others].cpu()
             for n, i in enumerate(others):
-                row: Row = on_cpu[i if on_cpu is logits else n].numpy()
+                row: Row = on_cpu[i if values.device.type == "cpu" else n].numpy()
                 results[i] = self._try_row(row, *specs[i])
         return [result for result in results if result is not None]
 

@@ -13,7 +13,17 @@ from agentserve.models.inputs import Batch
 from agentserve.models.rope import rope_table
 from agentserve.models.weights import DecoderWeights
 from kernels.blocks import BlockMatrix, Matrix, expand_rows
-from kernels.ops import Activations, DecoderParts, LayerParts, Linear, Ops, StepDecoder, StepGroup
+from kernels.ops import (
+    Activations,
+    DecoderParts,
+    Hidden,
+    LayerParts,
+    Linear,
+    Logits,
+    Ops,
+    StepDecoder,
+    StepGroup,
+)
 
 
 class Decoder:
@@ -46,12 +56,15 @@ class Decoder:
         parts = _parts(config, weights, activations, (cos.to(self.device), sin.to(self.device)))
         self._step: StepDecoder = ops.decoder(parts) or ComposedDecoder(ops, parts)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Write the batch's KV and return the last layer's normed output, `[rows, hidden]`."""
+    def forward(self, batch: Batch) -> Hidden:
+        """Write the batch's KV and return the last layer's normed output."""
         return self._step.forward(batch.tokens, batch.positions, batch.groups)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden]` from `forward` -> `[rows, vocab]` float32. Ask only for rows to sample."""
+    def logits(self, hidden: Tensor) -> Logits:
+        """Logits of `[rows, hidden]` from `forward`. Ask only for rows to sample.
+
+        The next call may reuse the memory of their `values`.
+        """
         return self._step.logits(hidden)
 
 
@@ -84,7 +97,7 @@ class ComposedDecoder:
         )
         self._head = ops.linear(parts.lm_head, dtype=parts.dtype)
 
-    def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
         parts, ops, eps = self._parts, self._ops, self._parts.eps
         residual = expand_rows(parts.embedding, tokens, parts.dtype)
         cos, sin = parts.cos[positions], parts.sin[positions]
@@ -96,10 +109,10 @@ class ComposedDecoder:
             last = number + 1 == len(self._layers)
             norm = parts.norm if last else parts.layers[number + 1].attention_norm
             normed, residual = ops.add_rms_norm(inner, residual, norm, eps)
-        return normed
+        return Hidden(normed, normed.isfinite().all(dim=-1))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden).to(torch.float32)
+    def logits(self, hidden: Tensor) -> Logits:
+        return Logits.of(self._head(hidden).to(torch.float32))
 
     def _linear(self, weight: Matrix, bias: Tensor | None) -> Linear:
         parts = self._parts

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from kernels.blocks import Matrix
-from kernels.cpu.attention import CpuAttention, pages_of
+from kernels.cpu.attention import CpuAttention, kind_of
 from kernels.cpu.library import PAIRS, TYPES, Group, Layer, Library, Model, address
 from kernels.cpu.packed import Arena, PackedMatrix, packed_bytes, padded
-from kernels.ops import Activations, DecoderParts, LayerParts, StepDecoder, StepGroup
+from kernels.memory import huge_bytes
+from kernels.ops import Activations, DecoderParts, Hidden, LayerParts, Logits, StepDecoder, StepGroup
 
 _MOST_DIM = 512  # head dimension (`MAX_DIM` in csrc/element.h)
 
@@ -50,6 +51,7 @@ class CpuDecoder(StepDecoder):
             layer=ctypes.cast(layers, ctypes.POINTER(Layer)),
         )
         self._layers = layers
+        self._room = torch.empty(0, self._vocab, dtype=torch.float32)
         self._opened: int | None = library.open(TYPES[self._dtype], ctypes.byref(self._model))
 
     def __del__(self) -> None:
@@ -64,9 +66,10 @@ class CpuDecoder(StepDecoder):
         widths = (parts.norm.shape[0], parts.layers[0].down.shape[1], parts.dim)
         return bool(pair) and not any(width % pair for width in widths) and parts.dim <= _MOST_DIM
 
-    def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
         rows = tokens.shape[0]
         out = torch.empty(rows, self._hidden, dtype=self._dtype)
+        finite = torch.empty(rows, dtype=torch.bool)
         given = (Group * len(groups))(*(_group(group) for group in groups))
         self._library.forward(
             self._opened,
@@ -76,17 +79,34 @@ class CpuDecoder(StepDecoder):
             given,
             len(groups),
             out.data_ptr(),
+            finite.data_ptr(),
             torch.get_num_threads(),
         )
-        return out
+        return Hidden(out, finite)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        hidden = hidden.contiguous()
-        out = torch.empty(hidden.shape[0], self._vocab, dtype=torch.float32)
+    def logits(self, hidden: Tensor) -> Logits:
+        hidden, rows = hidden.contiguous(), hidden.shape[0]
+        values = self._values(rows)
+        best = torch.empty(rows, dtype=torch.int64)
+        finite = torch.empty(rows, dtype=torch.bool)
         self._library.logits(
-            self._opened, hidden.shape[0], hidden.data_ptr(), out.data_ptr(), torch.get_num_threads()
+            self._opened,
+            rows,
+            hidden.data_ptr(),
+            values.data_ptr(),
+            best.data_ptr(),
+            finite.data_ptr(),
+            torch.get_num_threads(),
         )
-        return out
+        return Logits(values, best, finite)
+
+    def _values(self, rows: int) -> Tensor:
+        """`[rows, vocab]` in the memory of the last call: fresh memory of this size costs a page fault per
+        thousand logits, and as much again when it is given back."""
+        held = len(self._room)
+        if held < rows:
+            self._room = huge_bytes(rows * self._vocab * 4).view(torch.float32).view(rows, self._vocab)
+        return self._room if held == rows else self._room[:rows]
 
     def _layer(self, parts: LayerParts) -> Layer:
         return Layer(
@@ -127,15 +147,17 @@ def _group(group: StepGroup) -> Group:
     attention, storage = group.attention, group.storage
     if not isinstance(attention, CpuAttention):
         raise TypeError("attention was laid out by another backend")
-    kv = pages_of(storage[:, 0])
+    _, _, _, slots, _, width = storage.shape
+    kind, _ = kind_of(storage.dtype, width)
+    page_stride, layer_stride, *_ = storage.stride()
     return Group(
         storage.data_ptr(),
-        storage.stride(0),
-        storage.stride(1),
+        page_stride,
+        layer_stride,
         group.slots.data_ptr(),
         attention.plan,
-        kv.slots,
-        kv.type,
+        slots,
+        kind,
     )
 
 

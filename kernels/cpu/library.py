@@ -129,8 +129,8 @@ _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[Any]] | None, tuple[type[A
     "attention": (None, (_I, _P, POINTER(Kv), _I, _P, _P, _I)),
     "open": (c_void_p, (_I, POINTER(Model))),
     "close": (None, (_P,)),
-    "forward": (None, (_P, _I, _P, _P, POINTER(Group), _I, _P, _I)),
-    "logits": (None, (_P, _I, _P, _P, _I)),
+    "forward": (None, (_P, _I, _P, _P, POINTER(Group), _I, _P, _P, _I)),
+    "logits": (None, (_P, _I, _P, _P, _P, _P, _I)),
     "read": (c_uint32, (_P, _N, _I)),
     "repeat_dots": (c_double, (_I, _N, _I)),
 }

@@ -25,7 +25,7 @@ from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels import ops_for
-from kernels.ops import Activations, Ops
+from kernels.ops import Activations, Logits, Ops
 
 CPU = torch.device("cpu")
 VOCAB = 96
@@ -123,10 +123,11 @@ class Spy:
 
     rows: dict[str, Tensor] = field(default_factory=dict)
 
-    def sample(self, logits: Tensor, specs: Sequence[tuple[SessionId, TurnId, SampleSpec]]) -> list[Sampled]:
-        for row, (session, _, _) in zip(logits, specs, strict=True):
+    def sample(self, logits: Logits, specs: Sequence[tuple[SessionId, TurnId, SampleSpec]]) -> list[Sampled]:
+        assert torch.equal(logits.best, logits.values.argmax(dim=-1))
+        for row, (session, _, _) in zip(logits.values, specs, strict=True):
             self.rows[session] = row.clone()
-        return [Sampled(int(row.argmax())) for row in logits]
+        return [Sampled(best) for best in logits.best.tolist()]
 
     def define_grammar(self, grammar_id: str, compiled: str) -> None:
         raise NotImplementedError

@@ -30,6 +30,7 @@ from agentserve.models.source import resolve
 from agentserve.models.weights import DecoderWeights, random_weights
 from agentserve.types import SessionId, TurnId
 from kernels import ops_for
+from kernels.ops import Logits
 from kernels.reference import ReferenceOps
 from tests.engines import Rig
 from tests.parity.harness import CPU, VOCAB, config_json
@@ -44,13 +45,13 @@ class Ledger:
     rows: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     repeats: int = 0
 
-    def sample(self, logits: Tensor, specs: Sequence[tuple[SessionId, TurnId, SampleSpec]]) -> list[Sampled]:
-        for row, (session, _, spec) in zip(logits, specs, strict=True):
+    def sample(self, logits: Logits, specs: Sequence[tuple[SessionId, TurnId, SampleSpec]]) -> list[Sampled]:
+        for row, (session, _, spec) in zip(logits.values, specs, strict=True):
             prefix = tuple(spec.history[: spec.length])
             known = self.rows.setdefault(prefix, row.clone())
             self.repeats += known is not row
             assert torch.equal(known, row), f"{session}: other bits at position {spec.length}"
-        return [Sampled(int(row.argmax())) for row in logits]
+        return [Sampled(int(row.argmax())) for row in logits.values]
 
     def define_grammar(self, grammar_id: str, compiled: str) -> None:
         raise NotImplementedError

@@ -16,7 +16,7 @@ from agentserve.executor.pool import KVPool
 from agentserve.models.hf_config import hf_config
 from agentserve.models.weights import random_weights
 from kernels import ops_for
-from kernels.ops import StepDecoder
+from kernels.ops import Hidden, Logits, StepDecoder
 from kernels.reference import ReferenceOps
 from tests.parity.harness import config_json
 
@@ -78,19 +78,21 @@ def test_a_backend_without_whole_steps_leaves_the_clock_alone(scene: Scene) -> N
 
 def test_a_clocked_decoder_gives_what_its_own_gives() -> None:
     class Known:
-        def forward(self, tokens: Tensor, positions: Tensor, groups: object) -> Tensor:
-            return tokens + positions
+        def forward(self, tokens: Tensor, positions: Tensor, groups: object) -> Hidden:
+            return Hidden(tokens + positions, tokens > 0)
 
-        def logits(self, hidden: Tensor) -> Tensor:
-            return hidden * 2
+        def logits(self, hidden: Tensor) -> Logits:
+            return Logits.of(hidden[None] * 2)
 
     clock = KernelClock()
     own: StepDecoder = ClockedStep(Known(), clock)
     rows = torch.arange(3)
-    assert own.forward(rows, rows, ()).tolist() == [0, 2, 4]
+    hidden = own.forward(rows, rows, ())
+    assert (hidden.rows.tolist(), hidden.finite.tolist()) == ([0, 2, 4], [False, True, True])
     once = clock.seconds
     assert once > 0
-    assert own.logits(rows).tolist() == [0, 2, 4]
+    logits = own.logits(rows)
+    assert (logits.values.tolist(), logits.best.tolist()) == ([[0, 2, 4]], [2])
     assert clock.seconds > once
 
 

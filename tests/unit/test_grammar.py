@@ -13,6 +13,7 @@ from agentserve.core.plan import SampleSpec
 from agentserve.executor.grammars import GrammarStore
 from agentserve.executor.sampler import NotSampled, Sampler
 from agentserve.types import Sampling, SessionId, TurnId
+from kernels.ops import Logits
 from tools_bridge.compiler import MAX_JOBS, CompilerUnavailable, GrammarCompiler
 from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, ToolChoice, hermes_grammar
 from tools_bridge.schemas import MAX_BRANCHES, MAX_ENUM, MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH
@@ -319,7 +320,7 @@ def sampler_with(compiler, source, **kwargs):
 
 def step(sampler, sampling, tokens, prompt, logits):
     request = SampleSpec(sampling, tokens, prompt, len(tokens))
-    return sampler.sample(torch.tensor(logits[None]), [(SessionId("s"), TurnId(1), request)])[0]
+    return sampler.sample(Logits.of(torch.tensor(logits[None])), [(SessionId("s"), TurnId(1), request)])[0]
 
 
 def generate(sampler_at, sampling, limit=400, seed=0, wish=None):
@@ -426,7 +427,7 @@ def test_a_row_that_cannot_be_sampled_says_why(compiler):
     session, turn = SessionId("s"), TurnId(1)
     plain = SampleSpec(Sampling(), array("i", [1]), 1, 1)
     rows = [(session, turn, spec) for spec in (ok, unknown, plain, outside, over)]
-    found = sampler.sample(torch.zeros(5, VOCAB), rows)
+    found = sampler.sample(Logits.of(torch.zeros(5, VOCAB)), rows)
     assert [result.error if isinstance(result, NotSampled) else "" for result in found] == [
         "",
         "grammar 'h' is not defined on this worker",
@@ -436,5 +437,5 @@ def test_a_row_that_cannot_be_sampled_says_why(compiler):
     ]
     sampler.drop_grammar("g")
     sampler.drop_grammar("never known")
-    [gone] = sampler.sample(torch.zeros(1, VOCAB), [(session, TurnId(2), ok)])
+    [gone] = sampler.sample(Logits.of(torch.zeros(1, VOCAB)), [(session, TurnId(2), ok)])
     assert gone == NotSampled("grammar 'g' is not defined on this worker")

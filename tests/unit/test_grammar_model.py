@@ -12,6 +12,7 @@ import torch
 from agentserve.core.plan import SampleSpec
 from agentserve.executor.sampler import Sampler
 from agentserve.types import Sampling, SessionId, TurnId
+from kernels.ops import Logits
 from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.grammar import ToolChoice, hermes_grammar
 from tools_bridge.hermes import parse
@@ -88,7 +89,7 @@ def generate(sampler, grammar, vocab_size, eos, seed, temperature, limit=3000):
     while len(tokens) <= limit:
         logits = torch.from_numpy(rng.normal(size=(1, vocab_size)).astype(np.float32))
         spec = SampleSpec(sampling, tokens, 1, len(tokens))
-        result = sampler.sample(logits, [(SessionId("s"), TurnId(seed + 1), spec)])[0]
+        result = sampler.sample(Logits.of(logits), [(SessionId("s"), TurnId(seed + 1), spec)])[0]
         tokens.append(result.token)
         if result.ended:
             return tokens[1:-1] if result.token == eos else tokens[1:]

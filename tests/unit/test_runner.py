@@ -17,6 +17,7 @@ from agentserve.executor.sampler import NotSampled
 from agentserve.models.config import DecoderConfig
 from agentserve.models.hf_config import hf_config
 from agentserve.models.weights import DecoderWeights, random_weights
+from kernels.ops import Logits
 from kernels.reference import ReferenceOps
 from tests.parity.harness import CPU, VOCAB, Engine, config_json
 
@@ -205,7 +206,7 @@ def test_a_pool_in_other_numbers(dtype: torch.dtype) -> None:
 def test_a_row_that_gives_no_token_fails_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = engine.spy.sample
 
-    def second_fails(logits: torch.Tensor, specs: list) -> list:  # type: ignore[type-arg]
+    def second_fails(logits: Logits, specs: list) -> list:  # type: ignore[type-arg]
         return [NotSampled("why") if i == 1 else found for i, found in enumerate(sample(logits, specs))]
 
     monkeypatch.setattr(engine.spy, "sample", second_fails)

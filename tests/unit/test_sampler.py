@@ -10,6 +10,7 @@ from agentserve.core.plan import Sampled, SampleSpec
 from agentserve.executor.draws import uniform
 from agentserve.executor.sampler import NotSampled, Sampler
 from agentserve.types import Sampling, SessionId, TurnId
+from kernels.ops import Logits
 
 VOCAB, EOS = 500, 3
 TOKEN_BYTES = [b"", b"", b"", b"", *(bytes([97 + i % 26]) for i in range(VOCAB - 4))]
@@ -30,7 +31,7 @@ def row(seed, ties=False):
 
 def one(sampler, logits, request, session="s", turn=1):
     tensor = torch.tensor(np.asarray(logits)).reshape(1, -1).clone()
-    return sampler.sample(tensor, [(SessionId(session), TurnId(turn), request)])[0]
+    return sampler.sample(Logits.of(tensor), [(SessionId(session), TurnId(turn), request)])[0]
 
 
 def shifted(logits, sampling, tokens, prompt):
@@ -240,12 +241,12 @@ def mixed_requests():
 
 def test_a_row_does_not_depend_on_its_batch_mates():
     requests, logits = mixed_requests()
-    alone = [make().sample(torch.tensor(logits[i : i + 1]), [requests[i]])[0] for i in range(24)]
+    alone = [make().sample(Logits.of(torch.tensor(logits[i : i + 1])), [requests[i]])[0] for i in range(24)]
     rng = np.random.default_rng(9)
     sampler = make()
     for _ in range(20):
         order = rng.permutation(24)[: int(rng.integers(1, 25))]
-        batch = sampler.sample(torch.tensor(logits[order]), [requests[i] for i in order])
+        batch = sampler.sample(Logits.of(torch.tensor(logits[order])), [requests[i] for i in order])
         assert batch == [alone[i] for i in order]  # exact, log-probabilities included
 
 
@@ -256,7 +257,7 @@ def test_threads_do_not_change_a_row():
         results = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            results.append(make().sample(torch.tensor(logits), requests))
+            results.append(make().sample(Logits.of(torch.tensor(logits)), requests))
     finally:
         torch.set_num_threads(before)
     assert results[0] == results[1]
@@ -345,7 +346,9 @@ def test_stop_strings_in_bytes_of_half_characters():
         logits = np.zeros(6, dtype=np.float32)
         logits[token] = 9
         request = SampleSpec(Sampling(temperature=0.0, stop=("😀",)), tokens, 1, len(tokens))
-        result = sampler.sample(torch.tensor(logits[None]), [(SessionId("s"), TurnId(1), request)])[0]
+        result = sampler.sample(
+            Logits.of(torch.tensor(logits[None])), [(SessionId("s"), TurnId(1), request)]
+        )[0]
         tokens.append(result.token)
         ended.append(result.ended)
     assert list(tokens[1:]) == [1, 3, 5, 1, 2]
@@ -363,10 +366,10 @@ def test_a_history_of_another_length_than_the_live_array():
 def test_shapes_are_checked():
     request = (SessionId("s"), TurnId(1), spec(Sampling(), [5], 1))
     with pytest.raises(ValueError, match="2x500 for 1 rows"):
-        make().sample(torch.zeros(2, VOCAB), [request])
+        make().sample(Logits.of(torch.zeros(2, VOCAB)), [request])
     with pytest.raises(ValueError, match="vocabulary of 500"):
-        make().sample(torch.zeros(1, VOCAB + 1), [request])
-    assert make().sample(torch.zeros(0, VOCAB), []) == []
+        make().sample(Logits.of(torch.zeros(1, VOCAB + 1)), [request])
+    assert make().sample(Logits.of(torch.zeros(0, VOCAB)), []) == []
 
 
 @pytest.mark.parametrize(
@@ -386,7 +389,7 @@ def test_a_row_whose_logits_leave_float32_fails_alone(sampling):
         (SessionId(name), TurnId(1), spec(settings, [5, 6, 7], 2))
         for name, settings in (("a", Sampling(seed=4)), ("bad", sampling), ("c", Sampling(temperature=0.0)))
     ]
-    before, bad, after = make().sample(torch.tensor(logits), requests)
+    before, bad, after = make().sample(Logits.of(torch.tensor(logits)), requests)
     assert isinstance(bad, NotSampled)
     assert "finite" in bad.error
     assert before == one(make(), logits[0], requests[0][2])
@@ -399,7 +402,7 @@ def test_a_fault_of_one_row_is_its_own(monkeypatch, caplog):
 
     monkeypatch.setattr("agentserve.executor.sampler.draw", broken)
     rows = [(SessionId("a"), TurnId(1), spec(Sampling(temperature=t), [5], 1)) for t in (0.0, 1.0)]
-    fine, bad = make().sample(torch.tensor(np.stack([row(1), row(2)])), rows)
+    fine, bad = make().sample(Logits.of(torch.tensor(np.stack([row(1), row(2)]))), rows)
     assert isinstance(fine, Sampled)
     assert bad == NotSampled("IndexError: a")
     assert "could not be sampled" in caplog.text

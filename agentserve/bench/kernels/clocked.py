@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
-from kernels.ops import DecoderParts, Ops, StepDecoder, StepGroup
+from kernels.ops import DecoderParts, Hidden, Logits, Ops, StepDecoder, StepGroup
 
 
 class KernelClock:
@@ -25,13 +25,13 @@ class ClockedStep:
         self._step = step
         self._clock = clock
 
-    def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
         began = time.perf_counter()
         hidden = self._step.forward(tokens, positions, groups)
         self._clock.seconds += time.perf_counter() - began
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Logits:
         began = time.perf_counter()
         logits = self._step.logits(hidden)
         self._clock.seconds += time.perf_counter() - began

@@ -94,7 +94,7 @@ def _sampling(scene: Scene, variant: Variant, watch: Stopwatch, rows: int) -> li
     with torch.inference_mode():
         pieces = [Piece(number, 0, 1) for number in range(rows)]
         batch = build_batch(pieces, plan.chunks, config, scene.pool, decoder.ops)
-        logits = decoder.logits(decoder.forward(batch))
+        logits = decoder.logits(decoder.forward(batch).rows)
     sampler = Sampler(config.vocab_size, [b""] * config.vocab_size, ())
 
     def run(settings: Sampling) -> Run:
@@ -106,7 +106,7 @@ def _sampling(scene: Scene, variant: Variant, watch: Stopwatch, rows: int) -> li
 
     names = {"greedy": GREEDY, "top-p 0.95": Sampling(temperature=0.8, top_p=0.95)}
     times = watch.alternate({name: run(settings) for name, settings in names.items()})
-    demand = Demand(logits.nbytes)
+    demand = Demand(logits.values.nbytes)
     return [
         times[name].row("operations", f"sampling {name}, {rows} rows of {config.vocab_size:,}", demand)
         for name in names

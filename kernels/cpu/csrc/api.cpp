@@ -238,17 +238,17 @@ void* agentserve_open(int type, const Model* model) {
 void agentserve_close(void* opened) { delete static_cast<Opened*>(opened); }
 
 void agentserve_forward(void* opened, int rows, const int64_t* tokens, const int64_t* positions, const Group* groups,
-                        int group_count, void* out, int threads) {
+                        int group_count, void* out, uint8_t* finite, int threads) {
     static_cast<Opened*>(opened)->with([&](auto& decoder) {
         using Stored = typename std::decay_t<decltype(decoder)>::Stored;
-        decoder.forward(rows, tokens, positions, groups, group_count, static_cast<Stored*>(out), threads);
+        decoder.forward(rows, tokens, positions, groups, group_count, static_cast<Stored*>(out), finite, threads);
     });
 }
 
-void agentserve_logits(void* opened, int rows, const void* hidden, float* out, int threads) {
+void agentserve_logits(void* opened, int rows, const void* hidden, float* out, int64_t* best, uint8_t* finite, int threads) {
     static_cast<Opened*>(opened)->with([&](auto& decoder) {
         using Stored = typename std::decay_t<decltype(decoder)>::Stored;
-        decoder.logits(rows, static_cast<const Stored*>(hidden), out, threads);
+        decoder.logits(rows, static_cast<const Stored*>(hidden), out, best, finite, threads);
     });
 }
 

@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "greatest.h"
 #include "pack.h"
 #include "rows.h"
 
@@ -43,9 +44,10 @@ public:
 
     explicit Decoder(const Model& model) : m_(model) {}
 
-    // Writes the step's KV and the last layer's normed rows, `out [rows][hidden]`.
+    // Writes the step's KV, the last layer's normed rows `out [rows][hidden]`, and `finite [rows]`: whether
+    // each of them is.
     void forward(int rows, const int64_t* tokens, const int64_t* positions, const Group* groups, int group_count,
-                 Stored* out, int threads) {
+                 Stored* out, uint8_t* finite, int threads) {
         fit(rows, groups, group_count, threads);
         with_team(threads, 2 + STAGES * m_.layers, [&](Team& team) {
             const Rows each_row{team, rows, std::max(1, rows / (8 * threads))};
@@ -58,8 +60,9 @@ public:
                 const bool end = number + 1 == m_.layers;
                 const auto mlp_norm = [&](int64_t r) { norm(r, layer.mlp_norm, layer.gate_up); };
                 const auto next_norm = [&](int64_t r) {
-                    if (end) rms_norm<T>(residual(r), m_.norm, m_.hidden, m_.eps, out + r * m_.hidden);
-                    else norm(r, m_.layer[number + 1].attention_norm, m_.layer[number + 1].qkv);
+                    if (!end) return norm(r, m_.layer[number + 1].attention_norm, m_.layer[number + 1].qkv);
+                    rms_norm<T>(residual(r), m_.norm, m_.hidden, m_.eps, out + r * m_.hidden);
+                    finite[r] = all_finite<T>(out + r * m_.hidden, m_.hidden);
                 };
                 const auto prepare_inner = [&](int64_t r) { inner_rows_.prepare(r, &inner_[r * m_.inner], layer.down.need); };
                 attend(team, each_row, layer, groups[layer.group], positions);
@@ -76,11 +79,22 @@ public:
         });
     }
 
-    void logits(int rows, const Stored* hidden, float* out, int threads) const {
+    // `out [rows][vocab]`; whether each row is finite, and if so the lowest place among its greatest.
+    void logits(int rows, const Stored* hidden, float* out, int64_t* best, uint8_t* finite, int threads) const {
+        const int64_t vocab = m_.head.n;
         OperandRows<T> head_rows;
         head_rows.fit(m_.head.need ? rows : 0, m_.hidden);
+        GreatestOfRows greatest(rows, threads);
+        const auto choose = [&] {
+            for (int r = 0; r < rows; ++r) {
+                const int64_t place = greatest.place(r, out + r * vocab);
+                finite[r] = place >= 0;
+                best[r] = std::max<int64_t>(0, place);
+            }
+        };
         with_team(threads, PRODUCT_STAGES, [&](Team& team) {
-            prepared_product<T>(team, m_.head, hidden, m_.hidden, rows, head_rows, StoreFloat{out, m_.head.n});
+            const StoreSeen seen{{out, vocab}, greatest.of_thread(team.thread())};
+            prepared_product<T>(team, m_.head, hidden, m_.hidden, rows, head_rows, seen, choose);
         });
     }
 

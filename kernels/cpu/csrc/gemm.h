@@ -88,11 +88,11 @@ void product(Team& team, const Matrix& w, const Operand& a, int rows, const Fini
 constexpr int PRODUCT_STAGES = 2;
 
 // A product on its own: `rows` rows of `width` numbers, prepared here as `w` needs them.
-template <class T, class Finish>
+template <class T, class Finish, class Last = Nothing>
 void prepared_product(Team& team, const Matrix& w, const typename T::Stored* x, int64_t width, int rows, OperandRows<T>& prepared,
-                      const Finish& finish) {
+                      const Finish& finish, const Last& last = {}) {
     if (w.need) team.each(rows, 1, [&](int64_t r) { prepared.prepare(r, x + r * width, w.need); });
-    product<T>(team, w, prepared.operand(x), rows, finish);
+    product<T>(team, w, prepared.operand(x), rows, finish, last);
 }
 
 // What becomes of totals. Each writes only columns that exist.

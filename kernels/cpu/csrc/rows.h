@@ -31,6 +31,16 @@ INLINE void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
     for (; i < n; ++i) out[i] = T::round(x[i] * scale * weight[i]);
 }
 
+// Whether none of `n` numbers is infinite or NaN.
+template <class T> INLINE bool all_finite(const typename T::Stored* x, int64_t n) {
+    vi largest = set1_lanes(0);
+    int64_t i = 0;
+    for (; i + W <= n; i += W) largest = max_bits(largest, magnitude(T::load_wide(x + i)));
+    bool rest = true;
+    for (; i < n; ++i) rest = rest && std::isfinite(T::widen(x[i]));
+    return rest && std::isfinite(max_bits_of(largest));
+}
+
 // Rotates `dim` floats in place, first half against second.
 INLINE void rotate(float* x, const float* cos, const float* sin, int64_t dim) {
     const int64_t half = dim / 2;

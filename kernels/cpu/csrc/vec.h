@@ -69,6 +69,10 @@ INLINE vf in_range(vi index, vi low, vi high, vf a, vf b) {
 INLINE vf zero_below(vf x, vf bound, vf a) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), a);
 }
+// Lane i of the result: a where x > y, else b.
+INLINE vi where_greater(vf x, vf y, vi a, vi b) {
+    return _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, y, _CMP_GT_OQ), b, a);
+}
 // W bfloat16 values, widened, and back (nearest even).
 INLINE vf load_bf16(const uint16_t* p) {
     return as_float(left<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
@@ -125,6 +129,9 @@ INLINE vf in_range(vi index, vi low, vi high, vf a, vf b) {
     return _mm256_blendv_ps(a, b, as_float(outside));
 }
 INLINE vf zero_below(vf x, vf bound, vf a) { return _mm256_and_ps(_mm256_cmp_ps(x, bound, _CMP_NLT_UQ), a); }
+INLINE vi where_greater(vf x, vf y, vi a, vi b) {
+    return as_lanes(_mm256_blendv_ps(as_float(b), as_float(a), _mm256_cmp_ps(x, y, _CMP_GT_OQ)));
+}
 INLINE vf load_bf16(const uint16_t* p) {
     return as_float(left<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
 }
@@ -183,6 +190,7 @@ template <int N> INLINE vi left(vi a) { return reinterpret_cast<vi>(reinterpret_
 template <int N> INLINE vi right(vi a) { return reinterpret_cast<vi>(reinterpret_cast<vu>(a) >> N); }
 INLINE vf in_range(vi index, vi low, vi high, vf a, vf b) { return choose((index >= low) & (index < high), a, b); }
 INLINE vf zero_below(vf x, vf bound, vf a) { return choose(~(x < bound), a, set1(0.0f)); }
+INLINE vi where_greater(vf x, vf y, vi a, vi b) { const vi m = x > y; return (m & a) | (~m & b); }
 INLINE vf load_bf16(const uint16_t* p) {
     vi a;
     UNROLL for (int i = 0; i < W; ++i) a[i] = p[i] << 16;
