@@ -290,13 +290,14 @@ BABBLER = """
 import sys, time
 from pathlib import Path
 import msgspec
-from agentserve.messages import Hello
+from agentserve.messages import PROTOCOL_VERSION, Hello
 from agentserve.server.workers.link import WorkerLink
 from agentserve.server.workers.spec import WorkerSpec
 
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
 link = WorkerLink.connect(Path(spec.socket))
-link.send(Hello(1, 0, "b", "", "cpu", "bf16", "expanded", "float", "bf16", 1, 1, 1, 1, 1, 1, ""))
+shown = ("b", "", "cpu", "bf16", "expanded", "float", "bf16", 1, 1, 1, 1, 1, 1, "")
+link.send(Hello(PROTOCOL_VERSION, 0, *shown))
 link._socket.sendall(b"\\xff" * 64)
 time.sleep(3600)
 """
