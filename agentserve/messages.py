@@ -145,7 +145,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     pages: int  # pool size of the smallest KV group
     kv_bytes: int
     parameters: int
+    weight_bytes: int  # as kept
     weights_digest: str
+    namespace: str  # digest of all that decides what KV holds: settings and kernels too
 
 
 class StateChange(msgspec.Struct, frozen=True, tag="state"):

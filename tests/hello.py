@@ -27,6 +27,8 @@ def made_up_hello(**changes: Any) -> Hello:
         pages=64,
         kv_bytes=4096,
         parameters=1,
+        weight_bytes=200 << 20,
         weights_digest="ab" * 32,
+        namespace="ef" * 32,
     )
     return msgspec.structs.replace(hello, **changes)

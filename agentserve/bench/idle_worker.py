@@ -77,7 +77,9 @@ def build(spec: WorkerSpec) -> BuiltEngine:
         pages=pages[0],
         kv_bytes=0,
         parameters=0,
+        weight_bytes=0,
         weights_digest="",
+        namespace="",
     )
     return BuiltEngine(core, IdleExecutor(), hello, config, groups, pages, StepCost())
 

@@ -68,6 +68,8 @@ def _read(text: Path | None) -> str:
         raise ValueError(f"{TEXT} is in the repository only: name a text with --text FILE")
     try:
         return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
 

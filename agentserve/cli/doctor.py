@@ -117,7 +117,7 @@ def dot_products(features: Collection[str], used: Collection[str]) -> str:
     found = [feature for feature in DOT_PRODUCTS if feature in features]
     if not found:
         return "none: --activations int8 is computed with other instructions, and gains little"
-    return ", ".join(feature if feature in used else f"{feature} (not used)" for feature in found)
+    return ", ".join(f"{feature} ({'used' if feature in used else 'not used'})" for feature in found)
 
 
 def _model() -> Finding:

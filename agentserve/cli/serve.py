@@ -124,8 +124,8 @@ def ready_text(ready: Ready, settings: ServeConfig) -> str:
     ]
     lines = [
         f"AgentServe is ready on {ready.url}",
-        f"  model    {ready.model}, {hello.parameters / 1e6:.0f}M parameters, {numbers(hello)}, "
-        f"context {hello.max_model_len}",
+        f"  model    {ready.model}, {hello.parameters / 1e6:.0f}M parameters, {numbers(hello)} "
+        f"({show_size(hello.weight_bytes)}), context {hello.max_model_len}",
         f"  engine   {ready.workers} worker(s) on {hello.device}: {hello.backend_reason}",
         f"  KV pool  {show_size(hello.kv_bytes)} = {hello.pages} pages of {hello.page_size} tokens"
         f" per worker{sized}, {hello.kv_dtype}",

@@ -186,7 +186,9 @@ def build(spec: WorkerSpec) -> BuiltEngine:
         pages=10,
         kv_bytes=10,
         parameters=0,
+        weight_bytes=0,
         weights_digest="",
+        namespace="",
     )
     groups = (KVGroup("full", (0,), 1),)
     return BuiltEngine(

@@ -100,7 +100,9 @@ def build(spec: WorkerSpec) -> BuiltEngine:
         pages=PAGES,
         kv_bytes=0,
         parameters=0,
+        weight_bytes=0,
         weights_digest="ab" * 32,
+        namespace="cd" * 32,
     )
     return BuiltEngine(core, Executor(spec.page_size), hello, config, groups, pages, StepCost())
 

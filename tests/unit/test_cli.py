@@ -134,7 +134,7 @@ def test_doctor_names_what_matters() -> None:
     ("features", "used", "text"),
     [
         ((), (), "none: --activations int8 is computed with other instructions, and gains little"),
-        (("avx2", "avx512_vnni", "avx_vnni"), ("avx512_vnni",), "avx512_vnni, avx_vnni (not used)"),
+        (("avx2", "avx512_vnni", "avx_vnni"), ("avx512_vnni",), "avx512_vnni (used), avx_vnni (not used)"),
         (("asimd", "asimddp"), (), "asimddp (not used)"),
     ],
 )
@@ -190,14 +190,25 @@ def test_the_ready_text_can_be_pasted_into_a_shell() -> None:
 @pytest.mark.parametrize(
     ("fields", "lines"),
     [
-        ({}, ("1M parameters, bf16, context", "worker(s) on cpu: reference (made up)", "sets it), bf16")),
+        (
+            {},
+            (
+                "1M parameters, bf16 (200 MiB), context",
+                "worker(s) on cpu: reference (made up)",
+                "sets it), bf16",
+            ),
+        ),
         (
             {"weights": "Q4_1/Q8_0", "kv_dtype": "int8", "backend_reason": "cpu-avx2 (why)"},
-            ("Q4_1/Q8_0 blocks as stored, bf16, context", "worker(s) on cpu: cpu-avx2 (why)", ", int8"),
+            (
+                "Q4_1/Q8_0 blocks as stored, bf16 (200 MiB), context",
+                "worker(s) on cpu: cpu-avx2 (why)",
+                ", int8",
+            ),
         ),
         (
             {"weights": "Q4_K", "activations": "int8", "dtype": "fp32"},
-            ("Q4_K blocks as stored, fp32, 8-bit activations, context",),
+            ("Q4_K blocks as stored, fp32, 8-bit activations (200 MiB), context",),
         ),
     ],
 )

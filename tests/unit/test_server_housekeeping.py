@@ -32,6 +32,15 @@ async def test_the_numbers_and_the_reason_for_the_backend() -> None:
     assert reply["backend_reason"] == "cpu-avx2 (why)"
 
 
+async def test_a_reply_names_all_that_decides_its_numbers() -> None:
+    rig = Rig()
+    seen = set()
+    for namespace in ("12" * 32, "34" * 32):  # one file's weights, two settings
+        rig.engine.hello = made_up_hello(namespace=namespace)
+        seen.add((await rig.chat([user("a")]))["system_fingerprint"])
+    assert seen == {"agentserve-121212121212", "agentserve-343434343434"}
+
+
 async def test_models_and_aliases() -> None:
     rig = Rig(aliases=("org/other",))
     listed = (await rig.client.get("/v1/models")).json()

@@ -20,7 +20,12 @@ from agentserve.machine import usable_cores
 from agentserve.server.workers.build import build_engine
 from agentserve.server.workers.spec import worker_spec
 
-OF_THE_PROCESS = ("protocol", "pid", "weights_digest")  # parts of Hello that say nothing of speed
+OF_THE_PROCESS = (
+    "protocol",
+    "pid",
+    "weights_digest",
+    "namespace",
+)  # parts of Hello that say nothing of speed
 
 
 class Ours:

@@ -73,6 +73,7 @@ async def server_info(request: Request) -> Response:
             "activations": hello.activations,
             "kv_dtype": hello.kv_dtype,
             "parameters": hello.parameters,
+            "weight_bytes": hello.weight_bytes,
             "weights_digest": hello.weights_digest,
             "vocab_size": hello.vocab_size,
             "max_model_len": hello.max_model_len,

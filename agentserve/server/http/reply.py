@@ -62,7 +62,7 @@ class Reply:
             "id": f"{id_prefix}-{secrets.token_hex(12)}",
             "created": int(context.wall()),
             "model": fields.model or context.options.model,
-            "system_fingerprint": f"agentserve-{context.engine.hello.weights_digest[:12]}",
+            "system_fingerprint": f"agentserve-{context.engine.hello.namespace[:12]}",
         } | base
 
     async def whole(self) -> JsonObject:

@@ -112,7 +112,9 @@ def _hello(spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, 
         pages=min(pool.pages),
         kv_bytes=pool.nbytes,
         parameters=loaded.weights.parameters,
+        weight_bytes=loaded.weights.nbytes,
         weights_digest=loaded.digest,
+        namespace=_namespace(spec, loaded, backend.ops).hex(),
     )
 
 
