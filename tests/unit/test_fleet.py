@@ -11,6 +11,7 @@ import pytest
 from agentserve.messages import (
     Close,
     Command,
+    Hello,
     StepDone,
     Submit,
     TurnEnded,
@@ -21,7 +22,12 @@ from agentserve.server.workers import watch
 from agentserve.server.workers.fleet import Fleet
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy
-from agentserve.server.workers.supervisor import KERNEL_THREADS, WorkerProcess, worker_environment
+from agentserve.server.workers.supervisor import (
+    KERNEL_THREADS,
+    WorkerFailed,
+    WorkerProcess,
+    worker_environment,
+)
 from agentserve.types import FinishReason, Sampling, SessionId, TurnId
 from tests.hello import made_up_hello
 
@@ -32,8 +38,8 @@ POLICY = RestartPolicy(first_pause=0.0, longest_pause=0.0, attempts=3)
 class Worker(WorkerProcess):
     """Keeps what it was sent and reads none of it; dies when told to."""
 
-    def __init__(self, fault: Exception | None = None) -> None:
-        self.hello = HELLO
+    def __init__(self, fault: Exception | None = None, hello: Hello = HELLO) -> None:
+        self.hello = hello
         self.sent: list[Command] = []
         self.died = asyncio.Event()
         self.ended = False
@@ -102,6 +108,36 @@ async def test_a_start_that_fails_by_the_system_is_tried_again(caplog: pytest.Lo
         assert isinstance(second.sent[0], Submit)
         assert "No space left" in caplog.text
         fleet.abort(*turn.key)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"weights_digest": "12" * 32, "namespace": "12" * 32}, "the model's files are not those"),
+        ({"namespace": "12" * 32, "backend": "cpu-avx2"}, "computes otherwise than the first worker"),
+    ],
+)
+async def test_a_turn_never_goes_on_with_another_model(
+    changed: dict[str, str], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = made_up_hello(vocab_size=10, max_model_len=100, page_size=4, pages=10, **changed)
+    first, foreign, second = Worker(), Worker(hello=other), Worker()
+    async with Fleet(Starter(first, foreign, second), 1, POLICY) as fleet:
+        turn = fleet.submit(submit())
+        first.died.set()
+        await until(lambda: bool(second.sent))
+        assert foreign.ended
+        assert not foreign.sent
+        assert text in caplog.text
+        fleet.abort(*turn.key)
+
+
+async def test_workers_that_differ_do_not_start_together() -> None:
+    other = made_up_hello(vocab_size=10, max_model_len=100, page_size=4, pages=10, weights_digest="12" * 32)
+    workers = Worker(), Worker(hello=other)
+    with pytest.raises(WorkerFailed, match="not those that the server started with"):
+        await Fleet(Starter(*workers), 2, POLICY).start()
+    assert all(worker.ended for worker in workers)
 
 
 async def test_where_no_start_succeeds_any_more_turns_end_and_are_refused() -> None:

@@ -33,7 +33,7 @@ from agentserve.messages import (
 from agentserve.server.engine_port import EngineDown, FleetView
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy, Slot
-from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess
+from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess, check_same
 from agentserve.server.workers.watch import kill_when_hung
 from agentserve.types import FinishReason, SessionId, TurnId
 
@@ -91,6 +91,9 @@ class Fleet:
         starts = [asyncio.ensure_future(self._start_worker(slot.index)) for slot in self._slots]
         try:
             workers = await asyncio.gather(*starts)
+            self._hello = workers[0].hello
+            for worker in workers:
+                check_same(worker.hello, self._hello)
         except BaseException:
             for start in starts:
                 start.cancel()
@@ -98,7 +101,6 @@ class Fleet:
                 if isinstance(result, WorkerProcess):
                     await result.end()
             raise
-        self._hello = workers[0].hello
         for slot, worker in zip(self._slots, workers, strict=True):
             slot.up(worker, self._clock.now())
             self._keepers.append(asyncio.create_task(self._keep(slot)))
@@ -365,7 +367,7 @@ class Fleet:
         while (pause := slot.next_pause()) is not None:
             await asyncio.sleep(pause)
             try:
-                worker = await self._start_worker(slot.index)
+                worker = await self._start_again(slot)
             except (WorkerFailed, OSError) as error:  # OSError: no room for its socket, no descriptor left
                 log.error("worker %d could not be started again: %s", slot.index, error)
                 slot.failed_start()
@@ -379,6 +381,15 @@ class Fleet:
             return
         log.error("worker %d is given up after %d quick deaths", slot.index, slot.quick_deaths)
         self._give_up(slot)
+
+    async def _start_again(self, slot: Slot) -> WorkerProcess:
+        worker = await self._start_worker(slot.index)
+        try:
+            check_same(worker.hello, self.hello)
+        except WorkerFailed:
+            await worker.end()
+            raise
+        return worker
 
     def _give_up(self, slot: Slot) -> None:
         slot.given_up = True

@@ -216,3 +216,11 @@ def _status(process: asyncio.subprocess.Process) -> str:
     if code is None:
         return "still running"
     return f"signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def check_same(hello: Hello, first: Hello) -> None:
+    """A turn must not go on with other numbers than it began with: WorkerFailed where it would."""
+    if hello.weights_digest != first.weights_digest:
+        raise WorkerFailed("the model's files are not those that the server started with")
+    if hello.namespace != first.namespace:
+        raise WorkerFailed(f"it computes otherwise than the first worker ({hello.backend}, {first.backend})")
