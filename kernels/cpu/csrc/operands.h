@@ -51,11 +51,13 @@ template <class T> class OperandRows {
 public:
     using Stored = typename T::Stored;
 
-    void fit(int64_t rows, int64_t width) {
+    // Room for what a product with `need` reads.
+    void fit(int64_t rows, int64_t width, int32_t need) {
         width_ = width;
         units_ = width / UNIT;
         const auto grow = [](auto& v, int64_t n) { if (v.size() < static_cast<size_t>(n)) v.resize(static_cast<size_t>(n)); };
-        grow(sums_, rows * units_);
+        if (need != NOTHING_MORE) grow(sums_, rows * units_);
+        if (need != CODES) return;
         grow(scales_, rows * units_);
         grow(codes_, rows * units_ * UNIT / 4);
     }
