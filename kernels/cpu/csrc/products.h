@@ -1,5 +1,5 @@
 // What products are made of: rows of operands times one panel. Compiled apart from who calls it
-// (`products_*.cpp`), once per operand type.
+// (`products.cpp`).
 #pragma once
 
 #include "operands.h"
