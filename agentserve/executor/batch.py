@@ -1,9 +1,13 @@
-"""From the plan's chunks to the tensors of a forward pass."""
+"""From the plan's chunks to the tensors of a forward pass.
+
+This runs between two kernels that have just pushed everything else out of the caches: a numpy or torch
+call costs ten times what it does in a loop of its own, so plain arrays do what they can.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +19,6 @@ from agentserve.executor.pool import KVPool
 from agentserve.models.config import DecoderConfig
 from agentserve.models.inputs import Batch, PagedGroup
 from kernels.ops import AttentionShape, Ops, Span
-
-Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,10 @@ def _check_shape(chunk: Chunk, pool: KVPool, positions: int) -> str:
 
 def _check_ids(chunks: Sequence[Chunk], config: DecoderConfig, pool: KVPool) -> str:
     """What is wrong with the token and page ids of at least one chunk; empty if nothing is."""
-    if not _within(_joined([chunk.tokens for chunk in chunks]), config.vocab_size):
+    if not _within([chunk.tokens for chunk in chunks], config.vocab_size):
         return f"a token id lies outside the vocabulary of {config.vocab_size}"
     for number, (group, pages) in enumerate(zip(pool.groups, pool.pages, strict=True)):
-        seen = (_seen_pages(chunk, number, group.window, pool.page_size) for chunk in chunks)
-        if not _within(_joined(seen), pages):
+        if not _within([_seen_pages(chunk, number, group.window, pool.page_size) for chunk in chunks], pages):
             return f"KV group {group.name}: a page id lies outside the pool of {pages}"
     return ""
 
@@ -101,24 +102,30 @@ def build_batch(
     """The tensors of one pass over `pieces` of checked `chunks`."""
     device = pool.storages[0].device
     spans: list[Span] = []
-    row = 0
+    tokens, positions = array("q"), array("q")
     for piece in pieces:
-        spans.append(Span(row, piece.count, chunks[piece.chunk].start + piece.offset))
-        row += piece.count
-    tokens = _joined([chunks[p.chunk].tokens[p.offset : p.offset + p.count] for p in pieces]).astype(np.int64)
-    owners = np.repeat(np.arange(len(spans)), [span.rows for span in spans])
-    positions = np.array([span.position - span.row for span in spans])[owners] + np.arange(row)
-    places = divmod(positions, pool.page_size)
+        chunk = chunks[piece.chunk]
+        first = chunk.start + piece.offset
+        spans.append(Span(len(tokens), piece.count, first))
+        tokens.extend(chunk.tokens[piece.offset : piece.offset + piece.count].tolist())
+        positions.extend(range(first, first + piece.count))
     groups = []
     for number, (storage, group) in enumerate(zip(pool.storages, pool.groups, strict=True)):
-        tables = _tables(
-            [chunks[p.chunk].tables[number] for p in pieces], spans, pool.page_size, group.window
-        )
-        slots = tables[owners, places[0]] * pool.page_size + places[1]
+        given = [chunks[piece.chunk].tables[number] for piece in pieces]
         shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, pool.page_size, group.window)
-        attention = ops.attention(shape, spans, _tensor(tables, device))
-        groups.append(PagedGroup(storage, _tensor(slots, device), attention))
+        tables = torch.from_numpy(_tables(given, spans, pool.page_size, group.window))
+        attention = ops.attention(shape, spans, _on(device, tables))
+        groups.append(PagedGroup(storage, _tensor(_slots(given, spans, pool.page_size), device), attention))
     return Batch(_tensor(tokens, device), _tensor(positions, device), tuple(groups))
+
+
+def _slots(tables: Sequence[array[int]], spans: Sequence[Span], page_size: int) -> array[int]:
+    """Where the K and V of each row go."""
+    found = array("q")
+    for table, span in zip(tables, spans, strict=True):
+        places = range(span.position, span.position + span.rows)
+        found.extend([table[place // page_size] * page_size + place % page_size for place in places])
+    return found
 
 
 def _tables(
@@ -131,18 +138,20 @@ def _tables(
     for table, span, end in zip(tables, spans, ends, strict=True):
         seen = _first_page(span.position, window, page_size)
         parts += (nothing[:seen], table[seen:end], nothing[end:])
-    return _joined(parts).astype(np.int64).reshape(len(spans), -1)
+    return np.frombuffer(b"".join(parts), dtype=np.int32).astype(np.int64).reshape(len(spans), -1)
 
 
-def _within(values: Ints, bound: int) -> bool:
-    """Whether 0 <= value < bound for all of at least one."""
-    return bool(values.view(np.uint32).max() < bound)  # below 0 is far above
+def _within(parts: Sequence[array[int]], bound: int) -> bool:
+    """Whether 0 <= id < bound for all ids, of which each part has at least one."""
+    if len(parts) == sum(map(len, parts)):
+        return all(0 <= part[0] < bound for part in parts)
+    ids = np.frombuffer(b"".join(parts), dtype=np.uint32)  # what is below 0 is far above
+    return bool(ids.max() < bound)
 
 
-def _joined(parts: Iterable[array[int]]) -> Ints:
-    """One behind the other: pages and tokens are put together as bytes, with one numpy call for all."""
-    return np.frombuffer(b"".join(parts), dtype=np.int32)
+def _tensor(values: array[int], device: torch.device) -> Tensor:
+    return _on(device, torch.frombuffer(values, dtype=torch.int64))
 
 
-def _tensor(values: np.ndarray[tuple[int, ...], np.dtype[np.int64]], device: torch.device) -> Tensor:
-    return torch.from_numpy(values).to(device)
+def _on(device: torch.device, tensor: Tensor) -> Tensor:
+    return tensor if device.type == "cpu" else tensor.to(device)

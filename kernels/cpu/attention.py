@@ -67,9 +67,18 @@ def pages_of(kv: Tensor) -> Kv:
     ValueError for a dtype that pages cannot have, or a head dimension that they cannot hold.
     """
     _, _, slots, kv_heads, width = kv.shape
-    kind, dim = KV_TYPES.get(kv.dtype), head_dim(width, kv.dtype)
-    if kind is None:
-        raise ValueError(f"KV pages cannot be {kv.dtype}")
-    if dim % KV_PAIRS[kv.dtype]:
-        raise ValueError(f"KV pages of {kv.dtype} need an even head dimension, not {dim}")
+    kind, dim = kind_of(kv.dtype, width)
     return Kv(kv.data_ptr(), kv.stride(0), slots, kv_heads, dim, kind)
+
+
+def kind_of(dtype: torch.dtype, width: int) -> tuple[int, int]:
+    """The library's name for KV pages of `dtype`, and the head dimension of those `width` wide.
+
+    ValueError as in `pages_of`.
+    """
+    kind, dim = KV_TYPES.get(dtype), head_dim(width, dtype)
+    if kind is None:
+        raise ValueError(f"KV pages cannot be {dtype}")
+    if dim % KV_PAIRS[dtype]:
+        raise ValueError(f"KV pages of {dtype} need an even head dimension, not {dim}")
+    return kind, dim

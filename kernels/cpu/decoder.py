@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.blocks import Matrix
-from kernels.cpu.attention import CpuAttention, pages_of
+from kernels.cpu.attention import CpuAttention, kind_of
 from kernels.cpu.library import PAIRS, TYPES, Group, Layer, Library, Model, address
 from kernels.cpu.packed import Arena, PackedMatrix, packed_bytes, padded
 from kernels.memory import huge_bytes
@@ -103,9 +103,10 @@ class CpuDecoder(StepDecoder):
     def _values(self, rows: int) -> Tensor:
         """`[rows, vocab]` in the memory of the last call: fresh memory of this size costs a page fault per
         thousand logits, and as much again when it is given back."""
-        if self._room.shape[0] < rows:
+        held = len(self._room)
+        if held < rows:
             self._room = huge_bytes(rows * self._vocab * 4).view(torch.float32).view(rows, self._vocab)
-        return self._room[:rows]
+        return self._room if held == rows else self._room[:rows]
 
     def _layer(self, parts: LayerParts) -> Layer:
         return Layer(
@@ -146,15 +147,17 @@ def _group(group: StepGroup) -> Group:
     attention, storage = group.attention, group.storage
     if not isinstance(attention, CpuAttention):
         raise TypeError("attention was laid out by another backend")
-    kv = pages_of(storage[:, 0])
+    _, _, _, slots, _, width = storage.shape
+    kind, _ = kind_of(storage.dtype, width)
+    page_stride, layer_stride, *_ = storage.stride()
     return Group(
         storage.data_ptr(),
-        storage.stride(0),
-        storage.stride(1),
+        page_stride,
+        layer_stride,
         group.slots.data_ptr(),
         attention.plan,
-        kv.slots,
-        kv.type,
+        slots,
+        kind,
     )
 
 
