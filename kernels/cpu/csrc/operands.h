@@ -1,8 +1,7 @@
 // What products with block weights need to know of their operand rows, per unit of 32 along k:
 // sums, which offsets are multiplied with, and for 8-bit products the row in 8 bits.
 //
-// 8 bits: scale = max|x| / 127, codes = x * (127 / max|x|) rounded half to even. A group of which
-// the largest is below TINY is 0. A group with a NaN gets a NaN for its scale.
+// The rule for 8 bits is that of `Activations` in kernels/ops.py.
 #pragma once
 
 #include <vector>
