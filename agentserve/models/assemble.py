@@ -115,7 +115,11 @@ class Assembler:
         kept = {field for field, found in formats.items() if None not in found}
         unlike = {field for field in kept if field[1] == "gate_up" and len(formats[field]) > 1}
         if unlike:
-            log.info("%s: in %d layers gates and ups are in different formats: expanded", place, len(unlike))
+            log.info(
+                "%s: in %d of its layers gates and ups are in different formats and are expanded",
+                place,
+                len(unlike),
+            )
         return kept - unlike
 
     def _taken(self, name: str) -> Part:

@@ -14,26 +14,19 @@ from torch import Tensor
 from agentserve.models.load import LoadedModel, load_model
 from agentserve.models.source import ModelSource, resolve
 from kernels.blocks import FORMATS
-from kernels.cpu import BuildError, cpu_ops
-from kernels.cpu.isa import AVX2, Isa, available
+from kernels.cpu import cpu_ops
 from kernels.cpu.ops import CpuOps
 from kernels.ops import Activations
 from kernels.reference import ReferenceOps
+from tests.cpu_builds import CHECKED, builds
 from tests.parity.harness import CPU, Engine
 from tests.unit.test_models_gguf import model
 from tests.unit.test_models_gguf_blocks import Kind, KindOf, uniform, write
 
-CHECKED = [isa for number, isa in enumerate(available()) if number == 0 or isa == AVX2]
 TOKENS = random.Random(4).choices(range(40), k=37)
 
 
-@pytest.fixture(scope="module", params=CHECKED, ids=lambda isa: isa.name)
-def ops(request: pytest.FixtureRequest) -> CpuOps:
-    isa: Isa = request.param
-    try:
-        return cpu_ops([isa])
-    except BuildError as error:
-        pytest.skip(str(error))
+ops = builds(CHECKED)
 
 
 @pytest.fixture
