@@ -163,7 +163,8 @@ def rounded_operands(x: Tensor) -> Tensor:
     rows, width = x.shape
     groups = F.pad(x.to(torch.float32), (0, -width % _GROUP)).view(rows, -1, _GROUP)
     most = groups.abs().amax(dim=-1, keepdim=True)
-    scale, inverse = (torch.where(most < _TINY, 0, value) for value in (most / 127, 127 / most))
+    top = torch.full_like(most, 127)  # a number over a tensor would be rounded twice
+    scale, inverse = (torch.where(most < _TINY, 0, value) for value in (most / top, top / most))
     return ((groups * inverse).round() * scale).view(rows, -1)[:, :width]
 
 

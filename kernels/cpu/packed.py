@@ -81,9 +81,8 @@ class PackedMatrix:
         if isinstance(weight, BlockMatrix):
             runs = block_runs(weight, pair_halves)
             panels = self._pack_blocks(library, runs, lanes_of(dtype, activations))
-            order = torch.cat(
-                [run.order.where(run.order < 0, run.order + first) for run, first in _firsts(runs)]
-            )
+            orders = [run.order.where(run.order < 0, run.order + first) for run, first in _firsts(runs)]
+            order = torch.cat(orders) if orders else columns(0)
         else:
             panels = self._pack_plain(library, weight)
             order = columns(self.out, pair_halves)
