@@ -33,10 +33,8 @@ LOST: dict[tuple[str, Activations, torch.dtype], float] = {
     ("Q4_K", "int8", torch.float32): 7e-2,
     ("Q4_K", "int8", torch.bfloat16): 8e-2,
 }
-"""What rounding may take of the logits: about twice what it does (five to twenty times in float32).
-The weights of Q4_K models are larger here, and so are their logits' differences."""
+"""What rounding may take of the logits: about twice what it does (in float32 four to twenty times)."""
 TOKENS = random.Random(4).choices(range(40), k=37)
-
 
 ops = builds(CHECKED)
 
