@@ -26,10 +26,27 @@ from kernels.blocks import Matrix
 
 Activations = Literal["float", "int8"]
 """What products with block weights multiply them with: the operands as they are, or rounded to 8 bits
-with a scale per block of 32 (faster where there are integer dot products; less exact)."""
+(faster where there are integer dot products; less exact).
+
+The rule of "int8", in float32: of each 32 neighbours of a row, `most` is the largest magnitude. Their
+scale is `most / 127`, their codes are `x * (127 / most)` rounded half to even; all are 0 where
+`most < 1e-36`. Products are of the values `code * scale`, not rounded again. Where `most` is not
+finite, no output of the row is.
+"""
 
 KV_TAILS = {torch.bfloat16: 0, torch.float16: 0, torch.float32: 0, torch.int8: 4}
 """KV dtypes, and the bytes that each keeps beside a token's `dim` numbers of one head (a float32 scale)."""
+
+
+def operand_dtype(weight: Matrix, dtype: torch.dtype | None, activations: Activations) -> torch.dtype:
+    """The dtype that `Ops.linear` computes in, or the ValueError that it raises."""
+    if isinstance(weight, Tensor):
+        if activations != "float":
+            raise ValueError(f"{activations} activations are for block weights only")
+        return dtype or weight.dtype
+    if dtype is None:
+        raise ValueError("a product with block weights needs the dtype of its operands")
+    return dtype
 
 
 def kv_width(dim: int, dtype: torch.dtype) -> int:

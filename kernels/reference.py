@@ -26,12 +26,13 @@ from kernels.ops import (
     Linear,
     Span,
     StepDecoder,
+    operand_dtype,
 )
 from kernels.paged_attention import PagedAttention, TileOps
 
 _LARGE_WEIGHT = 1 << 24  # elements; above it, rules are measured on fewer rows to keep loading short
 _FEW_ROWS = 64
-_GROUP = 32  # neighbouring operands that share a scale when they are rounded to 8 bits
+_GROUP, _TINY = 32, 1e-36  # of the rule that `kernels.ops.Activations` states
 _STEPS = (torch.bfloat16, torch.float32)
 
 
@@ -51,13 +52,13 @@ class ReferenceLinear:
 
 
 class RoundedLinear:
-    """A product whose operands are rounded to 8 bits first."""
+    """A float32 product of operands that are rounded to 8 bits first."""
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._linear(rounded_operands(x))
+        return self._linear(rounded_operands(x)).to(x.dtype)
 
 
 class ReferenceOps:
@@ -76,7 +77,7 @@ class ReferenceOps:
     def numerics(self) -> str:
         threads = torch.get_num_threads()
         level = torch.backends.cpu.get_cpu_capability()
-        return f"reference-2 torch-{torch.__version__} {self._device.type} {level} threads-{threads}"
+        return f"reference-3 torch-{torch.__version__} {self._device.type} {level} threads-{threads}"
 
     def linear(
         self,
@@ -86,14 +87,13 @@ class ReferenceOps:
         dtype: torch.dtype | None = None,
         activations: Activations = "float",
     ) -> Linear:
+        dtype = operand_dtype(weight, dtype, activations)
         if isinstance(weight, Tensor):
-            if activations != "float":
-                raise ValueError(f"{activations} activations are for block weights only")
             return self._plain(weight, bias)
-        if dtype is None:
-            raise ValueError("a product with block weights needs the dtype of its operands")
-        plain = self._plain(expand(weight, dtype), bias)
-        return plain if activations == "float" else RoundedLinear(plain)
+        if activations == "float":
+            return self._plain(expand(weight, dtype), bias)
+        wide = None if bias is None else bias.to(torch.float32)
+        return RoundedLinear(self._plain(expand(weight, torch.float32), wide))
 
     def _plain(self, weight: Tensor, bias: Tensor | None) -> ReferenceLinear:
         out, width = weight.shape
@@ -156,16 +156,16 @@ class ReferenceOps:
 
 
 def rounded_operands(x: Tensor) -> Tensor:
-    """`x [rows, n]` as 8-bit codes times a scale per group of 32 along n, rounded to x's dtype.
+    """`x [rows, n]` as the products of `Activations` "int8" take it: codes times scales, in float32.
 
-    The scale is the group's largest magnitude over 127, a code x over it rounded half to even; where
-    the largest is no number, all of its group become none.
+    Where a group's largest number is not finite, all of its group become NaN.
     """
     rows, width = x.shape
     groups = F.pad(x.to(torch.float32), (0, -width % _GROUP)).view(rows, -1, _GROUP)
-    scale = groups.abs().amax(dim=-1, keepdim=True) / 127
-    codes = torch.where(scale == 0, 0, groups / scale).round()
-    return (codes * scale).view(rows, -1)[:, :width].to(x.dtype)
+    most = groups.abs().amax(dim=-1, keepdim=True)
+    top = torch.full_like(most, 127)  # a number over a tensor would be rounded twice
+    scale, inverse = (torch.where(most < _TINY, 0, value) for value in (most / top, top / most))
+    return ((groups * inverse).round() * scale).view(rows, -1)[:, :width]
 
 
 def _mean_square(x: Tensor) -> Tensor:

@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from kernels.ops import AttentionShape, Ops, Span, kv_width
+from tests.cpu_builds import normal
 
 STEPS = [torch.float32, torch.bfloat16]
 KV_DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int8]
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def poison(storage: Tensor) -> None:

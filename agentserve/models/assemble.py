@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ from agentserve.models.errors import ModelError
 from agentserve.models.weights import DecoderWeights, Part, Place, field_shapes, layout, weights_of
 from kernels.blocks import BlockMatrix, BlockRows, Matrix
 
+log = logging.getLogger(__name__)
+
+_NO_BLOCKS: Mapping[str, str] = MappingProxyType({})
 _IGNORED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")  # derived from the config
 
 
@@ -60,16 +65,17 @@ class Assembler:
         self._announced.add(name)
         return True
 
-    def allocate(self, place: str, blocks: Iterable[str] = ()) -> None:
+    def allocate(self, place: str, blocks: Mapping[str, str] = _NO_BLOCKS) -> None:
         """Make room for the tensors, or raise a `ModelError` that names the first missing one.
 
-        Of the matrices in `blocks` those stay blocks that are not fused with one that is not
-        (`keeps_blocks`).
+        `blocks` are the matrices in blocks, with their formats. Those stay blocks that are not fused
+        with one that is not; gates and ups also must share a format, as each gate is computed beside
+        its up (`keeps_blocks`).
         """
         for name in self._missing:
             more = f" (and {len(self._missing) - 1} more)" if len(self._missing) > 1 else ""
             raise ModelError(f"{place}: tensor {self._file_name(name)} is missing{more}")
-        kept = self._kept(set(blocks))
+        kept = self._kept(place, blocks)
         self._runs = {field: {} for field in kept}
         self._fields = {
             field: torch.empty(shape, dtype=self._dtype, device=self._device)
@@ -102,9 +108,19 @@ class Assembler:
                 fields[part.place] = BlockMatrix(tuple(run for _, run in runs), part.shape[1])
         return weights_of(self._config, self._dtype, fields, rope_factors)
 
-    def _kept(self, blocks: Set[str]) -> set[Place]:
-        expanded = {part.place for part in self._parts.values() if part.name not in blocks}
-        return {part.place for part in self._parts.values()} - expanded
+    def _kept(self, place: str, blocks: Mapping[str, str]) -> set[Place]:
+        formats: dict[Place, set[str | None]] = {}
+        for part in self._parts.values():
+            formats.setdefault(part.place, set()).add(blocks.get(part.name))
+        kept = {field for field, found in formats.items() if None not in found}
+        unlike = {field for field in kept if field[1] == "gate_up" and len(formats[field]) > 1}
+        if unlike:
+            log.info(
+                "%s: in %d of its layers gates and ups are in different formats and are expanded",
+                place,
+                len(unlike),
+            )
+        return kept - unlike
 
     def _taken(self, name: str) -> Part:
         self._awaited.remove(name)

@@ -65,7 +65,8 @@ def load_gguf_weights(
             raise ModelError(f"{place}: tensor {tensor.name} is not part of a {config.architecture} model")
         if assembler.wants(name, tensor.shape, place):
             wanted.append((name, tensor))
-    assembler.allocate(place, [name for name, tensor in wanted if stored and _in_blocks(tensor)])
+    blocks = {name: tensor.kind for name, tensor in wanted if stored and _in_blocks(tensor)}
+    assembler.allocate(place, blocks)
     for name, tensor in wanted:
         heads = _interleaved_heads(config, tensor.name)
         if assembler.keeps_blocks(name):

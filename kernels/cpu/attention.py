@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.cpu.checks import check
 from kernels.cpu.library import KV_PAIRS, KV_TYPES, TYPES, Kv, Library
 from kernels.ops import AttentionShape, Span, head_dim
 
@@ -24,6 +25,8 @@ class CpuAttention:
         flat = array("q")
         for span in spans:
             flat.extend((span.row, span.rows, span.position))
+        check("page tables", tables, (len(spans), None), torch.int64)
+        self._rows = max((span.row + span.rows for span in spans), default=0)
         tables = tables.contiguous()
         self.plan: int | None = library.plan(
             flat.buffer_info()[0],
@@ -47,13 +50,21 @@ class CpuAttention:
         return found
 
     def __call__(self, q: Tensor, kv: Tensor) -> Tensor:
+        shape, pages = self._shape, pages_of(kv)
+        check("queries", q, (None, shape.heads, shape.dim), None)
+        if q.shape[0] < self._rows:
+            raise ValueError(f"queries must be at least {self._rows} rows, not {q.shape[0]}")
+        if (pages.slots, pages.kv_heads, pages.dim) != (shape.slots, shape.kv_heads, shape.dim):
+            raise ValueError(
+                f"KV pages are of another shape than attention was laid out for: {list(kv.shape)}"
+            )
         q = q.contiguous()
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype)
         self._library.attention(
             TYPES[q.dtype],
             self.plan,
-            ctypes.byref(pages_of(kv)),
-            self._shape.heads,
+            ctypes.byref(pages),
+            shape.heads,
             q.data_ptr(),
             out.data_ptr(),
             torch.get_num_threads(),

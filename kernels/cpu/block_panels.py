@@ -14,7 +14,6 @@ from kernels.cpu.columns import columns, in_columns
 from kernels.cpu.library import BLOCK_FORMATS, NEED_CODES, NEED_SUMS, PAIRS, PANEL, UNIT, Library
 from kernels.ops import Activations
 
-_OFFSET_FORMATS = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
 _BYTE_LANES = 4  # 8-bit operands in 32 bits
 
 
@@ -43,13 +42,15 @@ class BlockRun:
 
 
 def block_runs(matrix: BlockMatrix, pair_halves: bool) -> Sequence[BlockRun]:
-    """The runs of a matrix; none if it is to be paired and has more than one format."""
+    """The runs of a matrix. ValueError if it is to be paired and has more than one format."""
     runs = []
     filled = [rows for rows in matrix.runs if rows.data.shape[0]]
     for _, group in groupby(filled, lambda rows: rows.format.name):
         rows = tuple(group)
         runs.append(BlockRun(rows, columns(sum(part.data.shape[0] for part in rows), pair_halves)))
-    return () if pair_halves and len(runs) > 1 else runs
+    if pair_halves and len(runs) > 1:
+        raise ValueError(f"gates and ups cannot be in blocks of {' and '.join(run.name for run in runs)}")
+    return runs
 
 
 def packed_run_bytes(library: Library, run: BlockRun, width: int) -> int:
@@ -76,11 +77,11 @@ def lanes_of(dtype: torch.dtype, activations: Activations) -> int:
     return _BYTE_LANES if activations == "int8" else PAIRS[dtype]
 
 
-def need_of(runs: Sequence[BlockRun], activations: Activations) -> int:
+def need_of(library: Library, runs: Sequence[BlockRun], activations: Activations) -> int:
     """What a product with these runs wants of its operand rows."""
     if runs and activations == "int8":
         return NEED_CODES
-    return NEED_SUMS if any(run.name in _OFFSET_FORMATS for run in runs) else 0
+    return NEED_SUMS if any(library.block_has_offset(run.format) for run in runs) else 0
 
 
 def _addresses(run: BlockRun) -> Tensor:

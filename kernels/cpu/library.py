@@ -1,4 +1,4 @@
-"""The compiled library's functions and structures, as `csrc/api.cpp` and `csrc/decoder.h` declare them."""
+"""The compiled library's functions and structures, as `csrc/*.cpp` and `csrc/decoder.h` declare them."""
 
 from __future__ import annotations
 
@@ -116,6 +116,7 @@ _P, _N, _I = c_void_p, c_int64, c_int  # pointer, count or index, small integer
 _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[Any]] | None, tuple[type[Any], ...]]] = {
     "pack": (None, (_I, _P, _N, _N, _I, _P, _I)),
     "block_panel_bytes": (c_int64, (_I, _N)),
+    "block_has_offset": (c_int, (_I,)),
     "pack_blocks": (None, (_I, _I, _P, _N, _N, _P, _I)),
     "linear": (None, (_I, POINTER(Matrix), _P, _N, _I, _P, _I)),
     "rms_norm": (None, (_I, _P, _P, _P, _N, _N, c_float, _P, _P, _I)),
@@ -150,6 +151,7 @@ class Library:
 
         self.pack = function("pack")
         self.block_panel_bytes = function("block_panel_bytes")
+        self.block_has_offset = function("block_has_offset")
         self.pack_blocks = function("pack_blocks")
         self.linear = function("linear")
         self.rms_norm = function("rms_norm")

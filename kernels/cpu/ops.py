@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.blocks import Matrix
 from kernels.cpu.attention import CpuAttention, pages_of
+from kernels.cpu.checks import check, check_dtype
 from kernels.cpu.decoder import CpuDecoder
 from kernels.cpu.library import KV_TYPES, PAIRS, TYPES, Library, address
 from kernels.cpu.packed import PackedMatrix
@@ -22,7 +23,12 @@ from kernels.ops import (
     Linear,
     Span,
     StepDecoder,
+    operand_dtype,
 )
+
+_PACKING = 1
+"""Raise it when Python changes what panels hold (`packed.py`, `block_panels.py`, `columns.py`, `decoder.py`)
+in a way that may show in a result's bits; the sources in `csrc/` count by themselves."""
 
 
 class CpuLinear:
@@ -34,6 +40,7 @@ class CpuLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         packed = self._packed
+        check("operands", x, (None, packed.width), packed.dtype)
         x = F.pad(x, (0, -packed.width % PAIRS[packed.dtype])).contiguous()
         out = torch.empty(x.shape[0], packed.out, dtype=packed.dtype)
         self._library.linear(
@@ -64,7 +71,7 @@ class CpuOps:
     @property
     def numerics(self) -> str:
         """Threads and torch are no part of it: they decide no bits and no layout."""
-        return f"{self.name} {self._library.built.digest[:32]}"
+        return f"{self.name} {self._library.built.digest[:32]} packing-{_PACKING}"
 
     def linear(
         self,
@@ -74,12 +81,7 @@ class CpuOps:
         dtype: torch.dtype | None = None,
         activations: Activations = "float",
     ) -> Linear:
-        if isinstance(weight, Tensor):
-            if activations != "float":
-                raise ValueError(f"{activations} activations are for block weights only")
-            dtype = dtype or weight.dtype
-        elif dtype is None:
-            raise ValueError("a product with block weights needs the dtype of its operands")
+        dtype = operand_dtype(weight, dtype, activations)
         packed = PackedMatrix(self._library, weight, bias, dtype=dtype, activations=activations)
         return CpuLinear(self._library, packed)
 
@@ -96,7 +98,10 @@ class CpuOps:
         return self._norm(x, residual, weight, eps)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        check("heads", x, (None, None, None), None)
         rows, heads, dim = x.shape
+        for name, angles in (("cosines", cos), ("sines", sin)):
+            check(name, angles, (rows, dim // 2), torch.float32)
         if x.stride()[1:] != (dim, 1):
             x = x.contiguous()
         cos, sin = cos.contiguous(), sin.contiguous()
@@ -116,6 +121,7 @@ class CpuOps:
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        check("gates and ups", gate_up, (None, None), None)
         gate_up = gate_up.contiguous()
         rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, inner, dtype=gate_up.dtype)
@@ -130,11 +136,17 @@ class CpuOps:
         return out
 
     def write_kv(self, kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        pages = pages_of(kv)
+        check("slots", slots, (None,), torch.int64)
+        check_dtype("keys", k)
+        for name, x in (("keys", k), ("values", v)):
+            check(name, x, (slots.shape[0], pages.kv_heads, pages.dim), k.dtype)
         k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (k, v))
+        slots = slots.contiguous()
         self._library.write_kv(
             TYPES[k.dtype],
-            ctypes.byref(pages_of(kv)),
-            slots.contiguous().data_ptr(),
+            ctypes.byref(pages),
+            slots.data_ptr(),
             k.data_ptr(),
             k.stride(0),
             v.data_ptr(),
@@ -146,6 +158,11 @@ class CpuOps:
         return CpuAttention(self._library, shape, spans, tables)
 
     def copy_page(self, storage: Tensor, source: int, target: int, slots: int) -> None:
+        pages, per_page = storage.shape[0], storage.shape[3]
+        if not (0 <= source < pages and 0 <= target < pages and 0 <= slots <= per_page):
+            raise ValueError(
+                f"no copy of {slots} slots of page {source} to {target} among {pages} of {per_page}"
+            )
         self._library.copy_page(
             ctypes.byref(pages_of(storage[:, 0])),
             storage.stride(1),
@@ -171,10 +188,14 @@ class CpuOps:
         return found
 
     def _norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        width = x.shape[-1]
+        check_dtype("operands", x)
+        check("norm weights", weight, (width,), weight.dtype)
+        if residual is not None:
+            check("the residual", residual, tuple(x.shape), x.dtype)
         x = x.contiguous()
         residual = None if residual is None else residual.contiguous()
         wide = weight.to(torch.float32).contiguous()
-        width = x.shape[-1]
         out, total = torch.empty_like(x), torch.empty_like(x)
         self._library.rms_norm(
             TYPES[x.dtype],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -16,8 +15,6 @@ from kernels.cpu.columns import columns, in_columns, panel_count
 from kernels.cpu.library import PAIRS, PANEL, PLAIN, TYPES, UNIT, Library, Matrix, Panel
 from kernels.memory import huge_bytes
 from kernels.ops import Activations
-
-log = logging.getLogger(__name__)
 
 _LINE = 64  # bytes of a cache line
 
@@ -46,7 +43,8 @@ def packed_bytes(
     library: Library, weight: blocks.Matrix, dtype: torch.dtype, *, pair_halves: bool = False
 ) -> int:
     """Bytes of the panels of `weight [out, in]` for operands of `dtype`."""
-    if isinstance(weight, BlockMatrix) and (runs := block_runs(weight, pair_halves)):
+    if isinstance(weight, BlockMatrix):
+        runs = block_runs(weight, pair_halves)
         return sum(packed_run_bytes(library, run, weight.width) for run in runs)
     out, width = weight.shape
     return panel_count(out, pair_halves) * _plain_panel_bytes(width, dtype)
@@ -56,9 +54,9 @@ class PackedMatrix:
     """`weight [out, in]` in panels; `pair_halves` puts each output of the first half beside its
     partner of the second. Holds no reference to `weight` itself.
 
-    `dtype` is that of the operands; `activations` holds for blocks. Blocks that cannot be paired,
-    because gates and ups are in different formats, are expanded. Raises ValueError for another
-    dtype than those of the library, or of a plain weight than `dtype`.
+    `dtype` is that of the operands; `activations` holds for blocks. Raises ValueError for another
+    dtype than those of the library, or of a plain weight than `dtype`, and for gates and ups in
+    blocks of different formats.
     """
 
     def __init__(
@@ -79,16 +77,13 @@ class PackedMatrix:
         size = packed_bytes(library, weight, dtype, pair_halves=pair_halves)
         self._data = arena.take(size) if arena else torch.empty(size, dtype=torch.uint8)
         self._pair_halves = pair_halves
-        runs = block_runs(weight, pair_halves) if isinstance(weight, BlockMatrix) else ()
-        if runs:
+        runs: Sequence[BlockRun] = ()
+        if isinstance(weight, BlockMatrix):
+            runs = block_runs(weight, pair_halves)
             panels = self._pack_blocks(library, runs, lanes_of(dtype, activations))
-            order = torch.cat(
-                [run.order.where(run.order < 0, run.order + first) for run, first in _firsts(runs)]
-            )
+            orders = [run.order.where(run.order < 0, run.order + first) for run, first in _firsts(runs)]
+            order = torch.cat(orders) if orders else columns(0)
         else:
-            if isinstance(weight, BlockMatrix):
-                log.info("gates and ups in different formats are expanded to %s", dtype)
-                weight = blocks.expand(weight, dtype)
             panels = self._pack_plain(library, weight)
             order = columns(self.out, pair_halves)
         self._panels = (Panel * len(panels))(*panels)
@@ -100,7 +95,7 @@ class PackedMatrix:
             -(-self.width // PAIRS[dtype]),
             self.width // UNIT,
             len(panels),
-            need_of(runs, activations),
+            need_of(library, runs, activations),
         )
         self.reference = ctypes.byref(self.matrix)
 

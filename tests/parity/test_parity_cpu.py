@@ -16,25 +16,17 @@ from agentserve.models.hf_config import hf_config
 from agentserve.models.load import LoadedModel, load_model
 from agentserve.models.source import resolve
 from agentserve.models.weights import DecoderWeights, random_weights
-from kernels.cpu import BuildError, cpu_ops
-from kernels.cpu.isa import AVX2, Isa, available
+from kernels.cpu import cpu_ops
 from kernels.cpu.ops import CpuOps
 from kernels.ops import DecoderParts, Ops, StepDecoder
 from kernels.reference import ReferenceOps
+from tests.cpu_builds import CHECKED, builds
 from tests.parity.harness import ARCHITECTURES, CPU, VOCAB, Case, Engine, config_json, make_case
 
 TOLERANCE = 1e-4
-CHECKED = [isa for number, isa in enumerate(available()) if number == 0 or isa == AVX2]
-"""The best instruction set here, and AVX2; the unit tests go through all of them."""
 
 
-@pytest.fixture(scope="module", params=CHECKED, ids=lambda isa: isa.name)
-def ops(request: pytest.FixtureRequest) -> CpuOps:
-    isa: Isa = request.param
-    try:
-        return cpu_ops([isa])
-    except BuildError as error:
-        pytest.skip(str(error))
+ops = builds(CHECKED)
 
 
 @pytest.fixture(params=[1, 2])

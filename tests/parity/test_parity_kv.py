@@ -11,27 +11,19 @@ from agentserve.core.plan import PageCopy, Plan
 from agentserve.models.decoder import ComposedDecoder, Decoder
 from agentserve.models.hf_config import hf_config
 from agentserve.models.weights import random_weights
-from kernels.cpu import BuildError, cpu_ops
-from kernels.cpu.isa import AVX2, Isa, available
 from kernels.cpu.ops import CpuOps
 from kernels.memory import empty_pages
 from kernels.ops import DecoderParts, Ops, StepDecoder, kv_width
 from kernels.reference import ReferenceOps
+from tests.cpu_builds import CHECKED, builds
 from tests.kv_pages import poison
 from tests.parity.harness import CPU, VOCAB, Engine, config_json
 
-CHECKED = [isa for number, isa in enumerate(available()) if number == 0 or isa == AVX2]
 TOKENS = random.Random(5).choices(range(VOCAB), k=150)
 REFERENCE = ReferenceOps(CPU)
 
 
-@pytest.fixture(scope="module", params=CHECKED, ids=lambda isa: isa.name)
-def ops(request: pytest.FixtureRequest) -> CpuOps:
-    isa: Isa = request.param
-    try:
-        return cpu_ops([isa])
-    except BuildError as error:
-        pytest.skip(str(error))
+ops = builds(CHECKED)
 
 
 class Composed(CpuOps):

@@ -7,18 +7,16 @@ import torch
 
 from agentserve.bench.limits import ProductPeak, ReadPeak, dot_rate, product_row, read_row, reader
 from kernels.cpu import cpu_ops
-from kernels.cpu.isa import Isa, available
+from kernels.cpu.isa import available
 from kernels.cpu.ops import CpuOps
 from kernels.memory import huge_bytes
 from kernels.reference import ReferenceOps
+from tests.cpu_builds import builds
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=list(available()), ids=lambda isa: isa.name)
-def ops(request: pytest.FixtureRequest) -> CpuOps:
-    isa: Isa = request.param
-    return cpu_ops([isa])
+ops = builds()
 
 
 @pytest.mark.parametrize("nbytes", [4, 512, 516, 1 << 20, (1 << 20) + 508, 3 << 20, (5 << 20) + 4])

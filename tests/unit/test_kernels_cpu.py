@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu import BuildError, cpu_ops
 from kernels.cpu.attention import CpuAttention
-from kernels.cpu.isa import Isa, available
 from kernels.cpu.ops import CpuOps
 from kernels.ops import AttentionShape, Span
 from kernels.reference import ReferenceOps
+from tests.cpu_builds import builds, normal
+from tests.kv_pages import naive
 
 CPU = torch.device("cpu")
 NAN = float("nan")
@@ -23,17 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
-@pytest.fixture(scope="module", params=list(available()), ids=lambda isa: isa.name)
-def ops(request: pytest.FixtureRequest) -> CpuOps:
-    isa: Isa = request.param
-    try:
-        return cpu_ops([isa])
-    except BuildError as error:
-        pytest.skip(str(error))
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+ops = builds()
 
 
 def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
@@ -89,21 +79,6 @@ def test_silu_mul(ops: CpuOps, dtype: torch.dtype, inner: int) -> None:
     assert close(ops.silu_mul(x), F.silu(wide[:, :inner]) * wide[:, inner:], dtype)
     extreme = torch.tensor([[-200.0, 200.0, 1.0, 1.0]], dtype=dtype)
     assert torch.allclose(ops.silu_mul(extreme).float(), torch.tensor([[0.0, 200.0]]))
-
-
-def naive(q: Tensor, k: Tensor, v: Tensor, position: int, window: int | None) -> Tensor:
-    """Attention of rows at `position ..` over keys at 0 .., in float64: `[rows, heads * dim]`."""
-    rows, heads, dim = q.shape
-    group = heads // k.shape[1]
-    at = torch.arange(position, position + rows)[:, None]
-    keys = torch.arange(k.shape[0])[None]
-    seen = (keys <= at) & (keys > at - (window or k.shape[0]))
-    out = torch.empty(rows, heads, dim, dtype=torch.double)
-    for head in range(heads):
-        scores = q[:, head].double() @ k[:, head // group].double().T / dim**0.5
-        weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=1)
-        out[:, head] = weights @ v[:, head // group].double()
-    return out.view(rows, -1)
 
 
 def fill(
@@ -254,3 +229,67 @@ def test_rows_with_the_same_pages_read_them_once(ops: CpuOps) -> None:
         assert isinstance(alone, CpuAttention)
         assert alone.shared_keys == 0
         assert torch.equal(alone(q[row : row + 1], kv)[0], together[row]), row
+
+
+REFUSED: dict[str, tuple[Callable[[CpuOps], object], str]] = {
+    "width": (lambda ops: ops.linear(torch.ones(4, 8))(torch.ones(2, 6)), r"operands must be \[any, 8\]"),
+    "lanes": (
+        lambda ops: ops.linear(torch.ones(4, 8))(torch.ones(8)),
+        r"operands must be \[any, 8\], not \[8\]",
+    ),
+    "dtype": (
+        lambda ops: ops.linear(torch.ones(4, 8))(torch.ones(2, 8).bfloat16()),
+        r"operands must be torch\.float32, not torch\.bfloat16",
+    ),
+    "norm": (lambda ops: ops.rms_norm(torch.ones(2, 8), torch.ones(7), 1e-5), r"norm weights must be \[8\]"),
+    "residual": (
+        lambda ops: ops.add_rms_norm(torch.ones(2, 8), torch.ones(1, 8), torch.ones(8), 1e-5),
+        r"the residual must be \[2, 8\], not \[1, 8\]",
+    ),
+    "cosines": (
+        lambda ops: ops.rope(torch.ones(3, 2, 8), torch.ones(2, 4), torch.ones(3, 4)),
+        r"cosines must be \[3, 4\], not \[2, 4\]",
+    ),
+    "half": (
+        lambda ops: ops.silu_mul(torch.ones(2, 8).half()),
+        "must be bfloat16 or float32, not torch.float16",
+    ),
+    "slots": (
+        lambda ops: ops.write_kv(
+            KV, torch.zeros(3, dtype=torch.int32), torch.ones(3, 1, 8), torch.ones(3, 1, 8)
+        ),
+        r"slots must be torch\.int64, not torch\.int32",
+    ),
+    "values": (
+        lambda ops: ops.write_kv(
+            KV, torch.zeros(3, dtype=torch.int64), torch.ones(3, 1, 8), torch.ones(2, 1, 8)
+        ),
+        r"values must be \[3, 1, 8\], not \[2, 1, 8\]",
+    ),
+    "page": (
+        lambda ops: ops.copy_page(KV[:, None], 0, 2, 4),
+        "no copy of 4 slots of page 0 to 2 among 2 of 4",
+    ),
+    "tables": (
+        lambda ops: ops.attention(SHAPE, [Span(0, 1, 0)], torch.zeros(2, 1, dtype=torch.int64)),
+        r"page tables must be \[1, any\], not \[2, 1\]",
+    ),
+    "queries": (lambda ops: attended(ops, 1), "queries must be at least 2 rows, not 1"),
+    "heads": (lambda ops: attended(ops, 2, heads=1), r"queries must be \[any, 2, 8\], not \[2, 1, 8\]"),
+    "pages": (lambda ops: attended(ops, 2, KV[:, :, :2]), "KV pages are of another shape"),
+}
+SHAPE = AttentionShape(2, 1, 8, 4)
+KV = torch.zeros(2, 2, 4, 1, 8)
+
+
+def attended(ops: CpuOps, rows: int, kv: Tensor = KV, heads: int = 2) -> Tensor:
+    attention = ops.attention(SHAPE, [Span(0, 2, 0)], torch.zeros(1, 1, dtype=torch.int64))
+    return attention(torch.ones(rows, heads, 8), kv)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_be_read_out_of_bounds_is_refused(ops: CpuOps, case: str) -> None:
+    call, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        call(ops)
+    assert attended(ops, 2).shape == (2, 16), "what fits is not"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,37 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.cpu import BuildError, cpu_ops
-from kernels.cpu.isa import Isa, available
 from kernels.cpu.ops import CpuOps
 from kernels.invariant import cancelling
 from kernels.ops import AttentionShape, Span
+from tests.cpu_builds import builds, normal, threads
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(scope="module", params=list(available()), ids=lambda isa: isa.name)
-def ops(request: pytest.FixtureRequest) -> CpuOps:
-    isa: Isa = request.param
-    try:
-        return cpu_ops([isa])
-    except BuildError as error:
-        pytest.skip(str(error))
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+ops = builds()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,27 +11,21 @@ import torch
 from torch import Tensor
 
 from kernels.blocks import FORMATS, BlockMatrix, expand
-from kernels.cpu import BuildError, cpu_ops
 from kernels.cpu.block_panels import block_runs, packed_run_bytes
-from kernels.cpu.isa import Isa, available
 from kernels.cpu.library import TYPES
 from kernels.cpu.ops import CpuOps
-from kernels.ops import Activations
+from kernels.cpu.packed import PackedMatrix
+from kernels.ops import Activations, Attention, AttentionShape, DecoderParts, LayerParts, Span
+from kernels.reference import rounded_operands
+from tests.cpu_builds import builds, normal, threads
 from tests.unit.test_kernels_blocks import HALVES, random_bytes, rows_of
-from tests.unit.test_kernels_cpu_bits import normal, threads
 
 DTYPES = [torch.float32, torch.bfloat16]
 UNITS_IN_LAST_PLACE = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 KINDS: list[Activations] = ["float", "int8"]
 
 
-@pytest.fixture(scope="module", params=list(available()), ids=lambda isa: isa.name)
-def ops(request: pytest.FixtureRequest) -> CpuOps:
-    isa: Isa = request.param
-    try:
-        return cpu_ops([isa])
-    except BuildError as error:
-        pytest.skip(str(error))
+ops = builds()
 
 
 def matrix(*runs: tuple[str, int], width: int = 512, seed: int = 0) -> BlockMatrix:
@@ -164,6 +159,7 @@ def test_8_bit_operands(ops: CpuOps, name: str, dtype: torch.dtype) -> None:
     x[3, 64:96], x[4, :32] = 0.0, 1e-38
     codes, scales = rounded(x)
     operands = (codes.double() * scales.double()[..., None]).view(17, -1)
+    assert torch.equal(rounded_operands(x), (codes * scales[..., None]).view(17, -1)), "the reference's too"
     found = ops.linear(weight, dtype=dtype, activations="int8")(x)
     wide = expand(weight, torch.float32)
     assert excess(found, operands, wide, dtype) < 1
@@ -240,6 +236,65 @@ def refusals() -> Sequence[tuple[object, dict[str, object], str]]:
         (plain.half(), {}, "bfloat16 or float32"),
         (plain, {"dtype": torch.bfloat16}, "weights are torch.float32"),
     )
+
+
+def test_gates_and_ups_in_different_formats_are_refused(ops: CpuOps) -> None:
+    weight = matrix(("Q4_K", 32), ("Q5_K", 32))
+    with pytest.raises(ValueError, match="gates and ups cannot be in blocks of Q4_K and Q5_K"):
+        PackedMatrix(ops._library, weight, dtype=torch.float32, pair_halves=True)
+
+
+@dataclass(frozen=True)
+class Group:
+    storage: Tensor
+    slots: Tensor
+    attention: Attention
+
+
+@pytest.mark.parametrize("activations", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["Q4_1", "Q8_0"])
+def test_gates_and_ups_end_inside_panels(
+    ops: CpuOps, name: str, dtype: torch.dtype, activations: Activations
+) -> None:
+    """A layer of 40 gates and ups, with biases, whose attention gives 0: as its operations one by one."""
+    hidden, inner, rows = 64, 40, 7
+    gate_up, bias = matrix((name, inner), (name, inner), width=hidden), normal(2 * inner, seed=8).to(dtype)
+    down, embedding = normal(hidden, inner, seed=9).to(dtype), normal(20, hidden, seed=10).to(dtype)
+    ones, angles = torch.ones(hidden), torch.zeros(8, 16)
+    layer = LayerParts(
+        attention_norm=ones,
+        qkv=torch.zeros(128, hidden, dtype=dtype),
+        qkv_bias=None,
+        q_norm=None,
+        k_norm=None,
+        o=torch.zeros(hidden, 64, dtype=dtype),
+        o_bias=None,
+        mlp_norm=ones,
+        gate_up=gate_up,
+        gate_up_bias=bias,
+        down=down,
+        down_bias=None,
+        group=0,
+        index=0,
+        rotary=False,
+    )
+    decoder = ops.decoder(
+        DecoderParts(dtype, activations, 2, 1, 32, 1e-5, embedding, [layer], ones, embedding, angles, angles)
+    )
+    assert decoder is not None
+    attention = ops.attention(AttentionShape(2, 1, 32, 16), [Span(0, rows, 0)], torch.tensor([[0]]))
+    group = Group(torch.zeros(1, 1, 2, 16, 1, 32, dtype=dtype), torch.arange(rows), attention)
+    tokens = torch.arange(3, 3 + rows)
+    found = decoder.forward(tokens, torch.arange(rows), [group]).rows
+    x = embedding[tokens]
+    pairs = ops.linear(gate_up, bias.float(), dtype=torch.float32, activations=activations)
+    products = ops.silu_mul(pairs(ops.rms_norm(x, ones, 1e-5).float())).to(dtype)
+    total = x.double() + products.double() @ down.double().T
+    expected = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-5)
+    bound = {torch.float32: 1e-5, torch.bfloat16: 4 * 2.0**-8}[dtype]
+    assert torch.allclose(found.double(), expected, rtol=bound, atol=bound)
+    assert not torch.allclose(found.double(), expected.roll(1, 0), rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize(("weight", "options", "message"), refusals())

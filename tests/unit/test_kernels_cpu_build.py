@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import stat
 import subprocess
@@ -66,12 +67,45 @@ def test_compiles_once_and_again_when_an_input_changes(
     assert all(path.exists() for path in paths)
 
 
-def test_two_processes_at_once_compile_once(tmp_path: Path, toolchain: Toolchain) -> None:
+def test_sources_are_compiled_apart_and_fail_together(
+    tmp_path: Path, toolchain: Toolchain, one_source: Path
+) -> None:
+    """Each by itself, then one library; an error in any leaves none, and is one line."""
+    other = one_source.with_name("other.cpp")
+    other.write_text('extern "C" __attribute__((visibility("default"))) int other() { return 7; }\n')
+    compiler, runs = counted(tmp_path, toolchain)
+    library = ctypes.CDLL(str(compiled(PLAIN, compiler, tmp_path / "cache").path))
+    assert runs() == 3
+    assert (library.answer(), library.other()) == (42, 7)
+    other.write_text("neither is this\n")
+    with pytest.raises(BuildError, match=r"failed: .*other\.cpp.*error") as error:
+        compiled(PLAIN, toolchain, tmp_path / "new")
+    assert "\n" not in str(error.value)
+    assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".lock"]
+
+
+def test_flags_of_one_source_count(
+    tmp_path: Path, toolchain: Toolchain, one_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = compiled(PLAIN, toolchain, tmp_path)
+    monkeypatch.setattr(kernels.cpu.build, "FLAGS_OF", {"api.cpp": ("-O1",)})
+    assert compiled(PLAIN, toolchain, tmp_path).digest != first.digest
+    monkeypatch.setattr(kernels.cpu.build, "FLAGS_OF", {"other.cpp": ("-O1",)})
+    assert compiled(PLAIN, toolchain, tmp_path) == first
+
+
+def test_every_source_with_a_place_or_flags_exists() -> None:
+    names = {path.name for path in kernels.cpu.build.SOURCES.glob("*.cpp")}
+    assert names >= {*kernels.cpu.build.SLOWEST, *kernels.cpu.build.FLAGS_OF}
+
+
+def test_two_processes_at_once_compile_once(tmp_path: Path, toolchain: Toolchain, one_source: Path) -> None:
     """Both start on an empty cache; the second waits for the first and finds its library."""
     compiler, runs = counted(tmp_path, toolchain, after="sleep 0.3")
     program = (
         "import sys, torch\nfrom pathlib import Path\n"
-        "from kernels.cpu.build import Toolchain, compiled\nfrom kernels.cpu.isa import Isa\n"
+        "from kernels.cpu import build\nfrom kernels.cpu.build import Toolchain, compiled\n"
+        f"from kernels.cpu.isa import Isa\nbuild.SOURCES = Path({str(one_source.parent)!r})\n"
         f"tools = Toolchain({compiler.compiler!r}, 'g++', Path({str(toolchain.openmp)!r}))\n"
         f"print(compiled(Isa('cpu-quick', ('-O0',)), tools, Path({str(tmp_path / 'cache')!r})).path)\n"
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,34 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.cpu import BuildError, cpu_ops
 from kernels.cpu.attention import CpuAttention, pages_of
-from kernels.cpu.isa import Isa, available
 from kernels.cpu.ops import CpuOps
 from kernels.ops import AttentionShape, Span, kv_width
+from tests.cpu_builds import builds, threads
 from tests.kv_pages import KV_DTYPES, STEPS, Step, normal, poison
 
 PAIRS = pytest.mark.parametrize(("step", "kv"), [(step, kv) for step in STEPS for kv in KV_DTYPES])
 SIZES = [(0, 1), (127, 1), (129, 40), (300, 3), (5, 66), (270, 1)]
 
 
-@pytest.fixture(scope="module", params=list(available()), ids=lambda isa: isa.name)
-def ops(request: pytest.FixtureRequest) -> CpuOps:
-    isa: Isa = request.param
-    try:
-        return cpu_ops([isa])
-    except BuildError as error:
-        pytest.skip(str(error))
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+ops = builds()
 
 
 @PAIRS

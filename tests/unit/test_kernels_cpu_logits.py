@@ -11,8 +11,6 @@ from torch import Tensor
 
 from kernels import blocks
 from kernels.blocks import BlockMatrix, Matrix
-from kernels.cpu import BuildError, cpu_ops
-from kernels.cpu.isa import Isa, available
 from kernels.cpu.library import KV_TYPES
 from kernels.cpu.ops import CpuOps
 from kernels.ops import (
@@ -26,8 +24,8 @@ from kernels.ops import (
     StepDecoder,
     kv_width,
 )
+from tests.cpu_builds import builds, normal, threads
 from tests.unit.test_kernels_blocks import random_bytes, rows_of
-from tests.unit.test_kernels_cpu_bits import normal, threads
 
 DTYPES = [torch.float32, torch.bfloat16]
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, SLOTS = 64, 32, 4, 2, 8, 4
@@ -35,13 +33,7 @@ VOCAB = 70  # two whole panels and six columns
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture(scope="module", params=list(available()), ids=lambda isa: isa.name)
-def ops(request: pytest.FixtureRequest) -> CpuOps:
-    isa: Isa = request.param
-    try:
-        return cpu_ops([isa])
-    except BuildError as error:
-        pytest.skip(str(error))
+ops = builds()
 
 
 def decoder_of(

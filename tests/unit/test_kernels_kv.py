@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu import BuildError, cpu_ops
-from kernels.cpu.isa import Isa, available
+from kernels.cpu.isa import Isa
 from kernels.ops import AttentionShape, Ops, Span, kv_width
 from kernels.reference import ReferenceOps
+from tests.cpu_builds import EVERY, build_of
 from tests.kv_pages import KV_DTYPES, STEPS, Step, kept, naive, normal, poison
 
 SIZES = [(0, 1), (127, 1), (256, 1), (129, 40), (520, 3), (5, 66)]
@@ -19,14 +19,11 @@ NARROW = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module", params=["reference", *available()], ids=lambda p: getattr(p, "name", p))
+@pytest.fixture(scope="module", params=["reference", *EVERY], ids=lambda p: getattr(p, "name", p))
 def ops(request: pytest.FixtureRequest) -> Ops:
     if not isinstance(request.param, Isa):
         return ReferenceOps(torch.device("cpu"))
-    try:
-        return cpu_ops([request.param])
-    except BuildError as error:
-        pytest.skip(str(error))
+    return build_of(request.param)
 
 
 def tolerance(ops: Ops, step: torch.dtype, kv: torch.dtype) -> float:

@@ -14,6 +14,7 @@ from kernels.invariant import RowRule, cancelling, choose_rule, random_rows
 from kernels.ops import AttentionShape, Span
 from kernels.paged_attention import TILE
 from kernels.reference import ReferenceLinear, ReferenceOps
+from tests.cpu_builds import normal
 
 CPU = torch.device("cpu")
 NAN = float("nan")
@@ -22,10 +23,6 @@ NAN = float("nan")
 @pytest.fixture(scope="module")
 def ops() -> ReferenceOps:
     return ReferenceOps(CPU)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_the_backend_names_itself_and_its_rounding(ops: ReferenceOps) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -130,7 +131,7 @@ def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
 def test_runs_of_one_matrix_may_differ(tmp_path: Path) -> None:
     """As in Q4_K_M files, whose V is finer than Q and K."""
     _, _, stored = model()
-    kinds = {"attn_v": Kind.Q6_K, "ffn_up": Kind.Q5_K, "ffn_gate": Kind.Q4_1}
+    kinds = {"attn_v": Kind.Q6_K, "attn_k": Kind.Q5_K}
     write(tmp_path / "m.gguf", stored, lambda name: kinds.get(name.split(".")[-2], Kind.Q4_K))
     layer = load(tmp_path / "m.gguf").weights.layers[1]
     formats = {}
@@ -138,8 +139,29 @@ def test_runs_of_one_matrix_may_differ(tmp_path: Path) -> None:
         matrix = getattr(layer, field)
         assert isinstance(matrix, BlockMatrix)
         formats[field] = [run.format.name for run in matrix.runs]
-    assert formats == {"qkv": ["Q4_K", "Q4_K", "Q6_K"], "gate_up": ["Q4_1", "Q5_K"], "o": ["Q4_K"]}
+    assert formats == {"qkv": ["Q4_K", "Q5_K", "Q6_K"], "gate_up": ["Q4_K", "Q4_K"], "o": ["Q4_K"]}
     assert_same_numbers(tmp_path / "m.gguf")
+
+
+def test_gates_and_ups_in_different_formats_are_expanded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whole, in the layers that have them; what the weights say of themselves is true; one line says so."""
+    _, _, stored = model()
+    odd = ("blk.0.ffn_up.weight", "blk.1.ffn_gate.weight")
+    write(tmp_path / "m.gguf", stored, lambda name: Kind.Q5_K if name in odd[:1] else Kind.Q4_K)
+    with caplog.at_level(logging.INFO, "agentserve.models.assemble"):
+        weights = load(tmp_path / "m.gguf", dtype=torch.bfloat16).weights
+    assert isinstance(weights.layers[0].gate_up, torch.Tensor)
+    assert weights.layers[0].gate_up.dtype == torch.bfloat16
+    assert isinstance(weights.layers[1].gate_up, BlockMatrix)
+    assert weights.formats == ("Q4_K",)
+    (line,) = caplog.messages
+    assert line.endswith("in 1 of its layers gates and ups are in different formats and are expanded")
+    write(tmp_path / "n.gguf", stored, lambda name: Kind.Q5_K if name in odd else Kind.Q4_K)
+    weights = load(tmp_path / "n.gguf").weights
+    assert not any(isinstance(layer.gate_up, BlockMatrix) for layer in weights.layers)
+    assert_same_numbers(tmp_path / "n.gguf")
 
 
 @pytest.mark.parametrize("odd", [Kind.F16, Kind.F32, Kind.BF16, Kind.TQ1_0, Kind.Q3_K])

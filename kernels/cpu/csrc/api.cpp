@@ -1,6 +1,9 @@
-// The C interface that kernels/cpu/library.py calls. `type`: 0 is bfloat16, 1 is float.
-#include "decoder.h"
+// The C interface that kernels/cpu/library.py calls: single operations. `type`: see types.h.
+#include "attention.h"
+#include "gemm.h"
 #include "machine.h"
+#include "rows.h"
+#include "types.h"
 
 using namespace agentserve;
 
@@ -11,10 +14,6 @@ struct Kv {
 };
 
 namespace {
-
-template <class Body> auto with_type(int type, const Body& body) {
-    return type == 0 ? body(Bf16()) : body(F32());
-}
 
 template <class K> Pages<K> pages_of(const Kv& kv) {
     return {static_cast<typename K::Stored*>(kv.base), kv.page_stride, kv.slots, kv.kv_heads, kv.dim};
@@ -48,12 +47,6 @@ template <class Body> void rows_of(int64_t rows, int threads, const Body& body) 
     with_team(threads, 1, [&](Team& team) { team.each(rows, std::max<int64_t>(1, rows / (8 * threads)), body); });
 }
 
-struct Opened {
-    std::unique_ptr<Decoder<Bf16>> bf16;
-    std::unique_ptr<Decoder<F32>> f32;
-    template <class Body> void with(const Body& body) { bf16 ? body(*bf16) : body(*f32); }
-};
-
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -70,39 +63,13 @@ uint32_t agentserve_read(const void* data, int64_t nbytes, int threads) {
 
 double agentserve_repeat_dots(int type, int64_t rounds, int threads) { return repeat_dots_of(type, rounds, threads); }
 
-void agentserve_pack(int type, const void* w, int64_t n, int64_t k, int pair_halves, void* panels, int threads) {
-    with_type(type, [&](auto t) {
-        using T = decltype(t);
-        with_team(threads, 1, [&](Team& team) {
-            pack<T>(team, static_cast<const typename T::Stored*>(w), n, k, pair_halves != 0, static_cast<uint32_t*>(panels));
-        });
-    });
-}
-
-int64_t agentserve_block_panel_bytes(int format, int64_t units) {
-    return with_format(format, [&](auto f) { return decltype(f)::panel_bytes(units); });
-}
-
-// rows: PANEL * count addresses of rows of blocks, or null. `lane`: operands in 32 bits.
-void agentserve_pack_blocks(int format, int lane, const uint8_t* const* rows, int64_t count, int64_t units, uint8_t* panels,
-                            int threads) {
-    with_format(format, [&](auto f) {
-        using F = decltype(f);
-        with_team(threads, 1, [&](Team& team) {
-            if (lane == 1) pack_blocks<F, 1>(team, rows, count, units, panels);
-            else if (lane == 2) pack_blocks<F, 2>(team, rows, count, units, panels);
-            else pack_blocks<F, 4>(team, rows, count, units, panels);
-        });
-    });
-}
-
 // x: `rows` rows of `width` numbers, a multiple of a lane's.
 void agentserve_linear(int type, const Matrix* w, const void* x, int64_t width, int rows, void* out, int threads) {
     with_type(type, [&](auto t) {
         using T = decltype(t);
         using Stored = typename T::Stored;
         OperandRows<T> prepared;
-        prepared.fit(w->need ? rows : 0, width);
+        prepared.fit(rows, width, w->need);
         with_team(threads, PRODUCT_STAGES, [&](Team& team) {
             prepared_product<T>(team, *w, static_cast<const Stored*>(x), width, rows, prepared,
                                 StoreRounded<T>{static_cast<Stored*>(out), w->n});
@@ -218,37 +185,12 @@ void agentserve_attention(int type, const void* plan, const Kv* kv, int heads, c
             const auto& p = *static_cast<const Plan*>(plan);
             std::vector<float> partials(static_cast<size_t>(p.partials * partial_floats(heads, kv->dim)));
             const auto pages = pages_of<K>(*kv);
-            const Attention<S, K> attention(p, pages, heads, static_cast<const Stored*>(q), static_cast<Stored*>(out), partials.data());
+            const AttentionRows<S> rows{p, heads, static_cast<const Stored*>(q), static_cast<Stored*>(out), partials.data()};
             with_team(threads, ATTENTION_STAGES, [&](Team& team) {
                 AnyScratch scratch;
-                attention.run(team, scratch);
+                run_attention<S, K>(team, rows, pages, scratch);
             });
         });
-    });
-}
-
-// `model` and what it points at must outlive the decoder.
-void* agentserve_open(int type, const Model* model) {
-    auto* opened = new Opened;
-    if (type == 0) opened->bf16 = std::make_unique<Decoder<Bf16>>(*model);
-    else opened->f32 = std::make_unique<Decoder<F32>>(*model);
-    return opened;
-}
-
-void agentserve_close(void* opened) { delete static_cast<Opened*>(opened); }
-
-void agentserve_forward(void* opened, int rows, const int64_t* tokens, const int64_t* positions, const Group* groups,
-                        int group_count, void* out, uint8_t* finite, int threads) {
-    static_cast<Opened*>(opened)->with([&](auto& decoder) {
-        using Stored = typename std::decay_t<decltype(decoder)>::Stored;
-        decoder.forward(rows, tokens, positions, groups, group_count, static_cast<Stored*>(out), finite, threads);
-    });
-}
-
-void agentserve_logits(void* opened, int rows, const void* hidden, float* out, int64_t* best, uint8_t* finite, int threads) {
-    static_cast<Opened*>(opened)->with([&](auto& decoder) {
-        using Stored = typename std::decay_t<decltype(decoder)>::Stored;
-        decoder.logits(rows, static_cast<const Stored*>(hidden), out, best, finite, threads);
     });
 }
 

@@ -3,7 +3,8 @@
 
 #include <vector>
 
-#include "attention_blocks.h"
+#include "key_blocks.h"
+#include "kv_formats.h"
 
 namespace agentserve {
 

@@ -10,8 +10,8 @@
 #include <limits>
 #include <utility>
 
-#include "codes.h"
-#include "operands.h"
+#include "products.h"
+#include "unpack_codes.h"
 
 namespace agentserve {
 
@@ -184,17 +184,9 @@ template <class Op, size_t... R> constexpr std::array<AddUnits<Op>, sizeof...(R)
     return {&add_units<Op, static_cast<int>(R) + 1>...};
 }
 
-// Rows in blocks of nearly the same size.
-struct RowBlocks {
-    int64_t rows, blocks;
-    int64_t first(int64_t block) const { return rows * block / blocks; }
-};
-
-// Blocks `begin .. end - 1` of the operand's rows times a whole panel; `total` begins as zeros.
-// `next` is the panel that the thread will read after this one.
 template <class Op>
-__attribute__((noinline)) void blocks_product(const Panel& panel, int64_t units, const uint8_t* next, const Operand& x,
-                                              int64_t begin, int64_t end, const RowBlocks& split, float (*total)[PANEL]) {
+void blocks_product(const Panel& panel, int64_t units, const uint8_t* next, const Operand& x, int64_t begin, int64_t end,
+                    const RowBlocks& split, float (*total)[PANEL]) {
     static constexpr auto add = add_units_of<Op>(std::make_index_sequence<GEMM_ROWS>());
     using U = Unpacked<Op>;
     U unpacked;
@@ -209,6 +201,22 @@ __attribute__((noinline)) void blocks_product(const Panel& panel, int64_t units,
                 const RowBlock rows{Op::ROUNDED ? x.codes + at * U::UNIT_LANES : x.lanes + row * x.stride + unit * U::UNIT_LANES,
                                     Op::ROUNDED ? units * U::UNIT_LANES : x.stride, x.sums + at, x.scales + at, units};
                 add[static_cast<size_t>(height - 1)](unpacked, rows, total + (row - split.first(begin)));
+            }
+        }
+    });
+}
+
+template <class T> void unpack_blocks(const Panel& panel, int column, int64_t units, float* out) {
+    using Op = FloatOperand<T>;
+    Unpacked<Op> unpacked;
+    with_format(panel.format, [&](auto f) {
+        using F = decltype(f);
+        Stream stream{panel.data, panel.data, F::panel_bytes(units)};
+        for (int64_t u = 0; u < units; ++u) {
+            unpack_units<F, Op>(panel.data, u, 1, stream, unpacked);
+            for (int k = 0; k < UNIT; ++k) {
+                const float value = unpacked.scale[k * F::GROUPS / UNIT][column] * T::widen(unpacked.codes[place(Op::LANE, k, column)]);
+                out[u * UNIT + k] = F::OFFSET ? value + unpacked.offset[0][column] : value;
             }
         }
     });

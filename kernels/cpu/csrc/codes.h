@@ -10,15 +10,13 @@
 // turn the line into vectors. Bits 4 and 5 lie in planes behind them, by the same rule.
 #pragma once
 
-#include <bit>
-
-#include "half.h"
 #include "panels.h"
 
 namespace agentserve {
 
 constexpr int UNIT_CODES = UNIT * PANEL;
 constexpr int SUPER_UNITS = 8;
+constexpr int NIBBLE_BYTES = UNIT_CODES / 2;
 
 // `BITS` of a code; `CENTRE`: what is subtracted from it; `OFFSET`: weights have one; `SUPER`: scales
 // are whole numbers times a number per 256 weights; `GROUPS`: scales of one output per unit;
@@ -27,7 +25,6 @@ template <int BITS_, int CENTRE_, bool OFFSET_, bool SUPER_, int GROUPS_, int BY
     static constexpr int BITS = BITS_, CENTRE = CENTRE_, GROUPS = GROUPS_, BYTES = BYTES_;
     static constexpr bool OFFSET = OFFSET_, SUPER = SUPER_;
     static constexpr int HIGH = BITS == 8 ? 0 : BITS - 4;  // bits in planes
-    static constexpr int NIBBLE_BYTES = UNIT_CODES / 2;
     static constexpr int HEAD = SUPER ? PANEL * 2 * (1 + OFFSET) : 0;
     static constexpr int SCALES = SUPER ? PANEL * (GROUPS + OFFSET) : PANEL * 2 * (1 + OFFSET);
     static constexpr int UNIT_BYTES = SCALES + UNIT_CODES * BITS / 8;
@@ -62,8 +59,8 @@ template <class Body> auto with_format(int32_t format, const Body& body) {
     }
 }
 
-// Where the code of output c at position k of a unit stands, for operands of `LANE` per 32-bit lane.
-template <int LANE> constexpr int place(int k, int c) { return k / LANE * PANEL * LANE + c * LANE + k % LANE; }
+// Where the code of output c at position k of a unit stands, for operands of `lane` per 32-bit lane.
+constexpr int place(int lane, int k, int c) { return k / lane * PANEL * lane + c * lane + k % lane; }
 
 // Where `BITS` bits of code `at` are, in boxes of `SIZE` bytes: box number and shift.
 struct BoxPlace {
@@ -73,70 +70,6 @@ template <int SIZE, int BITS> constexpr BoxPlace box_place(int at) {
     constexpr int N = 64 / SIZE, PER_LINE = 8 * SIZE / BITS;  // elements of a vector, vectors of a line
     const int vector = at / N;
     return {vector / PER_LINE * N + at % N, vector % PER_LINE * BITS};
-}
-
-template <int CENTRE> INLINE void as_operand(uint32_t code, int8_t& to) {
-    to = static_cast<int8_t>(static_cast<int32_t>(code) - CENTRE);
-}
-template <int CENTRE> INLINE void as_operand(uint32_t code, float& to) {
-    to = static_cast<float>(static_cast<int32_t>(code) - CENTRE);
-}
-template <int CENTRE> constexpr uint16_t bf16_code(uint32_t code) {
-    return static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(code) - CENTRE)) >> 16);
-}
-template <int CENTRE> INLINE void as_operand(uint32_t code, uint16_t& to) { to = bf16_code<CENTRE>(code); }
-
-template <class Code> struct BoxOf { using Type = Code; };
-template <> struct BoxOf<float> { using Type = uint32_t; };
-template <> struct BoxOf<int8_t> { using Type = uint8_t; };
-
-#if defined(__AVX512F__)
-#include "codes_avx512.h"
-#else
-
-template <class F, class Code> INLINE void unpack_codes(const uint8_t* from, Code* to) {
-    using Box = typename BoxOf<Code>::Type;
-    constexpr int SIZE = sizeof(Code), N = 64 / SIZE;
-    if constexpr (F::BITS == 8) {
-        for (int i = 0; i < UNIT_CODES; ++i) as_operand<F::CENTRE>(from[i], to[i]);
-    } else {
-        Box low[N], high[N];
-        for (int vector = 0; vector < UNIT_CODES / N; ++vector, to += N) {
-            const BoxPlace l = box_place<SIZE, 4>(vector * N);
-            std::memcpy(low, from + l.box * SIZE, sizeof low);
-            if constexpr (F::HIGH == 0) {
-                for (int i = 0; i < N; ++i) as_operand<F::CENTRE>(low[i] >> l.shift & 15u, to[i]);
-            } else {
-                const BoxPlace h = box_place<SIZE, F::HIGH>(vector * N);
-                std::memcpy(high, from + F::NIBBLE_BYTES + h.box * SIZE, sizeof high);
-                constexpr uint32_t MASK = (1u << F::HIGH) - 1;
-                for (int i = 0; i < N; ++i)
-                    as_operand<F::CENTRE>((low[i] >> l.shift & 15u) | (high[i] >> h.shift & MASK) << 4, to[i]);
-            }
-        }
-    }
-}
-
-#endif
-
-// A unit's scales `[GROUPS][PANEL]` and offsets `[PANEL]`.
-template <class F> INLINE void unpack_scales(const uint8_t* head, const uint8_t* unit, float (*scale)[PANEL], float* offset) {
-    if constexpr (F::SUPER) {
-        float d[PANEL];
-        load_halves(head, d);
-        for (int g = 0; g < F::GROUPS; ++g)
-            for (int c = 0; c < PANEL; ++c) {
-                const uint8_t s = unit[g * PANEL + c];  // signed where there are no offsets
-                scale[g][c] = d[c] * (F::OFFSET ? static_cast<float>(s) : static_cast<float>(static_cast<int8_t>(s)));
-            }
-        if constexpr (F::OFFSET) {
-            load_halves(head + 2 * PANEL, d);
-            for (int c = 0; c < PANEL; ++c) offset[c] = -(d[c] * static_cast<float>(unit[F::GROUPS * PANEL + c]));
-        }
-    } else {
-        load_halves(unit, scale[0]);
-        if constexpr (F::OFFSET) load_halves(unit + 2 * PANEL, offset);
-    }
 }
 
 }  // namespace agentserve

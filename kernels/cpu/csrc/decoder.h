@@ -9,8 +9,8 @@
 #include "attention.h"
 #include "gemm.h"
 #include "greatest.h"
-#include "pack.h"
 #include "rows.h"
+#include "unpack_row.h"
 
 namespace agentserve {
 
@@ -42,7 +42,14 @@ template <class T> class Decoder {
 public:
     using Stored = typename T::Stored;
 
-    explicit Decoder(const Model& model) : m_(model) {}
+    explicit Decoder(const Model& model) : m_(model) {
+        for (int i = 0; i < m_.layers; ++i) {
+            const Layer& layer = m_.layer[i];
+            normed_need_ = std::max({normed_need_, layer.qkv.need, layer.gate_up.need});
+            attended_need_ = std::max(attended_need_, layer.o.need);
+            inner_need_ = std::max(inner_need_, layer.down.need);
+        }
+    }
 
     // Writes the step's KV, the last layer's normed rows `out [rows][hidden]`, and `finite [rows]`: whether
     // each of them is.
@@ -83,7 +90,7 @@ public:
     void logits(int rows, const Stored* hidden, float* out, int64_t* best, uint8_t* finite, int threads) const {
         const int64_t vocab = m_.head.n;
         OperandRows<T> head_rows;
-        head_rows.fit(m_.head.need ? rows : 0, m_.hidden);
+        head_rows.fit(rows, m_.hidden, m_.head.need);
         GreatestOfRows greatest(rows, threads);
         const auto choose = [&] {
             for (int r = 0; r < rows; ++r) {
@@ -119,6 +126,7 @@ private:
     static constexpr int STAGES = 9 + ATTENTION_STAGES;
 
     const Model m_;
+    int32_t normed_need_ = NOTHING_MORE, attended_need_ = NOTHING_MORE, inner_need_ = NOTHING_MORE;  // the most of any layer
     std::vector<float> residual_, qkv_, partials_;
     std::vector<Stored> normed_, q_, attended_, inner_;
     OperandRows<T> normed_rows_, attended_rows_, inner_rows_;
@@ -137,9 +145,9 @@ private:
         grow(q_, n * q_size());
         grow(attended_, n * q_size());
         grow(inner_, n * m_.inner);
-        normed_rows_.fit(rows, m_.hidden);
-        attended_rows_.fit(rows, q_size());
-        inner_rows_.fit(rows, m_.inner);
+        normed_rows_.fit(rows, m_.hidden, normed_need_);
+        attended_rows_.fit(rows, q_size(), attended_need_);
+        inner_rows_.fit(rows, m_.inner, inner_need_);
         for (int g = 0; g < group_count; ++g)
             grow(partials_, static_cast<size_t>(groups[g].plan->partials * partial_floats(m_.heads, m_.dim)));
         if (scratch_.size() < static_cast<size_t>(threads)) scratch_.resize(static_cast<size_t>(threads));
@@ -162,8 +170,8 @@ private:
         each_row.many(placed);
         with_kv(group.kv, [&](auto kv) {
             const auto kept = pages<decltype(kv)>(layer, group);
-            const Attention<T, decltype(kv)> attention(*group.plan, kept, m_.heads, q_.data(), attended_.data(), partials_.data());
-            attention.run(team, scratch_[static_cast<size_t>(team.thread())]);
+            run_attention<T, decltype(kv)>(team, {*group.plan, m_.heads, q_.data(), attended_.data(), partials_.data()}, kept,
+                                           scratch_[static_cast<size_t>(team.thread())]);
         });
         if (layer.o.need)
             team.each(each_row.rows, each_row.grain,

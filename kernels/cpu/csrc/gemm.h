@@ -5,57 +5,19 @@
 // number of rows and every split among threads, hence the same bits. Block weights: `blocks.h`.
 #pragma once
 
-#include <array>
-#include <utility>
-
-#include "blocks.h"
+#include "products.h"
 #include "team.h"
 
 namespace agentserve {
 
-constexpr int CHUNK_BLOCKS = 6;             // blocks of rows that a thread takes at a time
-constexpr int AHEAD = 64;                  // steps that a panel is fetched ahead
+constexpr int CHUNK_BLOCKS = 6;  // blocks of rows that a thread takes at a time
 
 // What one task computes: `CHUNK_BLOCKS` blocks of rows of a panel.
 using Totals = float[CHUNK_BLOCKS * GEMM_ROWS][PANEL];
 
-// `rows` rows of A times one panel. Rows are `stride` lanes apart.
-template <class T, int ROWS>
-void tile_product(const uint32_t* a, int64_t stride, const uint32_t* panel, int steps, float (*out)[PANEL]) {
-    constexpr int V = GEMM_VECTORS, THIRDS = (ROWS + 2) / 3;
-    for (int part = 0; part < PANEL / (V * W); ++part) {
-        vf acc[ROWS][V];
-        UNROLL for (int r = 0; r < ROWS; ++r) UNROLL for (int v = 0; v < V; ++v) acc[r][v] = set1(0.0f);
-        const uint32_t* b = panel + part * V * W;
-        const uint32_t* row[THIRDS];
-        UNROLL for (int t = 0; t < THIRDS; ++t) row[t] = a + 3 * t * stride;
-        for (int s = 0; s < steps; ++s) {
-            __builtin_prefetch(b + AHEAD * PANEL);
-            if (V * W > 16) __builtin_prefetch(b + AHEAD * PANEL + 16);
-            vi column[V];
-            UNROLL for (int v = 0; v < V; ++v) column[v] = load_lanes(b + v * W);
-            UNROLL for (int r = 0; r < ROWS; ++r) {
-                const vi x = set1_lanes(row[r / 3][(r % 3) * stride]);
-                UNROLL for (int v = 0; v < V; ++v) acc[r][v] = T::dot(acc[r][v], x, column[v]);
-            }
-            b += PANEL;
-            UNROLL for (int t = 0; t < THIRDS; ++t) ++row[t];
-        }
-        UNROLL for (int r = 0; r < ROWS; ++r)
-            UNROLL for (int v = 0; v < V; ++v) store(out[r] + (part * V + v) * W, acc[r][v]);
-    }
-}
-
-using TileProduct = void (*)(const uint32_t*, int64_t, const uint32_t*, int, float (*)[PANEL]);
-
-template <class T, size_t... R> constexpr std::array<TileProduct, sizeof...(R)> tile_products(std::index_sequence<R...>) {
-    return {&tile_product<T, static_cast<int>(R) + 1>...};
-}
-
 // Calls `finish(first row, rows, panel, totals)` for every task of the product, `last()` once after all.
 template <class T, class Finish, class Last = Nothing>
 void product(Team& team, const Matrix& w, const Operand& a, int rows, const Finish& finish, const Last& last = {}) {
-    static constexpr auto products = tile_products<T>(std::make_index_sequence<GEMM_ROWS>());
     const int64_t blocks = (rows + GEMM_ROWS - 1) / GEMM_ROWS, chunks = (blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS;
     const int64_t count = static_cast<int64_t>(w.panel_count) * chunks;
     const RowBlocks split{rows, blocks};
@@ -67,8 +29,8 @@ void product(Team& team, const Matrix& w, const Operand& a, int rows, const Fini
         if (panel.format == PLAIN) {
             for (int64_t block = begin; block < end; ++block) {
                 const int64_t row = split.first(block);
-                products[static_cast<size_t>(split.first(block + 1) - row - 1)](
-                    a.lanes + row * a.stride, a.stride, reinterpret_cast<const uint32_t*>(panel.data), w.steps, total + (row - first));
+                plain_product<T>(static_cast<int>(split.first(block + 1) - row), a.lanes + row * a.stride, a.stride,
+                                 reinterpret_cast<const uint32_t*>(panel.data), w.steps, total + (row - first));
             }
         } else {
             std::memset(total, 0, static_cast<size_t>(height) * sizeof total[0]);

@@ -62,7 +62,7 @@ template <class T> void repeat_float_dots(int64_t rounds) {
 }
 
 // Operations (two per product and sum) of `rounds` rounds in each of `threads` threads. `type` as in
-// api.cpp, 2 for bytes; 0 where this build has no such instruction.
+// types.h, 2 for bytes; 0 where this build has no such instruction.
 inline double repeat_dots_of(int type, int64_t rounds, int threads) {
     int per_lane = type == 0 ? 4 : 2;
     if (type == 2) {

@@ -1,8 +1,7 @@
 // What products with block weights need to know of their operand rows, per unit of 32 along k:
 // sums, which offsets are multiplied with, and for 8-bit products the row in 8 bits.
 //
-// 8 bits: scale = max|x| / 127, codes = x * (127 / max|x|) rounded half to even. A group of which
-// the largest is below TINY is 0. A group with a NaN gets a NaN for its scale.
+// The rule for 8 bits is that of `Activations` in kernels/ops.py.
 #pragma once
 
 #include <vector>
@@ -51,11 +50,13 @@ template <class T> class OperandRows {
 public:
     using Stored = typename T::Stored;
 
-    void fit(int64_t rows, int64_t width) {
+    // Room for what a product with `need` reads.
+    void fit(int64_t rows, int64_t width, int32_t need) {
         width_ = width;
         units_ = width / UNIT;
         const auto grow = [](auto& v, int64_t n) { if (v.size() < static_cast<size_t>(n)) v.resize(static_cast<size_t>(n)); };
-        grow(sums_, rows * units_);
+        if (need != NOTHING_MORE) grow(sums_, rows * units_);
+        if (need != CODES) return;
         grow(scales_, rows * units_);
         grow(codes_, rows * units_ * UNIT / 4);
     }

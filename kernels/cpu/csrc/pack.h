@@ -1,7 +1,7 @@
-// Packing weights into panels, and reading single rows back out of them.
+// Packing weights into panels.
 #pragma once
 
-#include "blocks.h"
+#include "codes.h"
 #include "team.h"
 
 namespace agentserve {
@@ -87,26 +87,30 @@ template <class F> FileUnit read_unit(const uint8_t* row, int64_t unit) {
 
 INLINE void put_half(uint8_t* to, int c, uint16_t half) { std::memcpy(to + 2 * c, &half, sizeof half); }
 
-// The unit's codes, numbered as operands of `LANE` per lane, into boxes.
-template <class F, int LANE> void write_codes(const uint8_t* codes, uint8_t* to) {
-    constexpr int SIZE = 4 / LANE;
-    if constexpr (F::BITS == 8) {
-        std::memcpy(to, codes, UNIT_CODES);
-        return;
-    }
-    std::memset(to, 0, UNIT_CODES * F::BITS / 8);
+// Codes of `BITS` bits of a unit, numbered as operands of `LANE` per lane, into boxes.
+template <int BITS, int LANE> void write_codes(const uint8_t* codes, uint8_t* to) {
+    constexpr int SIZE = 4 / LANE, HIGH = BITS - 4;
+    std::memset(to, 0, UNIT_CODES * BITS / 8);
     const auto put = [](uint8_t* boxes, BoxPlace at, uint32_t bits) {
         boxes[at.box * SIZE + at.shift / 8] |= static_cast<uint8_t>(bits << at.shift % 8);
     };
     for (int i = 0; i < UNIT_CODES; ++i) {
         put(to, box_place<SIZE, 4>(i), codes[i] & 15u);
-        if constexpr (F::HIGH > 0) put(to + F::NIBBLE_BYTES, box_place<SIZE, F::HIGH>(i), static_cast<uint32_t>(codes[i]) >> 4);
+        if constexpr (HIGH > 0) put(to + NIBBLE_BYTES, box_place<SIZE, HIGH>(i), static_cast<uint32_t>(codes[i]) >> 4);
     }
 }
 
-// Packs the rows that `rows` points at (null: zeros), `count` whole panels of them, `units` along k.
-template <class F, int LANE>
-void pack_blocks(Team& team, const uint8_t* const* rows, int64_t count, int64_t units, uint8_t* panels) {
+template <int BITS> void write_codes(int lane, const uint8_t* codes, uint8_t* to) {
+    if (BITS == 8) std::memcpy(to, codes, UNIT_CODES);
+    else if (lane == 1) write_codes<BITS & 7, 1>(codes, to);
+    else if (lane == 2) write_codes<BITS & 7, 2>(codes, to);
+    else write_codes<BITS & 7, 4>(codes, to);
+}
+
+// Packs the rows that `rows` points at (null: zeros), `count` whole panels of them, `units` along k,
+// for operands of `lane` per lane.
+template <class F>
+void pack_blocks(Team& team, int lane, const uint8_t* const* rows, int64_t count, int64_t units, uint8_t* panels) {
     team.each(count, 1, [&](int64_t panel) {
         uint8_t* base = panels + panel * F::panel_bytes(units);
         for (int64_t u = 0; u < units; ++u) {
@@ -123,41 +127,11 @@ void pack_blocks(Team& team, const uint8_t* const* rows, int64_t count, int64_t 
                     for (int g = 0; g < F::GROUPS; ++g) unit[g * PANEL + c] = from.scale_parts[g];
                     if constexpr (F::OFFSET) unit[F::GROUPS * PANEL + c] = from.offset_part;
                 }
-                for (int k = 0; k < UNIT; ++k) codes[place<LANE>(k, c)] = from.codes[k];
+                for (int k = 0; k < UNIT; ++k) codes[place(lane, k, c)] = from.codes[k];
             }
-            write_codes<F, LANE>(codes, unit + F::SCALES);
+            write_codes<F::BITS>(lane, codes, unit + F::SCALES);
         }
     });
-}
-
-template <class T> void unpack_plain(const Panel& panel, int64_t c, int64_t k, float* out) {
-    const auto* from = reinterpret_cast<const typename T::Stored*>(panel.data);
-    for (int64_t i = 0; i < k; ++i) out[i] = T::widen(from[(i / T::PAIR * PANEL + c) * T::PAIR + i % T::PAIR]);
-}
-
-// In GGML's order: scale times code, rounded, plus offset.
-template <class T> void unpack_blocks(const Panel& panel, int c, int64_t units, float* out) {
-    with_format(panel.format, [&](auto f) {
-        using F = decltype(f);
-        alignas(64) typename T::Stored codes[UNIT_CODES];
-        alignas(64) float scale[2][PANEL], offset[PANEL];
-        for (int64_t u = 0; u < units; ++u) {
-            const uint8_t* unit = panel.data + F::unit_at(u);
-            unpack_scales<F>(panel.data + F::head_at(u), unit, scale, offset);
-            unpack_codes<F>(unit + F::SCALES, codes);
-            for (int k = 0; k < UNIT; ++k) {
-                const float value = scale[k * F::GROUPS / UNIT][c] * T::widen(codes[place<T::PAIR>(k, c)]);
-                out[u * UNIT + k] = F::OFFSET ? value + offset[c] : value;
-            }
-        }
-    });
-}
-
-// Row `row` of the unpacked matrix, `k` values in float.
-template <class T> void unpack_row(const Matrix& w, int64_t row, int64_t k, float* out) {
-    const Panel& panel = panel_of(w, row);
-    if (panel.format == PLAIN) unpack_plain<T>(panel, row - panel.first, k, out);
-    else unpack_blocks<T>(panel, static_cast<int>(row - panel.first), w.units, out);
 }
 
 }  // namespace agentserve

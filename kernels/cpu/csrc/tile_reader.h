@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "attention_blocks.h"
+#include "key_blocks.h"
 #include "pages.h"
 
 namespace agentserve {

@@ -148,6 +148,7 @@ INLINE vf keep_nan(vf x, vf rounded) { return _mm256_blendv_ps(rounded, x, _mm25
 constexpr int W = 4;
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
+typedef uint32_t vu __attribute__((vector_size(16)));
 
 INLINE vf load(const float* p) { vf a; std::memcpy(&a, p, sizeof a); return a; }
 INLINE vi load_lanes(const uint32_t* p) { vi a; std::memcpy(&a, p, sizeof a); return a; }
@@ -175,7 +176,7 @@ INLINE vf nearest(vf a) {
     return r;
 }
 INLINE vi to_int(vf a) { return __builtin_convertvector(a, vi); }
-INLINE vi add_lanes(vi a, vi b) { return a + b; }
+INLINE vi add_lanes(vi a, vi b) { return reinterpret_cast<vi>(reinterpret_cast<vu>(a) + reinterpret_cast<vu>(b)); }
 INLINE vi and_lanes(vi a, vi b) { return a & b; }
 INLINE vi sub_lanes(vi a, vi b) { return a - b; }
 INLINE void store_ints(int32_t* p, vi a) { std::memcpy(p, &a, sizeof a); }
@@ -185,7 +186,6 @@ INLINE vi dot_bytes(vi sum, vi x, vi w) {
     UNROLL for (int shift = 0; shift < 32; shift += 8) sum += (x >> shift & 255) * (w << (24 - shift) >> 24);
     return sum;
 }
-typedef uint32_t vu __attribute__((vector_size(16)));
 template <int N> INLINE vi left(vi a) { return reinterpret_cast<vi>(reinterpret_cast<vu>(a) << N); }
 template <int N> INLINE vi right(vi a) { return reinterpret_cast<vi>(reinterpret_cast<vu>(a) >> N); }
 INLINE vf in_range(vi index, vi low, vi high, vf a, vf b) { return choose((index >= low) & (index < high), a, b); }
@@ -233,10 +233,10 @@ INLINE float max_bits_of(vi a) {
 
 #if !defined(__AVX512F__)
 INLINE int32_t sum_ints(vi a) {
-    int32_t x[W], sum = 0;
+    uint32_t x[W], sum = 0;  // wraps around, as vectors do
     std::memcpy(x, &a, sizeof x);
     UNROLL for (int i = 0; i < W; ++i) sum += x[i];
-    return sum;
+    return static_cast<int32_t>(sum);
 }
 // The low byte of each lane.
 INLINE void store_bytes(uint8_t* p, vi a) {

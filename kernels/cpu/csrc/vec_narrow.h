@@ -13,7 +13,6 @@ INLINE vf load_fp16(const uint16_t* p) {
 INLINE void store_fp16(uint16_t* p, vf a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-INLINE vf from_int(vi a) { return _mm512_cvtepi32_ps(a); }
 template <int N> INLINE vi right_signed(vi a) { return _mm512_srai_epi32(a, N); }
 INLINE vi or_lanes(vi a, vi b) { return _mm512_or_si512(a, b); }
 
@@ -23,13 +22,11 @@ INLINE vf load_fp16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(
 INLINE void store_fp16(uint16_t* p, vf a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-INLINE vf from_int(vi a) { return _mm256_cvtepi32_ps(a); }
 template <int N> INLINE vi right_signed(vi a) { return _mm256_srai_epi32(a, N); }
 INLINE vi or_lanes(vi a, vi b) { return _mm256_or_si256(a, b); }
 
 #else
 
-INLINE vf from_int(vi a) { return __builtin_convertvector(a, vf); }
 template <int N> INLINE vi right_signed(vi a) { return a >> N; }
 INLINE vi or_lanes(vi a, vi b) { return a | b; }
 
@@ -62,17 +59,17 @@ INLINE void store_fp16(uint16_t* p, vf a) {
 
 // W pairs of codes: the first and the second of each, as numbers.
 INLINE vf load_first(const int8_t* p) {
-    return from_int(right_signed<24>(left<8>(as_lanes(load_bf16(reinterpret_cast<const uint16_t*>(p))))));
+    return to_float(right_signed<24>(left<8>(as_lanes(load_bf16(reinterpret_cast<const uint16_t*>(p))))));
 }
 INLINE vf load_second(const int8_t* p) {
-    return from_int(right_signed<24>(as_lanes(load_bf16(reinterpret_cast<const uint16_t*>(p)))));
+    return to_float(right_signed<24>(as_lanes(load_bf16(reinterpret_cast<const uint16_t*>(p)))));
 }
 
 // W pairs of codes as lanes of two bfloat16 values, which hold them exactly: the floats' upper halves.
 INLINE vi load_pairs(const int8_t* p) {
 #if defined(__AVX512F__)
     const auto half = [&](int n) {
-        return as_lanes(from_int(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + n))));
+        return as_lanes(to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + n))));
     };
     const vi fours = left<2>(iota());
     const vi upper = add_lanes(add_lanes(fours, left<16>(fours)), set1_lanes(0x00030001));  // 16-bit halves 1, 3, 5, ...

@@ -1,5 +1,21 @@
-// Included by codes.h: the same unpacking with AVX-512. A table look-up takes only the low bits of
-// its index, so whatever stands above a code needs no masking.
+// Codes and scales of packed panels as a product's operands.
+#pragma once
+
+#include <bit>
+
+#include "codes.h"
+#include "vec_narrow.h"
+
+namespace agentserve {
+
+template <int CENTRE> constexpr uint16_t bf16_code(uint32_t code) {
+    return static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(code) - CENTRE)) >> 16);
+}
+
+#if defined(__AVX512F__)
+
+// A table look-up takes only the low bits of its index, so whatever stands above a code needs no
+// masking.
 
 INLINE __m512i load_line(const uint8_t* p) { return _mm512_loadu_si512(p); }
 INLINE void store_line(void* p, __m512i a) { _mm512_storeu_si512(p, a); }
@@ -28,7 +44,7 @@ template <class F, int SIZE> INLINE __m512i raw_codes(const uint8_t* from, int v
         return low;
     } else {
         const BoxPlace h = box_place<SIZE, F::HIGH>(vector * N);
-        const __m512i high = move_bits<SIZE>(load_line(from + F::NIBBLE_BYTES + h.box * SIZE), h.shift, 4);
+        const __m512i high = move_bits<SIZE>(load_line(from + NIBBLE_BYTES + h.box * SIZE), h.shift, 4);
         const __m512i nibble = SIZE == 4 ? _mm512_set1_epi32(15) : SIZE == 2 ? _mm512_set1_epi16(15) : _mm512_set1_epi8(15);
         return _mm512_ternarylogic_epi32(nibble, low, high, 0xca);  // nibble ? low : high
     }
@@ -83,3 +99,69 @@ template <class F> INLINE void unpack_codes(const uint8_t* from, int8_t* to) {
         store_line(to + 64 * vector, F::CENTRE ? _mm512_sub_epi8(code, centre) : code);
     }
 }
+
+#else
+
+template <int CENTRE> INLINE void as_operand(uint32_t code, int8_t& to) {
+    to = static_cast<int8_t>(static_cast<int32_t>(code) - CENTRE);
+}
+template <int CENTRE> INLINE void as_operand(uint32_t code, float& to) {
+    to = static_cast<float>(static_cast<int32_t>(code) - CENTRE);
+}
+template <int CENTRE> INLINE void as_operand(uint32_t code, uint16_t& to) { to = bf16_code<CENTRE>(code); }
+
+template <class Code> struct BoxOf { using Type = Code; };
+template <> struct BoxOf<float> { using Type = uint32_t; };
+template <> struct BoxOf<int8_t> { using Type = uint8_t; };
+
+template <class F, class Code> INLINE void unpack_codes(const uint8_t* from, Code* to) {
+    using Box = typename BoxOf<Code>::Type;
+    constexpr int SIZE = sizeof(Code), N = 64 / SIZE;
+    if constexpr (F::BITS == 8) {
+        for (int i = 0; i < UNIT_CODES; ++i) as_operand<F::CENTRE>(from[i], to[i]);
+    } else {
+        Box low[N], high[N];
+        for (int vector = 0; vector < UNIT_CODES / N; ++vector, to += N) {
+            const BoxPlace l = box_place<SIZE, 4>(vector * N);
+            std::memcpy(low, from + l.box * SIZE, sizeof low);
+            if constexpr (F::HIGH == 0) {
+                for (int i = 0; i < N; ++i) as_operand<F::CENTRE>(low[i] >> l.shift & 15u, to[i]);
+            } else {
+                const BoxPlace h = box_place<SIZE, F::HIGH>(vector * N);
+                std::memcpy(high, from + NIBBLE_BYTES + h.box * SIZE, sizeof high);
+                constexpr uint32_t MASK = (1u << F::HIGH) - 1;
+                for (int i = 0; i < N; ++i)
+                    as_operand<F::CENTRE>((low[i] >> l.shift & 15u) | (high[i] >> h.shift & MASK) << 4, to[i]);
+            }
+        }
+    }
+}
+
+#endif
+
+// PANEL halves.
+INLINE void load_halves(const uint8_t* from, float* to) {
+    for (int c = 0; c < PANEL; c += W) store(to + c, load_fp16(reinterpret_cast<const uint16_t*>(from) + c));
+}
+
+// A unit's scales `[GROUPS][PANEL]` and offsets `[PANEL]`.
+template <class F> INLINE void unpack_scales(const uint8_t* head, const uint8_t* unit, float (*scale)[PANEL], float* offset) {
+    if constexpr (F::SUPER) {
+        float d[PANEL];
+        load_halves(head, d);
+        for (int g = 0; g < F::GROUPS; ++g)
+            for (int c = 0; c < PANEL; ++c) {
+                const uint8_t s = unit[g * PANEL + c];  // signed where there are no offsets
+                scale[g][c] = d[c] * (F::OFFSET ? static_cast<float>(s) : static_cast<float>(static_cast<int8_t>(s)));
+            }
+        if constexpr (F::OFFSET) {
+            load_halves(head + 2 * PANEL, d);
+            for (int c = 0; c < PANEL; ++c) offset[c] = -(d[c] * static_cast<float>(unit[F::GROUPS * PANEL + c]));
+        }
+    } else {
+        load_halves(unit, scale[0]);
+        if constexpr (F::OFFSET) load_halves(unit + 2 * PANEL, offset);
+    }
+}
+
+}  // namespace agentserve
