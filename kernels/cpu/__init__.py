@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
-from kernels.cpu.build import BuildError, compiled, find_toolchain, usable_cache
+from kernels.cpu.build import BuildError, OutOfSpace, Toolchain, compiled, find_toolchain, usable_cache
 from kernels.cpu.isa import Isa, available
 from kernels.cpu.library import Library
 from kernels.cpu.ops import CpuOps
@@ -38,10 +38,26 @@ def cpu_backend(isas: Iterable[Isa] | None = None, cache: Path | None = None) ->
     with nullcontext(cache) if cache else usable_cache() as folder:
         for isa in available() if isas is None else isas:
             try:
-                built = compiled(isa, toolchain, folder)
-                return CpuOps(Library(built)), reason(built, toolchain, failures), isa
+                library = _loaded(isa, toolchain, folder)
+                return CpuOps(library), reason(library.built, toolchain, failures), isa
+            except OutOfSpace:  # a lesser instruction set would be no smaller
+                raise
             except BuildError as error:
                 failure = error
                 failures[isa.name] = str(error)
                 log.warning("%s cannot be compiled here: %s", isa.name, error)
+    raise failure
+
+
+def _loaded(isa: Isa, toolchain: Toolchain, cache: Path) -> Library:
+    """The library, compiled once more if the one in the cache does not load. Raises `BuildError`."""
+    failure = BuildError("nothing was loaded")
+    for afresh in (False, True):
+        built = compiled(isa, toolchain, cache, afresh)
+        try:
+            return Library(built)
+        except (OSError, AttributeError) as error:  # no library, or one without our functions
+            failure = BuildError(f"{built.path} does not load: {' '.join(str(error).split())}")
+        finally:
+            built.release()
     raise failure
