@@ -14,7 +14,7 @@ import pytest
 
 from agentserve.bench.compare import keeper
 from agentserve.bench.compare.child import Child, peer_environment
-from agentserve.bench.compare.contest import PeerFailed
+from agentserve.bench.compare.contest import PeerFailed, held
 from agentserve.bench.compare.drivers import loop
 from agentserve.bench.compare.piped import Piped
 from agentserve.bench.compare.plan import Scenario
@@ -45,13 +45,17 @@ def decode(length: int) -> Scenario:
     return Scenario("decode", 2, length, 8)
 
 
+def state(process: int) -> str:
+    """Its letter in /proc; "X", for dead, when it is not there."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def gone(process: int) -> bool:
     """Whether it has ended; a zombie has."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state in "ZX"
+    return state(process) in "ZX"
 
 
 def test_rates_of_a_peer_that_works(child: Child) -> None:
@@ -65,6 +69,18 @@ def test_rates_of_a_peer_that_works(child: Child) -> None:
     assert peer.run(Scenario("prefill", 8, 20_000), 0).rate > 0  # a line that fits into no pipe
     assert "hello from a library" in child.log.read_text()  # and not among the answers
     assert peer.cpu_seconds() > 0
+
+
+def test_one_stands_still_while_another_runs(child: Child) -> None:
+    peer = started(child)
+    processes = list(keeper.descendants(child.keeper))
+    assert processes
+    with held([peer]):
+        while any(state(process) not in "T" for process in processes):
+            time.sleep(0.01)
+        child_seconds = peer.cpu_seconds()
+    assert peer.run(decode(100), 0).rate > 0
+    assert peer.cpu_seconds() >= child_seconds
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,13 @@ class Counting:
         self._log = log
         self._used = 0.0
         self._restless = restless
+        self.held = False
 
     def warm_up(self, scenario: Scenario) -> None:
         self.run(scenario, WARM_UP)
 
     def run(self, scenario: Scenario, number: int) -> Figure:
+        assert not self.held
         self._log.append((self.facts.name, scenario.name, number))
         if scenario.length == 666:
             raise PeerFailed(f"{self.facts.name}: no")
@@ -63,6 +65,10 @@ class Counting:
     def cpu_seconds(self) -> float:
         self._used += self._restless
         return self._used
+
+    def hold(self, held: bool) -> None:
+        assert held != self.held
+        self.held = held
 
 
 @pytest.fixture

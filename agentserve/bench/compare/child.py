@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -61,6 +63,11 @@ class Child:
         return self._process.stdout.fileno()
 
     @property
+    def keeper(self) -> int:
+        """The process that ends it when we end."""
+        return self._process.pid
+
+    @property
     def ended(self) -> bool:
         return self._process.poll() is not None
 
@@ -86,6 +93,13 @@ class Child:
             user, system = text.rpartition(")")[2].split()[11:13]
             ticks += int(user) + int(system)
         return ticks / _TICKS
+
+    def hold(self, held: bool) -> None:
+        """Stop all its processes where they are, or let them go on. Its keeper stays awake, to end them
+        when we end."""
+        for process in keeper.descendants(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGSTOP if held else signal.SIGCONT)
 
     def stop(self) -> None:
         """End it and everything it has started; returns when all is gone. May be called twice."""

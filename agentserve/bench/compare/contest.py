@@ -36,6 +36,10 @@ class Contestant(Protocol):
         """CPU time that its processes have used so far."""
         ...
 
+    def hold(self, held: bool) -> None:
+        """Stop its processes where they are, or let them go on."""
+        ...
+
 
 @dataclass
 class Idle:
@@ -60,6 +64,18 @@ class Idle:
         return {name: self.seconds[name] / wall for name, wall in self.watched.items() if wall > 0}
 
 
+@contextmanager
+def held(others: Sequence[Contestant]) -> Iterator[None]:
+    """Others stand still: an idle server may poll, and threads spin for a while after their last work."""
+    for other in others:
+        other.hold(True)
+    try:
+        yield
+    finally:
+        for other in others:
+            other.hold(False)
+
+
 def measure(
     contestants: Sequence[Contestant],
     scenarios: Sequence[Scenario],
@@ -80,7 +96,8 @@ def measure(
         figures: dict[str, list[Figure]] = {name: [] for name in by_name}
         for number, name in turns(list(by_name), runs):
             time.sleep(SETTLE_SECONDS)
-            with idle.watch([other for other in contestants if other is not by_name[name]]):
+            others = [other for other in contestants if other is not by_name[name]]
+            with idle.watch(others), held(others):
                 figures[name].append(by_name[name].run(scenario, number))
         decode = scenario.kind == "decode"
         rows.append(scenario_ratios(scenario.name, scenario.rows, decode, peer, figures))

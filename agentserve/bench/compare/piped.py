@@ -69,6 +69,9 @@ class Piped:
     def cpu_seconds(self) -> float:
         return self._child.cpu_seconds()
 
+    def hold(self, held: bool) -> None:
+        self._child.hold(held)
+
     def _ask(self, work: Mapping[str, object], limit: float, doing: str) -> Answer:
         line = self._exchange(msgspec.json.encode(work) + b"\n", limit, doing)
         try:

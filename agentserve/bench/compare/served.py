@@ -110,6 +110,9 @@ class Served:
     def cpu_seconds(self) -> float:
         return self._child.cpu_seconds()
 
+    def hold(self, held: bool) -> None:
+        self._child.hold(held)
+
     def _replies(self, scenario: Scenario, number: int) -> list[Stream]:
         """One run's replies: whole, and of prompts that no cache knew."""
         streams = asyncio.run(self._streams(scenario, text_prompts(scenario, number)))

@@ -25,9 +25,10 @@ struct alignas(64) Stage {
 
 class Team {
 public:
-    Team(std::vector<Stage>& stages, int thread, bool alone) : stages_(stages), thread_(thread), alone_(alone) {}
+    Team(std::vector<Stage>& stages, int thread, int threads) : stages_(stages), thread_(thread), threads_(threads), alone_(threads == 1) {}
 
     int thread() const { return thread_; }
+    int threads() const { return threads_; }
 
     // Run `body(i)` once for each i < count, `grain` neighbours at a time, and `last()` once after
     // all of them; returns when that is done.
@@ -93,7 +94,7 @@ private:
     }
 
     std::vector<Stage>& stages_;
-    const int thread_;
+    const int thread_, threads_;
     const bool alone_;
     size_t at_ = 0;
 };
@@ -102,13 +103,13 @@ private:
 template <class Body> void with_team(int threads, int stages, const Body& body) {
     std::vector<Stage> room(threads > 1 ? static_cast<size_t>(stages) : 0);
     if (threads <= 1) {
-        Team team(room, 0, true);
+        Team team(room, 0, 1);
         body(team);
         return;
     }
 #pragma omp parallel num_threads(threads)
     {
-        Team team(room, omp_get_thread_num(), false);
+        Team team(room, omp_get_thread_num(), threads);
         body(team);
     }
 }
