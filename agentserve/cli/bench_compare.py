@@ -53,6 +53,7 @@ def compare(
     from agentserve.bench import report
     from agentserve.bench.compare.contest import PeerFailed
     from agentserve.bench.compare.peers import compare_with
+    from agentserve.bench.compare.result import portable
     from agentserve.bench.compare.settings import Settings
 
     given = {
@@ -78,7 +79,12 @@ def compare(
         fail(str(error))
     _show(found)
     if results is not None:
-        typer.echo(f"written to {report.write(found, results)}")
+        names = {
+            str(peers_dir.absolute()): "PEERS_DIR",
+            str(peers_dir): "PEERS_DIR",
+            sys.executable: "python",
+        }
+        typer.echo(f"written to {report.write(portable(found, names), results)}")
 
 
 def _progress(row: ScenarioRatios) -> None:

@@ -27,6 +27,7 @@ from agentserve.bench.compare.result import (
     Figure,
     ScenarioRatios,
     Setup,
+    portable,
     scenario_ratios,
 )
 from agentserve.bench.compare.settings import Settings
@@ -201,6 +202,21 @@ def test_another_model(tmp_path: Path) -> None:
 def test_a_scenario_nobody_knows(tmp_path: Path) -> None:
     with pytest.raises(PeerFailed, match="'chess'"):
         compare_with("vllm", settings(tmp_path), runs=1, only="chess", command="", say=lambda row: None)
+
+
+def test_what_is_kept_names_no_place_of_this_machine() -> None:
+    found = scenario_ratios("decode", 1, True, "p", {"p": [Figure(2.0, 5)], "ours": [Figure(3.0, 5)]})
+    peer = Facts("p", "1", {"command": "/opt/peers/vllm/bin/python serve", "model": "/opt/peers/m.gguf"})
+    setups = [Setup(["decode"], peer, [Facts("ours", "3", {"command": "/usr/bin/python3 -m agentserve"})])]
+    whole = Comparison("compare-p", "bench --peers-dir /opt/peers", {}, {}, setups, [found], {"p": 0.0})
+    kept = portable(whole, {"/opt/peers": "PEERS_DIR", "/usr/bin/python3": "python"})
+    assert kept.command == "bench --peers-dir PEERS_DIR"
+    assert kept.setups[0].peer.settings == {
+        "command": "PEERS_DIR/vllm/bin/python serve",
+        "model": "PEERS_DIR/m.gguf",
+    }
+    assert kept.setups[0].ours[0].settings == {"command": "python -m agentserve"}
+    assert (kept.rows, kept.idle_cores) == (whole.rows, whole.idle_cores)
 
 
 def test_the_report_is_json(tmp_path: Path) -> None:
