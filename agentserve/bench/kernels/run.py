@@ -49,7 +49,8 @@ def measure(settings: Settings, progress: Callable[[str], None] = lambda _: None
     ops, found = ops_for(CPU), Findings()
     _kv_dtype(settings, ops)  # before anything takes time
     progress("loading")
-    models, found.skipped = subjects(resolve(settings.model), dtype, settings.choices, ops)
+    source = resolve(settings.model)
+    models, found.skipped = subjects(source, dtype, settings.choices, ops)
     if not models:
         raise ValueError("; ".join(f"{name}: {reason}" for name, reason in found.skipped.items()))
     positions = models[0].config.max_position
@@ -60,6 +61,13 @@ def measure(settings: Settings, progress: Callable[[str], None] = lambda _: None
     gauge = MachineGauge(ops, dtype, sizes.read)
     watch = Stopwatch(gauge, settings.effort)
     found.notes.append(f"backend {ops.name}, {settings.threads} threads")
+    kv = settings.dtype if settings.kv_dtype == "auto" else settings.kv_dtype
+    found.notes.append(f"{source.name} in {settings.dtype}, KV in {kv}, pages of {settings.page_size} tokens")
+    found.notes += [
+        f"{model.name}: weights {'/'.join(model.weights.formats)} as stored; the head's operands are floats"
+        for model in models
+        if model.weights.layers_in_blocks
+    ]
     with torch.inference_mode():
         progress("products")
         for name in models[0].matrices():
