@@ -296,7 +296,7 @@ from agentserve.server.workers.spec import WorkerSpec
 
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
 link = WorkerLink.connect(Path(spec.socket))
-shown = ("b", "", "cpu", "bf16", "expanded", "float", "bf16", 1, 1, 1, 1, 1, 1, "")
+shown = ("b", "", "cpu", "bf16", "expanded", "float", "bf16", 1, 1, 1, 1, 1, 1, 1, "", "")
 link.send(Hello(PROTOCOL_VERSION, 0, *shown))
 link._socket.sendall(b"\\xff" * 64)
 time.sleep(3600)
