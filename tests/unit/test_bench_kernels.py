@@ -41,6 +41,7 @@ TINY = Sizes(
     sampled=3,
     decoded=(1, 3),
     contexts=(20, 40),
+    alone=(30,),
     prefilled=(20, 50),
     chunked=(50,),
     chunk=16,
@@ -69,7 +70,7 @@ def test_a_run_gives_every_row(findings: Findings) -> None:
         "products": 5 * 2,
         "attention": 2 * 2 + 2,
         "operations": 4 * 2 + 1 + 2,
-        "decode step": 4,
+        "decode step": 2 * 2 + 1,
         "shared prefix": 6,
         "prefill": 3,
     }
@@ -109,7 +110,7 @@ def test_a_pool_too_small_leaves_rows_out(tmp_path: Path, monkeypatch: pytest.Mo
     assert "decode step: 3 x 40 tokens" in found.skipped
     assert "shared prefix: 3 x 48 tokens" in found.skipped
     assert [row.name for row in found.rows if row.group == "decode step"] == [
-        "1 x 20 tokens", "3 x 20 tokens", "1 x 40 tokens",
+        "1 x 20 tokens", "3 x 20 tokens", "1 x 40 tokens", "1 x 30 tokens",
     ]  # fmt: skip
     monkeypatch.setattr(pages, "available_memory", lambda: pages.SPARE)
     with pytest.raises(ValueError, match="too little memory"):
@@ -138,6 +139,7 @@ def test_errors_are_one_line(changes: dict[str, object], message: str, tmp_path:
 def test_a_short_models_sizes_are_those_that_it_can_run() -> None:
     short = Sizes().within(2200)
     assert short.contexts == (64, 2048)
+    assert short.alone == ()
     assert short.prefilled == (128, 512, 2048)
     assert short.chunked == (2048,)
     assert short.chunks == ((0, 256), (1792, 256), (0, 2048))

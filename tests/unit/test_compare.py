@@ -93,6 +93,25 @@ def test_everybody_warms_up_then_runs_in_turn() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
+def test_all_others_stand_still_while_one_runs() -> None:
+    crowd: list[Counting] = []
+    awake: list[set[str]] = []
+
+    class Watching(Counting):
+        def run(self, scenario: Scenario, number: int) -> Figure:
+            if number != WARM_UP:
+                awake.append({one.facts.name for one in crowd if not one.held} ^ {self.facts.name})
+            return super().run(scenario, number)
+
+    crowd += [Watching(name, []) for name in ("peer", "ours", "ours too")]
+    measure(crowd, [DECODE], 2, Idle(), lambda row: None)
+    assert awake == [set()] * 6
+    with pytest.raises(PeerFailed):
+        measure(crowd, [replace(DECODE, length=666)], 1, Idle(), lambda row: None)
+    assert not any(one.held for one in crowd)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_the_first_failure_ends_it() -> None:
     log: list[tuple[str, str, int]] = []
     with pytest.raises(PeerFailed, match="peer: no"):

@@ -19,6 +19,7 @@ class Sizes:
     sampled: int = 32  # rows
     decoded: tuple[int, ...] = (1, 4, 8, 16, 32)  # rows
     contexts: tuple[int, ...] = (64, 2048, 6144)  # of attention alone and of whole steps
+    alone: tuple[int, ...] = (3500,)  # contexts of one row's steps besides
     prefilled: tuple[int, ...] = (128, 512, 2048, 6144)
     chunked: tuple[int, ...] = (2048, 6144)
     chunk: int = 256
@@ -31,7 +32,8 @@ class Sizes:
         """The largest context, new token included."""
         shared = sum(self.sharing[1:]) + 1 if self.sharing else 0
         ends = (start + count for start, count in self.chunks)
-        return max(shared, *(tokens + 1 for tokens in self.contexts), *self.prefilled, *self.chunked, *ends)
+        contexts = (tokens + 1 for tokens in self.contexts + self.alone)
+        return max(shared, *contexts, *self.prefilled, *self.chunked, *ends)
 
     def within(self, positions: int) -> Sizes:
         """What of it a model with so many positions can run. ValueError if that leaves no context."""
@@ -42,6 +44,7 @@ class Sizes:
             self,
             chunks=tuple((start, count) for start, count in self.chunks if start + count <= positions),
             contexts=tuple(tokens for tokens in self.contexts if tokens < positions),
+            alone=tuple(tokens for tokens in self.alone if tokens < positions),
             prefilled=tuple(tokens for tokens in self.prefilled if tokens <= positions),
             chunked=tuple(tokens for tokens in self.chunked if tokens <= positions),
             sharing=sharing,

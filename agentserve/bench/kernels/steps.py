@@ -50,6 +50,8 @@ class Steps:
         for context in sizes.contexts:
             for rows in sizes.decoded:
                 yield self._case("decode step", partial(self.decode, rows, context), rows, context)
+        for context in sizes.alone:
+            yield self._case("decode step", partial(self.decode, 1, context), 1, context)
         if sizes.sharing:
             rows, prefix, own = sizes.sharing
             yield self._case("shared prefix", partial(self.sharing, rows, prefix, own), rows, prefix + own)
