@@ -1,6 +1,6 @@
 """The CPU backend: the whole forward pass in C++, compiled on the machine that runs it.
 
-Compilation happens at first use, before a worker is ready, and is kept (`build`). `csrc/` is
+Compilation happens at first use, before a worker is ready (`build`), and is kept (`cache`). `csrc/` is
 written once for every instruction set (`isa`); `NOTES.md` says what was measured.
 """
 
@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
-from kernels.cpu.build import BuildError, OutOfSpace, Toolchain, compiled, find_toolchain, usable_cache
+from kernels.cpu.build import Toolchain, compiled, find_toolchain
+from kernels.cpu.cache import usable_cache
+from kernels.cpu.compilers import BuildError, OutOfSpace
 from kernels.cpu.isa import Isa, available
 from kernels.cpu.library import Library
 from kernels.cpu.ops import CpuOps

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kernels.cpu.ops import CpuOps
 from kernels.invariant import cancelling
-from kernels.ops import AttentionShape, Span
-from tests.cpu_builds import builds, normal, threads
+from kernels.ops import AttentionShape
+from tests.cpu_builds import attend_pieces, builds, normal, threads
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -85,14 +85,7 @@ class Histories:
 
     def run(self, pieces: list[tuple[int, int, int]]) -> list[Tensor]:
         """Attention of each (sequence, first, end), all in one step."""
-        spans, row = [], 0
-        for _, first, end in pieces:
-            spans.append(Span(row, end - first, first))
-            row += end - first
-        q = torch.cat([self.q[number, first:end] for number, first, end in pieces])
-        tables = torch.stack([self.tables[number] for number, _, _ in pieces])
-        found = self.ops.attention(self.shape, spans, tables)(q, self.kv)
-        return list(found.split([end - first for _, first, end in pieces]))
+        return attend_pieces(self.ops, self.shape, self.tables, self.q, self.kv, pieces)
 
 
 piece = st.tuples(

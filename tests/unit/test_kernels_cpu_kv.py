@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.cpu.attention import CpuAttention, pages_of
 from kernels.cpu.ops import CpuOps
 from kernels.ops import AttentionShape, Span, kv_width
-from tests.cpu_builds import builds, threads
+from tests.cpu_builds import attend_pieces, builds, threads
 from tests.kv_pages import KV_DTYPES, STEPS, Step, normal, poison
 
 PAIRS = pytest.mark.parametrize(("step", "kv"), [(step, kv) for step in STEPS for kv in KV_DTYPES])
@@ -74,14 +74,7 @@ class Histories:
 
     def run(self, pieces: list[tuple[int, int, int]]) -> list[Tensor]:
         """Attention of each (sequence, first, end), all in one step."""
-        spans, row = [], 0
-        for _, first, end in pieces:
-            spans.append(Span(row, end - first, first))
-            row += end - first
-        q = torch.cat([self.q[number, first:end] for number, first, end in pieces])
-        tables = torch.stack([self.tables[number] for number, _, _ in pieces])
-        found = self.ops.attention(self.shape, spans, tables)(q, self.kv)
-        return list(found.split([end - first for _, first, end in pieces]))
+        return attend_pieces(self.ops, self.shape, self.tables, self.q, self.kv, pieces)
 
 
 piece = st.tuples(

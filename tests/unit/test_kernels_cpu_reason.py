@@ -13,6 +13,7 @@ from kernels.cpu import BuildError
 from kernels.cpu.build import Built, Toolchain
 from kernels.cpu.isa import AVX2, AVX512, AVX512BF16, BEST_FIRST, PLAIN, Isa
 from kernels.cpu.reason import reason
+from tests.cpu_builds import compiler
 
 DEBIAN = "g++ (Debian 12.2.0-14) 12.2.0"
 
@@ -76,10 +77,8 @@ def test_compilers(version: str, shown: str, tmp_path: Path) -> None:
 
 
 def test_this_machine() -> None:
-    try:
-        ops, text, isa = kernels.cpu.cpu_backend()
-    except BuildError as error:
-        pytest.skip(str(error))
+    compiler()
+    ops, text, isa = kernels.cpu.cpu_backend()
     assert text.startswith(f"{ops.name} (")
     assert ops.name == isa.name
     backend = backend_for(torch.device("cpu"))
