@@ -101,7 +101,7 @@ def fill(
     return histories
 
 
-SIZES = [(0, 1), (0, 130), (127, 1), (255, 1), (256, 1), (129, 70), (520, 3), (700, 1), (5, 66), (510, 20)]
+SIZES = [(0, 1), (0, 130), (127, 1), (255, 1), (256, 1), (129, 70), (520, 3), (1100, 1), (5, 66), (510, 20)]
 
 
 def run_attention(
@@ -203,13 +203,13 @@ def test_copy_page(ops: CpuOps, dtype: torch.dtype, slots: int, dim: int) -> Non
 
 def test_rows_with_the_same_pages_read_them_once(ops: CpuOps) -> None:
     """Shared segments are found, and a row's bits are those it has alone."""
-    dim, slots, shared, rows = 16, 16, 600, 5
-    kv = torch.full((200, 2, slots, 1, dim), NAN, dtype=torch.bfloat16)
+    dim, slots, shared, rows = 16, 16, 1100, 5
+    kv = torch.full((220, 2, slots, 1, dim), NAN, dtype=torch.bfloat16)
     prefix = torch.arange(10, 10 + -(-shared // slots))
-    tables = torch.zeros(rows, 50, dtype=torch.int64)
+    tables = torch.zeros(rows, 81, dtype=torch.int64)
     spans = []
     for row in range(rows):
-        own = torch.arange(60 + 25 * row, 60 + 25 * row + 12)
+        own = torch.arange(90 + 25 * row, 90 + 25 * row + 12)
         tables[row, : len(prefix)] = prefix
         tables[row, shared // slots : shared // slots + 12] = own
         spans.append(Span(row, 1, shared + 20 * row))
@@ -222,7 +222,7 @@ def test_rows_with_the_same_pages_read_them_once(ops: CpuOps) -> None:
     shape = AttentionShape(3, 1, dim, slots)
     attention = ops.attention(shape, spans, tables)
     assert isinstance(attention, CpuAttention)
-    assert attention.shared_keys == (rows - 1) * 512  # two whole segments of 256
+    assert attention.shared_keys == (rows - 1) * 1024  # two whole segments of 512
     together = attention(q, kv)
     for row in range(rows):
         alone = ops.attention(shape, [Span(0, 1, spans[row].position)], tables[row : row + 1])

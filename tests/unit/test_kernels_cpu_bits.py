@@ -63,7 +63,7 @@ def test_elementwise_rows(ops: CpuOps, dtype: torch.dtype) -> None:
 class Histories:
     """Random sequences in one pool; sequences of one family begin with the same pages."""
 
-    LENGTH = 900
+    LENGTH = 1200
 
     def __init__(self, ops: CpuOps, dtype: torch.dtype, window: int | None, seed: int) -> None:
         order = random.Random(seed)
@@ -73,7 +73,7 @@ class Histories:
         free = order.sample(range(count * pages), count * pages)
         self.kv = torch.full((count * pages, 2, 16, 2, 16), float("nan"), dtype=dtype)
         self.tables = torch.tensor(free).view(count, pages)
-        shared = order.choice((0, 16, 256, 530 // 16 * 16))
+        shared = order.choice((0, 16, 512, 1040))
         self.tables[1:3, : shared // 16] = self.tables[0, : shared // 16]
         at = torch.arange(self.LENGTH)
         self.k, self.v = normal(2, count, self.LENGTH, 2, 16, seed=seed).to(dtype)

@@ -55,7 +55,7 @@ class Histories:
         order = random.Random(seed)
         count, pages = 3, -(-self.LENGTH // slots)
         self.tables = torch.tensor(order.sample(range(count * pages), count * pages)).view(count, pages)
-        shared = order.choice((0, 256, 300)) // slots
+        shared = order.choice((0, 512, 560)) // slots
         self.tables[1, :shared] = self.tables[0, :shared]
         self.k, self.v = normal(2, count, self.LENGTH, 2, 16, seed=seed).to(step)
         same = shared * slots
@@ -127,20 +127,20 @@ def test_rows_with_the_same_pages_read_them_once(ops: CpuOps, kv: torch.dtype) -
     slots, rows, dim = 16, 5, 16
     storage = torch.empty((60, 2, slots, 1, kv_width(dim, kv)), dtype=kv)
     poison(storage)
-    tables = torch.arange(20).repeat(rows, 1)
-    tables[:, 18] = torch.arange(20, 20 + rows)
+    tables = torch.arange(36).repeat(rows, 1)
+    tables[:, 34] = torch.arange(36, 36 + rows)
     at = torch.arange(60 * slots)
     k, v = normal(2, len(at), 1, dim).bfloat16()
     ops.write_kv(storage, at, k, v)
     q = normal(rows, 3, dim).bfloat16()
     shape = AttentionShape(3, 1, dim, slots)
-    spans = [Span(row, 1, 290 + row) for row in range(rows)]
+    spans = [Span(row, 1, 546 + row) for row in range(rows)]
     attention = ops.attention(shape, spans, tables)
     assert isinstance(attention, CpuAttention)
-    assert attention.shared_keys == (rows - 1) * 256
+    assert attention.shared_keys == (rows - 1) * 512
     together = attention(q, storage)
     for row in range(rows):
-        alone = ops.attention(shape, [Span(0, 1, 290 + row)], tables[row : row + 1])
+        alone = ops.attention(shape, [Span(0, 1, 546 + row)], tables[row : row + 1])
         assert torch.equal(alone(q[row : row + 1], storage)[0], together[row]), row
 
 

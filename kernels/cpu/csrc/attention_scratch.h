@@ -12,7 +12,7 @@ namespace agentserve {
 template <class T> struct AttentionScratch {
     std::vector<typename T::Stored> queries, weights, block;  // block: a tile's keys, then its values
     std::vector<float> key_scales, value_scales;              // [TILE]
-    std::vector<float> scores, out, total_out, top, new_top, sum, fade, total_top, total_sum;
+    std::vector<float> scores, out, total_out, top, sum, fade, total_top, total_sum;
 
     // `wide`: head dimension filled up to whole key blocks.
     void fit(int rows, int dim, int wide) {
@@ -26,7 +26,7 @@ template <class T> struct AttentionScratch {
         grow(total_out, r * d);
         grow(sum, r * W);
         for (auto* v : {&key_scales, &value_scales}) grow(*v, TILE);
-        for (auto* v : {&top, &new_top, &fade, &total_top, &total_sum}) grow(*v, r + W);
+        for (auto* v : {&top, &fade, &total_top, &total_sum}) grow(*v, r + W);
     }
 };
 

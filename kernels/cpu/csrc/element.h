@@ -25,6 +25,8 @@ struct Bf16 {
     }
     static INLINE vf load_wide(const Stored* p) { return load_bf16(p); }
     static INLINE void store_round(Stored* p, vf a) { store_bf16(p, a); }
+    // 2^x, for what is rounded to this type.
+    static INLINE vf power(vf x) { return exp2<Short>(x); }
     // acc + a.low * b.low + a.high * b.high, in the machine's fixed order.
     static INLINE vf dot(vf acc, vi a, vi b) {
 #if defined(__AVX512BF16__)
@@ -45,6 +47,7 @@ struct F32 {
     static INLINE Stored round(float x) { return x; }
     static INLINE vf load_wide(const Stored* p) { return load(p); }
     static INLINE void store_round(Stored* p, vf a) { store(p, a); }
+    static INLINE vf power(vf x) { return exp2(x); }
     static INLINE vf dot(vf acc, vi a, vi b) { return fma(as_float(a), as_float(b), acc); }
 };
 

@@ -12,14 +12,14 @@ namespace agentserve {
 
 // Blocks of rows that a thread takes at a time: many, so that a panel is unpacked once for all of
 // them, but fewer where threads would otherwise have too few tasks.
-constexpr int MOST_BLOCKS = 19, FEW_BLOCKS = 6, TASKS_PER_THREAD = 8;
+constexpr int MOST_BLOCKS = 19, FEW_BLOCKS = 6;
 
 // What one task computes: at most `MOST_BLOCKS` blocks of rows of a panel.
 using Totals = float[MOST_BLOCKS * GEMM_ROWS][PANEL];
 
 inline int64_t row_chunks(int64_t blocks, int64_t panels, int64_t threads) {
     const int64_t fewest = (blocks + MOST_BLOCKS - 1) / MOST_BLOCKS, most = (blocks + FEW_BLOCKS - 1) / FEW_BLOCKS;
-    return std::clamp(TASKS_PER_THREAD * threads / std::max<int64_t>(1, panels), fewest, most);  // a matrix may be empty
+    return std::clamp(PIECES_PER_THREAD * threads / std::max<int64_t>(1, panels), fewest, most);  // a matrix may be empty
 }
 
 // Calls `finish(first row, rows, panel, totals)` for every task of the product, `last()` once after all.
@@ -28,7 +28,7 @@ void product(Team& team, const Matrix& w, const Operand& a, int rows, const Fini
     const int64_t blocks = (rows + GEMM_ROWS - 1) / GEMM_ROWS, chunks = row_chunks(blocks, w.panel_count, team.threads());
     const int64_t count = static_cast<int64_t>(w.panel_count) * chunks;
     const RowBlocks split{rows, blocks};
-    team.each_ahead(count, [&](int64_t i, int64_t next) {
+    team.each_ahead(count, MOST_PARTS, [&](int64_t i, int64_t next) {
         const Panel& panel = w.panels[i / chunks];
         const int64_t chunk = i % chunks, begin = blocks * chunk / chunks, end = blocks * (chunk + 1) / chunks;
         const int first = static_cast<int>(split.first(begin)), height = static_cast<int>(split.first(end)) - first;

@@ -10,7 +10,7 @@
 
 namespace agentserve {
 
-constexpr int TILE = 128;             // keys between two looks at the running maximum
+constexpr int TILE = 256;             // keys between two looks at the running maximum
 constexpr int SEGMENT = 2 * TILE;     // keys whose part is kept apart and merged in order
 constexpr int TASK_QUERIES = 96;      // queries (tokens x heads of a group) of a task, at most (1 token: its group)
 constexpr int64_t SPLIT_TOKENS = 16;  // blocks of so few tokens give their segments to different threads
@@ -47,6 +47,7 @@ struct Plan {
     std::vector<Task> tasks;
     std::vector<Merge> merges;
     int64_t partials = 0;
+    int32_t largest = 0;      // tokens of the largest task
     int64_t shared_keys = 0;  // keys read once for several rows, counted for each row but the first
 
     Plan(const Span* spans, int64_t count, const int64_t* pages, int64_t columns, int window, int group, int slots)
@@ -123,6 +124,7 @@ private:
         for (Pending& p : pending_) {
             p.task.first = static_cast<int32_t>(queries.size());
             p.task.tokens = static_cast<int32_t>(p.queries.size());
+            largest = std::max(largest, p.task.tokens);
             queries.insert(queries.end(), p.queries.begin(), p.queries.end());
             tasks.push_back(p.task);
         }

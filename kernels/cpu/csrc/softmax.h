@@ -46,16 +46,25 @@ public:
 
     void run(Team& team, AnyScratch& any) const {
         Scratch& scratch = any.template of<T>();
-        const int kv_heads = pages_.kv_heads;
-        const int64_t count = static_cast<int64_t>(plan_.tasks.size()) * kv_heads;
-        const auto piece = [&](int64_t i) {
-            return i < count ? Piece{&plan_.tasks[static_cast<size_t>(i / kv_heads)], static_cast<int>(i % kv_heads)} : Piece{};
+        // One thread takes all heads of a task, which are neighbours in memory, where tasks are many and small.
+        const auto tasks = static_cast<int64_t>(plan_.tasks.size());
+        const bool many = tasks >= PIECES_PER_THREAD * team.threads() && plan_.largest <= SPLIT_TOKENS;
+        const int kv_heads = pages_.kv_heads, heads = many ? kv_heads : 1;
+        const int64_t count = tasks * (kv_heads / heads);
+        const auto piece = [&](int64_t i, int head) {
+            if (i >= count) return Piece{};
+            const int64_t at = i * heads + head;
+            return Piece{&plan_.tasks[static_cast<size_t>(at / kv_heads)], static_cast<int>(at % kv_heads)};
         };
         const auto merges = static_cast<int64_t>(plan_.merges.size());
         const auto one = [&](int64_t i) { merge(plan_.merges[static_cast<size_t>(i)], scratch); };
         const bool few = merges <= FEW;
         team.each_ahead(
-            count, [&](int64_t i, int64_t next) { task(*piece(i).task, piece(i).kv_head, piece(next), scratch); },
+            count, 1,
+            [&](int64_t i, int64_t next) {
+                for (int head = 0; head < heads; ++head)
+                    task(piece(i, head), head + 1 < heads ? piece(i, head + 1) : piece(next, 0), scratch);
+            },
             [&] {
                 for (int64_t i = 0; few && i < merges; ++i) one(i);
             });
@@ -81,7 +90,9 @@ private:
 
     float* partial(int64_t number, int head) const { return partials_ + number * partial_floats(heads_, pages_.dim) + head * (wide_ + W); }
 
-    void task(const Task& task, int kv_head, const Piece& next, Scratch& s) const {
+    void task(const Piece& piece, const Piece& next, Scratch& s) const {
+        const Task& task = *piece.task;
+        const int kv_head = piece.kv_head;
         const int group = plan_.group, dim = pages_.dim, rows = task.tokens * group;
         const QueryRow* queries = plan_.queries.data() + task.first;
         s.fit(rows, dim, wide_);
@@ -184,8 +195,8 @@ private:
     }
 
     // The maximum with scores `first .. end` of a tile added; scores outside `low .. high` are hidden.
-    static float raise(float* scores, float top, int first, int end, bool masked, int low, int high) {
-        vf largest = set1(top);
+    static vf raise(float* scores, vf top, int first, int end, bool masked, int low, int high) {
+        vf largest = top;
         for (int k = first; k < end; k += W) {
             vf x = load(scores + k);
             if (masked) {
@@ -195,7 +206,7 @@ private:
             }
             largest = max(largest, x);
         }
-        return max_lanes(largest);
+        return set1(max_lanes(largest));
     }
 
     // Which keys of a tile a row sees: `low .. high`, counted from the tile's first.
@@ -213,14 +224,17 @@ private:
     void soften(const Task& task, int64_t tile, int first, int end, Scratch& s) const {
         const QueryRow* queries = plan_.queries.data() + task.first;
         const int group = plan_.group, rows = task.tokens * group;
-        for (int r = 0; r < rows; ++r) {
-            const Sight seen = sight(queries[r / group], tile, first, end);
-            s.new_top[r] = raise(&s.scores[static_cast<size_t>(r) * TILE], s.top[r], first, end, seen.masked, seen.low, seen.high);
-        }
-        for (int r = 0; r < rows; r += W) {  // buffers are padded to whole vectors
-            const vf new_top = load(&s.new_top[r]);
-            store(&s.fade[r], exp2(sub(load(&s.top[r]), new_top)));
-            store(&s.top[r], new_top);
+        for (int block = 0; block < rows; block += W) {  // buffers are padded to whole vectors
+            const vf old_top = load(&s.top[block]);
+            vf new_top = old_top;  // lane by lane in a register: a store of parts would hold up its load
+            for (int r = block; r < std::min(rows, block + W); ++r) {
+                const Sight seen = sight(queries[r / group], tile, first, end);
+                const vf top = raise(&s.scores[static_cast<size_t>(r) * TILE], set1(s.top[r]), first, end, seen.masked, seen.low, seen.high);
+                const auto lane = static_cast<uint32_t>(r - block);
+                new_top = in_range(iota(), set1_lanes(lane), set1_lanes(lane + 1), top, new_top);
+            }
+            store(&s.fade[block], exp2(sub(old_top, new_top)));
+            store(&s.top[block], new_top);
         }
         for (int r = 0; r < rows; ++r) {
             const float* scores = &s.scores[static_cast<size_t>(r) * TILE];
@@ -228,7 +242,7 @@ private:
             const vf top = set1(s.top[r]);
             vf sum = mul(load(&s.sum[static_cast<size_t>(r) * W]), set1(s.fade[r]));
             for (int k = first; k < end; k += W) {
-                const vf p = exp2(sub(load(scores + k), top));
+                const vf p = T::power(sub(load(scores + k), top));
                 sum = add(sum, p);
                 T::store_round(weights + k, SCALED<K> ? mul(p, load(&s.value_scales[static_cast<size_t>(k)])) : p);
             }

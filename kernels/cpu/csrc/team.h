@@ -4,22 +4,30 @@
 // done, not when every thread has been there: a thread that the machine keeps waiting holds up
 // nobody, unless in the middle of a piece; it passes over the stages that others have finished.
 // Which thread computes a piece never decides its bits.
+//
+// A stage can have parts: a thread keeps to its own while that lasts, so that it reads one long run
+// of memory, which the machine fetches ahead by itself.
 #pragma once
 
 #include <omp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
 
 namespace agentserve {
 
+constexpr int PIECES_PER_THREAD = 8;  // so many let threads end a stage at about the same time
+
 struct Nothing {
     void operator()() const {}
 };
 
+constexpr int MOST_PARTS = 8;  // of a stage
+
 struct alignas(64) Stage {
-    std::atomic<int64_t> next{0}, done{0};
+    std::atomic<int64_t> next[MOST_PARTS]{}, done{0};
     std::atomic<uint32_t> finished{0};
 };
 
@@ -42,7 +50,7 @@ public:
         Stage& stage = stages_[at_++];
         const int64_t pieces = (count + grain - 1) / grain;
         for (;;) {
-            const int64_t piece = stage.next.fetch_add(1, std::memory_order_relaxed);
+            const int64_t piece = stage.next[0].fetch_add(1, std::memory_order_relaxed);
             if (piece >= pieces) break;
             const int64_t end = (piece + 1) * grain < count ? (piece + 1) * grain : count;
             for (int64_t i = piece * grain; i < end; ++i) body(i);
@@ -51,19 +59,21 @@ public:
         if (pieces > 0) wait(stage);
     }
 
-    // As `each` with single pieces; `body(i, next)` also hears which piece the thread will get next
-    // (`count` or more: none), so that it can fetch it ahead.
+    // As `each` with single pieces, in at most `parts` parts; `body(i, next)` also hears which piece the
+    // thread will get next (`count`: none), so that it can fetch it ahead.
     template <class Body, class Last = Nothing>
-    void each_ahead(int64_t count, const Body& body, const Last& last = {}) {
+    void each_ahead(int64_t count, int parts, const Body& body, const Last& last = {}) {
         if (alone_) {
             for (int64_t i = 0; i < count; ++i) body(i, i + 1);
             last();
             return;
         }
         Stage& stage = stages_[at_++];
-        int64_t i = stage.next.fetch_add(1, std::memory_order_relaxed);
+        parts = std::min(parts, threads_);
+        Taker taker{stage, count, parts, thread_ * parts / threads_};
+        int64_t i = taker.take();
         while (i < count) {
-            const int64_t next = stage.next.fetch_add(1, std::memory_order_relaxed);
+            const int64_t next = taker.take();
             body(i, next);
             if (finish(stage, count, last)) return;
             i = next;
@@ -72,6 +82,23 @@ public:
     }
 
 private:
+    // Takes pieces out of one thread's own part of a stage, then out of what others have left.
+    struct Taker {
+        Stage& stage;
+        const int64_t count;
+        const int parts;
+        int part;
+        int left = parts;  // parts that may still have some
+
+        int64_t take() {
+            for (; left > 0; --left, part = (part + 1) % parts) {
+                const int64_t i = count * part / parts + stage.next[part].fetch_add(1, std::memory_order_relaxed);
+                if (i < count * (part + 1) / parts) return i;
+            }
+            return count;
+        }
+    };
+
     static constexpr int SPINS = 4000;  // some tens of microseconds, then sleep
 
     // Count a piece as done. The thread that does the last one ends the stage.
