@@ -13,8 +13,9 @@ from array import array
 import msgspec
 
 from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
+from tiering.policy.base import Departure, Hints, Residency, Signal
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 def pack_tokens(tokens: array[int]) -> bytes:
@@ -66,6 +67,36 @@ class Park(msgspec.Struct, frozen=True, tag="park"):
     session: SessionId
     turn: TurnId
     waiting_tool: bool
+    tools: tuple[str, ...] = ()  # names of the calls that are outstanding, in call order
+    hints: Hints = Hints()
+
+
+class Hint(msgspec.Struct, frozen=True, tag="hint"):
+    """What a client said about a session, checked and clipped by the API process. Replaces what it said
+    before; times are of the machine's monotonic clock."""
+
+    session: SessionId
+    hints: Hints
+
+
+class ToolSignal(msgspec.Struct, frozen=True, tag="signal"):
+    """Early news of a tool result for a session that waits.
+
+    `tokens` (pack_tokens): the context as far as it is known by now, the session's own tokens first.
+    What of it is new may be computed ahead; nobody relies on it, and the next Submit decides.
+    """
+
+    session: SessionId
+    turn: TurnId  # the one that waits; another's signal is stale
+    signal: Signal
+    tokens: bytes = b""
+
+
+class Devalue(msgspec.Struct, frozen=True, tag="devalue"):
+    """Nobody is likely to come back to this session's KV. It stays usable as long as it is there."""
+
+    session: SessionId
+    why: Departure
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
@@ -114,6 +145,9 @@ Command = (
     Submit
     | Abort
     | Park
+    | Hint
+    | ToolSignal
+    | Devalue
     | Fork
     | Close
     | DefineGrammar
@@ -205,6 +239,34 @@ class SessionView(msgspec.Struct, frozen=True):
     computed: int  # of a session at rest: how many of its tokens have KV in the cache now
     pages: int
     preemptions: int
+    residency: Residency | None = None  # of a session at rest, in blocks; None: no tiers
+    rested: float = 0.0  # since when it is at rest, monotonic seconds
+    tools: tuple[str, ...] = ()  # that it waits for
+    decision: str = ""  # the policy's last choice, its reason, and what it costs by the policy's reckoning
+    reason: str = ""
+    price: float = 0.0
+    until: float | None = None  # when it is looked at again, monotonic seconds
+
+
+class TiersView(msgspec.Struct, frozen=True):
+    """The tiers below a worker's device. Counts are of blocks and only grow, unless said."""
+
+    policy: str = ""
+    host: int = 0  # slots in use now
+    host_slots: int = 0
+    disk: int = 0  # blocks there now
+    disk_bytes: int = 0  # used now
+    disk_budget: int = 0
+    block_bytes: int = 0
+    moving: int = 0  # blocks in transfers now
+    pinned: int = 0  # device pages that these pin now
+    hit_tokens: dict[str, int] = {}  # prompt tokens found, by tier ("device", "host", "disk")
+    moved: dict[str, tuple[int, float]] = {}  # blocks and seconds, by move ("save", "load", ...)
+    failed: dict[str, int] = {}  # by move
+    evicted: dict[str, int] = {}  # by tier
+    decisions: dict[str, int] = {}  # by choice
+    takeovers: int = 0  # times that the plain policy took over because it did better
+    disk_error: str = ""  # why the disk is not used now; empty: it is in order, or there is none
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -217,6 +279,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     pages_free: int
     pages_cached: int  # idle, evictable
     pages_live: int  # referenced by running turns
+    tiers: TiersView | None = None
 
 
 class Description(msgspec.Struct, frozen=True, tag="description"):

@@ -1,0 +1,69 @@
+"""The vocabulary of tiers: where KV can be, and the orders that move it.
+
+Whoever decides (the core) writes `Transfer`s; whoever moves bytes (`tiering.stores.mover`) answers
+each with one `TransferDone`. Between the two the device pages and host slots that a transfer names
+are pinned: nobody else frees, reads or writes them. Plain values; they are part of the core's log.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+
+class Tier(Enum):
+    """Where a block's bytes are, fastest first. What is nowhere is computed again."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+class Move(Enum):
+    """What a transfer does with its blocks. Only DROP deletes; the others copy."""
+
+    SAVE = "save"  # device pages -> host slots
+    LOAD = "load"  # host slots -> device pages
+    WRITE = "write"  # host slots -> disk
+    FETCH = "fetch"  # disk -> device pages, verified
+    DROP = "drop"  # forget on disk
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One full page of KV in a transfer."""
+
+    key: bytes  # its block key (tiering.keys): 32 bytes
+    parent: bytes  # the key of the block before it, or the namespace digest
+    tokens: bytes  # its token ids, little-endian int32: a load is believed only if they agree
+    pages: tuple[int, ...] = ()  # its device page in each KV group; empty for WRITE and DROP
+    slot: int = -1  # its host slot; -1 for FETCH and DROP
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """Blocks to move, in order: for loads, each is the next one of the same sequence."""
+
+    id: int  # counts up from 1
+    move: Move
+    blocks: tuple[Block, ...]
+    urgent: bool = False  # a session waits for it: it goes before the others of its queue
+
+
+class TransferDone(msgspec.Struct, frozen=True):
+    """The end of a transfer, however it ended. `ok[i]` says whether block i was moved whole.
+
+    A block that was missing, torn, corrupt or of other tokens is not ok, and is deleted by the store.
+    """
+
+    id: int
+    ok: tuple[bool, ...]
+    seconds: float  # of moving, without waiting in queues
+    error: str = ""  # one line, if anything failed
+    cancelled: bool = False  # taken back before it began; nothing was moved
+
+
+class DiskEntry(msgspec.Struct, frozen=True):
+    """A block that a disk store has, as told at start."""
+
+    key: bytes
+    nbytes: int  # with its header
