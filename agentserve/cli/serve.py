@@ -51,6 +51,19 @@ def serve(
         str | None,
         typer.Option(help="KV pool per worker, e.g. 512MiB.", show_default="from free memory"),
     ] = None,
+    host_kv: Annotated[
+        str | None, typer.Option(help="Host memory for KV per worker, e.g. 2GiB.", show_default="0: none")
+    ] = None,
+    disk_kv: Annotated[
+        str | None, typer.Option(help="Disk for KV, all workers together.", show_default="0: none")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder for what outlives the process.", show_default="none")
+    ] = None,
+    tier_policy: Annotated[
+        str | None,
+        typer.Option(help="What decides where KV waits: priced, lru, ...", show_default="priced"),
+    ] = None,
     page_size: Annotated[str | None, typer.Option(help="Token slots per page.", show_default="16")] = None,
     max_num_seqs: Annotated[str | None, typer.Option(help="Turns per step.", show_default="64")] = None,
     max_batched_tokens: Annotated[
