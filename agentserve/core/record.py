@@ -16,6 +16,7 @@ from agentserve.core.cost import StepCost
 from agentserve.core.plan import Plan, StepResult
 from agentserve.messages import Command, pack_tokens
 from agentserve.types import KVGroup
+from tiering.types import TransferDone
 
 RECORD_VERSION = 1
 _HEADER = struct.Struct(">I")
@@ -60,11 +61,24 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: str
 
 
+class Transferred(msgspec.Struct, frozen=True, tag="transferred"):
+    """`finish_transfers(done, now)`."""
+
+    now: float
+    done: tuple[TransferDone, ...]
+
+
+class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
+    """`tick(now)`."""
+
+    now: float
+
+
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
     """Never written: what a reader finds at the end of a log whose last entry is not whole."""
 
 
-Entry = Opened | Commanded | Planned | Finished | Failed | Cut
+Entry = Opened | Commanded | Planned | Finished | Failed | Transferred | Ticked | Cut
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
