@@ -27,6 +27,8 @@ from agentserve.server.sessions.session_record import (
 )
 from agentserve.types import SessionId, SessionState, TurnId
 
+LONGEST_REASON = 200  # characters of the tools' names that a wait is for
+
 
 class DirectoryFull(Exception):
     """Every session has a running turn and no further one may be opened."""
@@ -197,14 +199,16 @@ class SessionDirectory:
         shared: int = 0,
         opened: bool = False,
     ) -> Lease:
-        self._waits.pop(session.key, None)
+        since = self._waits.pop(session.key, None)
+        pending = [session.pending[call] for call in answers if call in session.pending]
+        waits = tuple((call.name, now - since) for call in pending) if since is not None else ()
         session.last_turn += 1
         session.running = TurnId(session.last_turn)
         session.active = now
         self._sessions.move_to_end(session.key)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
         replies = dict(session.replies)
-        return Lease(session, session.running, keys, replies, answers, copied_from, shared, opened)
+        return Lease(session, session.running, keys, replies, answers, copied_from, shared, opened, waits)
 
     # --- the end of a turn -----------------------------------------------------------
 
@@ -290,6 +294,7 @@ class SessionDirectory:
         if session.pending:
             self._waits[session.key] = now
         state = SessionState.WAITING_TOOL if session.pending else SessionState.IDLE
+        reason = reason or ", ".join(call.name for call in session.pending.values())[:LONGEST_REASON]
         self._move(session, turn, state, now, reason)
 
     @staticmethod
