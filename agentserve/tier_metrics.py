@@ -48,7 +48,8 @@ class ToolLabels:
         self._known: set[str] = set()
 
     def of(self, tool: str) -> str:
-        name = tool[:LONGEST_NAME] if len(tool) > LONGEST_NAME else tool
+        # What cannot be printed cannot always be encoded either, and one such label would break them all.
+        name = "".join(sign if sign.isprintable() else "?" for sign in tool[:LONGEST_NAME])
         if name not in self._known:
             if len(self._known) >= self._most:
                 return OTHER

@@ -67,6 +67,7 @@ async def get_session(request: Request) -> Response:
             "at": round(context.unix(step.at), 6),
             "turn": step.turn,
             "reason": step.reason,
+            "tools": list(step.tools),
         }
         for step in session.history
     ]

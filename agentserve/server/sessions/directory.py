@@ -16,6 +16,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
@@ -27,7 +28,7 @@ from agentserve.server.sessions.session_record import (
 )
 from agentserve.types import SessionId, SessionState, TurnId
 
-LONGEST_REASON = 200  # characters of the tools' names that a wait is for
+MOST_NAMES = 16  # of the tools that a wait is for; the history shows no more
 
 
 class DirectoryFull(Exception):
@@ -294,13 +295,21 @@ class SessionDirectory:
         if session.pending:
             self._waits[session.key] = now
         state = SessionState.WAITING_TOOL if session.pending else SessionState.IDLE
-        reason = reason or ", ".join(call.name for call in session.pending.values())[:LONGEST_REASON]
-        self._move(session, turn, state, now, reason)
+        tools = tuple(call.name for call in islice(session.pending.values(), MOST_NAMES))
+        self._move(session, turn, state, now, reason, tools=tools)
 
     @staticmethod
-    def _move(session: Session, turn: TurnId, state: SessionState, at: float, reason: str) -> None:
+    def _move(
+        session: Session,
+        turn: TurnId,
+        state: SessionState,
+        at: float,
+        reason: str,
+        *,
+        tools: tuple[str, ...] = (),
+    ) -> None:
         if session.state is not state or reason or not session.history:
-            session.history.append(Transition(state, at, turn, reason))
+            session.history.append(Transition(state, at, turn, reason, tools))
         session.state = state
 
     # --- waits for tools -------------------------------------------------------------

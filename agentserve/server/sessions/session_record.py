@@ -19,6 +19,7 @@ class Transition:
     at: float  # monotonic clock, seconds
     turn: TurnId
     reason: str = ""
+    tools: tuple[str, ...] = ()  # names of those it waits for, in call order
 
 
 @dataclass(frozen=True, slots=True)
