@@ -12,7 +12,7 @@ import typer
 
 from agentserve.cli.output import fail
 from agentserve.cli.packages import foreign_kernels
-from agentserve.config import ServeConfig, load
+from agentserve.config import ServeConfig, StorageConfig, load
 from agentserve.values import show_size
 
 if TYPE_CHECKING:
@@ -142,11 +142,19 @@ def ready_text(ready: Ready, settings: ServeConfig) -> str:
         f"  engine   {ready.workers} worker(s) on {hello.device}: {hello.backend_reason}",
         f"  KV pool  {show_size(hello.kv_bytes)} = {hello.pages} pages of {hello.page_size} tokens"
         f" per worker{sized}, {hello.kv_dtype}",
+        *_tiers(settings.storage),
         "",
         "Try:",
         "  " + " \\\n    ".join(request),
     ]
     return "\n".join(lines)
+
+
+def _tiers(storage: StorageConfig) -> list[str]:
+    if not storage.host_kv:
+        return []
+    disk = f", then {show_size(storage.disk_kv)} in {storage.data_dir}" if storage.disk_kv else ""
+    return [f"  below it {show_size(storage.host_kv)} of host memory per worker{disk}; {storage.tier_policy}"]
 
 
 def numbers(hello: Hello) -> str:

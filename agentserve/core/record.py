@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -16,7 +16,7 @@ from agentserve.core.cost import StepCost
 from agentserve.core.plan import Plan, StepResult
 from agentserve.messages import Command, pack_tokens
 from agentserve.types import KVGroup
-from tiering.types import TransferDone
+from tiering.types import Transfer, TransferDone
 
 RECORD_VERSION = 1
 _HEADER = struct.Struct(">I")
@@ -74,11 +74,17 @@ class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
     now: float
 
 
+class Ordered(msgspec.Struct, frozen=True, tag="ordered"):
+    """What `take_transfers()` gave: their digest. Written only when it gave any."""
+
+    transfers: bytes
+
+
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
     """Never written: what a reader finds at the end of a log whose last entry is not whole."""
 
 
-Entry = Opened | Commanded | Planned | Finished | Failed | Transferred | Ticked | Cut
+Entry = Opened | Commanded | Planned | Finished | Failed | Transferred | Ticked | Ordered | Cut
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
@@ -125,3 +131,8 @@ def plan_digest(plan: Plan | None) -> bytes:
         for chunk in plan.chunks
     ]
     return hashlib.sha256(_encoder.encode((plan.step, plan.copies, chunks, plan.reasons))).digest()
+
+
+def orders_digest(transfers: Sequence[Transfer]) -> bytes:
+    """SHA-256 over transfers that a core ordered; empty for none."""
+    return hashlib.sha256(_encoder.encode(transfers)).digest() if transfers else b""

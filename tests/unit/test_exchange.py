@@ -16,9 +16,9 @@ from agentserve.clock import VirtualClock, WallClock
 from agentserve.core.config import CoreConfig
 from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Plan, StepResult
-from agentserve.core.record import Entry, Ticked, Transferred, decode_entries
+from agentserve.core.record import Entry, Ordered, Ticked, Transferred, decode_entries, orders_digest
 from agentserve.messages import Command, Event, Shutdown, StepDone, Submit, TurnEnded, pack_tokens
-from agentserve.server.workers.exchange import SHORTEST_SLEEP, Exchange, Tiering
+from agentserve.server.workers.exchange import SHORTEST_SLEEP, STALE_TICK, Exchange, Tiering
 from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
 from agentserve.server.workers.loop import Recorder, WorkerLoop
 from agentserve.types import KVGroup, Sampling, SessionId, TurnId
@@ -29,6 +29,7 @@ from tests.unit.test_loop import Executor
 class Log:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self.active = False
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
@@ -39,7 +40,11 @@ class Desk:
 
     def __init__(self) -> None:
         self.core, self.mover, self.clock, self.log = FakeTierCore(), FakeMover(), VirtualClock(), Log()
-        self.exchange = Exchange(Tiering(self.core, self.mover), self.clock, self.log)
+        self.released = False
+        self.exchange = Exchange(Tiering(self.core, self.mover, self.release), self.clock, self.log)
+
+    def release(self) -> None:
+        self.released = True
 
 
 @pytest.fixture
@@ -54,7 +59,17 @@ def test_orders_go_out_once_and_in_order(desk: Desk) -> None:
     desk.exchange.hand_out()
     desk.exchange.hand_out()
     assert [order.id for order in desk.mover.taken] == [1, 2]
-    assert desk.log.entries == [], "orders follow from the log, they are no part of it"
+    assert desk.log.entries == []
+
+
+def test_a_log_keeps_a_digest_of_the_orders_for_its_replay_to_compare(desk: Desk) -> None:
+    desk.log.active = True
+    orders = [transfer(1), transfer(2)]
+    desk.core.orders = orders
+    desk.exchange.hand_out()
+    desk.exchange.hand_out()
+    assert desk.log.entries == [Ordered(orders_digest(orders))]
+    assert orders_digest(orders) != orders_digest(orders[:1]) != orders_digest([]) == b""
 
 
 def test_ends_come_in_and_are_recorded_as_the_core_got_them(desk: Desk) -> None:
@@ -74,7 +89,7 @@ def test_a_timer_ticks_when_it_is_due_and_not_before(desk: Desk) -> None:
     assert desk.exchange.sleep_at_most(None) == 2.0
     assert desk.exchange.sleep_at_most(0.05) == 0.05
     desk.clock.advance_to(2.5)
-    assert desk.exchange.take_in()
+    assert not desk.exchange.take_in(), "nothing was moved"
     assert desk.core.ticks == [2.5]
     assert desk.log.entries == [Ticked(2.5)]
     assert desk.exchange.sleep_at_most(None) == 0.5
@@ -83,9 +98,28 @@ def test_a_timer_ticks_when_it_is_due_and_not_before(desk: Desk) -> None:
     assert desk.exchange.sleep_at_most(0.05) == 0.05
 
 
-def test_a_core_that_always_wants_to_be_asked_leaves_the_processor_alone(desk: Desk) -> None:
-    desk.core.timers = [-1.0]
+def test_a_timer_that_a_tick_does_not_serve_is_looked_at_now_and_then(desk: Desk) -> None:
+    deadline, other = 1.0, 2.0
+
+    def tick(now: float) -> None:  # serves the other timer only: the deadline is a plan's
+        desk.core.ticks.append(now)
+        desk.core.timers = [deadline] if now >= other else [deadline, other]
+
+    desk.core.tick = tick
+    desk.core.timers = [deadline, other]
+    desk.clock.advance_to(1.0)
     assert desk.exchange.sleep_at_most(None) == SHORTEST_SLEEP
+    for _ in range(5):
+        desk.exchange.take_in()
+        assert desk.exchange.sleep_at_most(None) == STALE_TICK
+        assert desk.exchange.sleep_at_most(0.01) == 0.01
+    assert desk.core.ticks == [1.0]
+    for moment in (1.04, 1.06, 1.09, 2.0):
+        desk.clock.advance_to(moment)
+        desk.exchange.take_in()
+    assert desk.core.ticks == [1.0, 1.06, 2.0], "nor does it hide the others"
+    desk.core.timers = [3.0]
+    assert desk.exchange.sleep_at_most(None) == 1.0
 
 
 def test_a_failing_disk_is_said_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,16 +135,14 @@ def test_a_failing_disk_is_said_once(desk: Desk, caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_leaving_waits_for_a_stuck_transfer_no_longer_than_told(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    desk.mover.stuck = threading.Event()
-    desk.exchange.close(patience=0.01)
-    assert not desk.mover.closed
+def test_stores_are_closed_only_when_nothing_uses_them(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.mover.stuck = True
+    desk.exchange.close()
+    assert not desk.released, "its stores are still used"
     assert "a transfer does not end" in caplog.text
-    desk.mover.stuck.set()
-    desk.exchange.close(patience=20)
-    assert desk.mover.closed
+    desk.mover.stuck = False
+    desk.exchange.close()
+    assert desk.released
 
 
 # --- the loop ------------------------------------------------------------------------------
@@ -168,7 +200,7 @@ class TieredWorker:
             self.link,
             clock=clock,
             recorder=recorder,
-            exchange=Exchange(Tiering(self.tiers, self.mover), clock, recorder),
+            exchange=Exchange(Tiering(self.tiers, self.mover, lambda: None), clock, recorder),
         )
         self.thread = threading.Thread(target=self.loop.run)
         self._frames = FrameDecoder(msgspec.msgpack.Decoder(Event))
@@ -253,11 +285,15 @@ def test_an_end_wakes_an_idle_worker_and_its_orders_follow(worker: TieredWorker)
 
 def test_a_timer_wakes_an_idle_worker(worker: TieredWorker) -> None:
     worker.tiers.timers = [WallClock().now() + 0.02]
-    due = worker.tiers.timers[0]
+    due, ticked, tick = worker.tiers.timers[0], threading.Event(), worker.tiers.tick
+
+    def noted(now: float) -> None:
+        tick(now)
+        ticked.set()
+
+    worker.tiers.tick = noted
     worker.thread.start()
-    while len(worker.steps) < 2:
-        worker.read()
-    assert len(worker.tiers.ticks) == 1
+    assert ticked.wait(20)
     assert worker.tiers.ticks[0] >= due
 
 

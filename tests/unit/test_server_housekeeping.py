@@ -152,12 +152,12 @@ async def test_metrics_count_what_happened() -> None:
 
 async def test_health_names_the_tiers_that_are_there() -> None:
     rig = Rig()
-    assert (await rig.client.get("/health")).json()["tiers"] == {"device": {"status": "ok"}}
+    assert (await rig.client.get("/health")).json()["tiers"] == {"device": {"state": "ok"}}
     view = TiersView(policy="priced", host=3, host_slots=8, block_bytes=1000)
     rig.engine.tier_reports = (TierReport(0, view),)
     assert (await rig.client.get("/health")).json()["tiers"] == {
-        "device": {"status": "ok"},
-        "host": {"status": "ok", "bytes": 3000, "capacity_bytes": 8000},
+        "device": {"state": "ok"},
+        "host": {"state": "ok", "bytes": 3000, "capacity_bytes": 8000},
         "policy": "priced",
     }
 
@@ -168,7 +168,7 @@ async def test_health_says_since_when_and_why_a_disk_fails() -> None:
     bad = msgspec.structs.replace(fine, disk_error="no space left on device")
     rig.engine.tier_reports = (TierReport(0, fine), TierReport(1, fine))
     assert (await rig.client.get("/health")).json()["tiers"]["disk"] == {
-        "status": "ok",
+        "state": "ok",
         "bytes": 1400,
         "capacity_bytes": 10000,
     }
@@ -177,7 +177,7 @@ async def test_health_says_since_when_and_why_a_disk_fails() -> None:
     reply = await rig.client.get("/health")
     assert (reply.status_code, reply.json()["status"]) == (200, "ok"), "it serves without its disk"
     disk = reply.json()["tiers"]["disk"]
-    assert (disk["status"], disk["reason"], disk["workers"]) == ("failing", "no space left on device", [1])
+    assert (disk["state"], disk["reason"], disk["workers"]) == ("failing", "no space left on device", [1])
     assert disk["since"] == pytest.approx(context.started + 2.0, abs=1e-3)
 
 

@@ -48,11 +48,11 @@ NEVER = 1e15  # seconds; a policy says infinity for "only if something happens",
 def tiers_health(context: ServerContext) -> JsonObject:
     """The tiers that are in use and in what condition, as workers last said; asks nobody."""
     reports = context.engine.tiers()
-    found: JsonObject = {"device": {"status": "ok"}}
+    found: JsonObject = {"device": {"state": "ok"}}
     host = [report.view for report in reports if report.view.host_slots]
     if host:
         found["host"] = {
-            "status": "ok",
+            "state": "ok",
             "bytes": sum(view.host * view.block_bytes for view in host),
             "capacity_bytes": sum(view.host_slots * view.block_bytes for view in host),
         }
@@ -66,14 +66,14 @@ def tiers_health(context: ServerContext) -> JsonObject:
 
 def _disk(context: ServerContext, reports: list[TierReport]) -> JsonObject:
     state: JsonObject = {
-        "status": "ok",
+        "state": "ok",
         "bytes": sum(report.view.disk_bytes for report in reports),
         "capacity_bytes": sum(report.view.disk_budget for report in reports),
     }
     failing = [report for report in reports if report.view.disk_error]
     if failing:
         since = [report.disk_failing_since for report in failing if report.disk_failing_since is not None]
-        state["status"] = "failing"
+        state["state"] = "failing"
         state["reason"] = failing[0].view.disk_error
         state["since"] = round(context.unix(min(since)), 6) if since else None
         state["workers"] = [report.worker for report in failing]
