@@ -167,7 +167,7 @@ class Ordering(EngineCore):
 
     def __init__(self, tiers: FakeTierCore) -> None:
         super().__init__(CONFIG, (KVGroup("full", (0,), 1),), (40,))
-        self.tiers = tiers
+        self.desk = tiers
         self.begun = 0
 
     def begin_step(self, now: float) -> Plan | None:
@@ -175,7 +175,7 @@ class Ordering(EngineCore):
         if plan is not None:
             self.begun += 1
             if self.begun == 1:
-                self.tiers.orders.append(transfer(1))
+                self.desk.orders.append(transfer(1))
         return plan
 
 
