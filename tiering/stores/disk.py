@@ -13,10 +13,10 @@ from pathlib import Path
 import lmdb
 import numpy as np
 
+from tiering.stores.buffers import Bytes
 from tiering.stores.disk_format import PLAIN, Distrust, Reader, Writer, value_bytes
 from tiering.stores.environment import RESERVE, Environment, adopt_environment, open_environment
 from tiering.stores.faults import DISK_COMMIT, DISK_MAP, DISK_PAYLOAD, DISK_READ, Fault, no_fault
-from tiering.stores.pages import Bytes
 from tiering.types import Block, DiskEntry
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class DiskStore:
         self._sizes: dict[bytes, int] = {}
         self._order = 0
         self._broken = ""
+        self._grown = False  # the map is larger than the budget, for the sake of a deletion
         self._take_stock()
 
     def _take_stock(self) -> None:
@@ -122,7 +123,8 @@ class DiskStore:
         """Serve the blocks in `folder` too, written by a worker that is no more. They are outside the
         budget and are never added to; the folder goes when the last of them is dropped.
 
-        Raises StoreBusy if a process has the folder, StoreError if its blocks are not to be used.
+        Raises StoreBusy if a process has the folder, StoreError if its blocks are of no use (another
+        model's, cut off, not synced): those are deleted.
         """
         environment = adopt_environment(folder, self._namespace)
         self._adopted.append(
@@ -132,23 +134,37 @@ class DiskStore:
     # --- writing ---------------------------------------------------------------------------
 
     def put_many(self, blocks: Sequence[tuple[Block, Bytes]]) -> Stored:
-        """Write blocks in one transaction; those that would pass the capacity are refused."""
+        """Write blocks in one transaction (more, if room is scarce); those that would pass the capacity
+        are refused."""
         if self._broken:
             return Stored((False,) * len(blocks), self._broken)
-        for again in (True, False):
+        for attempt in range(3):
             try:
                 return self._put(blocks)
             except lmdb.MapFullError as error:
-                if not again or not self._clear_readers():
-                    return Stored((False,) * len(blocks), self._failed("writing", error))
+                # LMDB writes before it frees, and what a transaction frees serves the next but one.
+                if len(blocks) > 1:
+                    return self._put_in_halves(blocks)
+                failed = self._failed("writing", error)
+                if attempt == 2 or not self._make_room():
+                    break
             except (lmdb.Error, OSError) as error:
-                return Stored((False,) * len(blocks), self._failed("writing", error))
-        raise AssertionError("unreachable")
+                failed = self._failed("writing", error)
+                break
+        return Stored((False,) * len(blocks), failed)
+
+    def _put_in_halves(self, blocks: Sequence[tuple[Block, Bytes]]) -> Stored:
+        half = len(blocks) // 2
+        first, second = self.put_many(blocks[:half]), self.put_many(blocks[half:])
+        return Stored(first.ok + second.ok, first.error or second.error)
 
     def _put(self, blocks: Sequence[tuple[Block, Bytes]]) -> Stored:
         ok: list[bool] = []
         sizes: dict[bytes, int] = {}
         used, order = self.used, self._order
+        if self._grown:
+            self._own.handle.set_mapsize(self.budget)  # or what is in use: LMDB takes the larger
+            self._grown = False
         with self._own.handle.begin(write=True) as txn:
             self._fault(DISK_MAP, None)
             for block, raw in blocks:
@@ -196,8 +212,9 @@ class DiskStore:
             except lmdb.MapFullError as error:
                 if attempt == 2:
                     return self._failed("deleting", error)
-                if attempt == 1 or not self._clear_readers():
+                if attempt == 1 or not self._make_room():
                     self._own.handle.set_mapsize(self.budget + RESERVE)
+                    self._grown = True
             except (lmdb.Error, OSError) as error:
                 return self._failed("deleting", error)
         for key in keys:
@@ -250,9 +267,15 @@ class DiskStore:
         self._own.close()
         self._broken = "the disk store is closed"
 
-    def _clear_readers(self) -> bool:
-        """Take back what readers held that are no more. True if there were any."""
-        return bool(self._own.handle.reader_check())
+    def _make_room(self) -> bool:
+        """Take back what readers held that are no more, and let what was freed come of age. False if the
+        map has no room even for that."""
+        try:
+            self._own.handle.reader_check()
+            self._own.touch()
+        except lmdb.Error:
+            return False
+        return True
 
     def _failed(self, doing: str, error: Exception) -> str:
         line = f"{doing} {self._own.folder}: {' '.join(str(error).split()) or type(error).__name__}"

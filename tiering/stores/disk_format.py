@@ -27,7 +27,7 @@ import numpy as np
 import xxhash
 import zstandard
 
-from tiering.stores.pages import Bytes
+from tiering.stores.buffers import Bytes
 from tiering.types import Block
 
 VERSION = 1
@@ -91,7 +91,7 @@ class Distrust:
 
 
 class Reader:
-    """Believes values or not. Not for two threads at a time: it has memory for what it decompresses."""
+    """Believes values or not. For one thread at a time."""
 
     def __init__(self, raw_bytes: int) -> None:
         self._raw_bytes = raw_bytes

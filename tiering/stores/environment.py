@@ -11,6 +11,7 @@ another boot and not synced is not opened at all: a power cut costs the blocks o
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -54,6 +55,22 @@ class Found:
     length: int  # of its value
 
 
+def worker_folder(data_dir: Path, worker: int) -> Path:
+    """Where worker number `worker` keeps KV."""
+    return data_dir / "kv" / f"worker-{worker}"
+
+
+def orphans(data_dir: Path, workers: int) -> list[Path]:
+    """Folders with KV of workers that a server of `workers` workers does not have: `DiskStore.adopt` is
+    for these. (Not for one that is being restarted: it opens its own.)"""
+    found = []
+    for folder in (data_dir / "kv").glob("worker-*"):
+        number = folder.name.removeprefix("worker-")
+        if number.isdecimal() and int(number) >= workers and (folder / _DATA).exists():
+            found.append((int(number), folder))
+    return [folder for _, folder in sorted(found)]
+
+
 def boot_id() -> str:
     """Names this run of the system; empty where it does not say."""
     try:
@@ -71,7 +88,9 @@ class Environment:
         self.handle = handle
         self.blocks = handle.open_db(b"blocks", create=writable)
         self.index = handle.open_db(b"index", create=writable)
+        self._meta = handle.open_db(b"meta", create=False)
         self.closed = False
+        self._distrusted = False
         self._owner = owner
         self._writable = writable
 
@@ -97,16 +116,23 @@ class Environment:
         txn.delete(key, db=self.blocks)
         txn.delete(key, db=self.index)
 
+    def touch(self) -> None:
+        """A transaction that changes nothing."""
+        with self.handle.begin(db=self._meta, write=True) as txn:
+            head = txn.get(_HEAD)
+            if head is not None:
+                txn.put(_HEAD, head)
+
     def distrust(self) -> None:
         """Do not open this again as it is."""
+        self._distrusted = True
         _mark(self.folder, _UNSURE, "")
 
     def close(self, remove: bool = False) -> None:
         """remove: delete everything in it, too."""
         self.closed = True
-        trusted = self._writable and _trusted(self.folder, boot_id())
         try:
-            if trusted and not remove:
+            if self._writable and not self._distrusted and not remove:
                 self.handle.sync(True)
                 self.handle.close()
                 _mark(self.folder, _SYNCED, "")
@@ -140,7 +166,8 @@ def open_environment(folder: Path, namespace: bytes, map_bytes: int) -> Environm
 
 
 def adopt_environment(folder: Path, namespace: bytes) -> Environment:
-    """Open `folder`, which no process has, for reading. Raises StoreError (StoreBusy, if one has it)."""
+    """Open `folder`, which no process has, for reading. Raises StoreBusy if one has it, StoreError if its
+    blocks cannot be used: then they are deleted, for nobody else would."""
     owner = _own(folder, create=False)
     try:
         if not _trusted(folder, boot_id()):
@@ -153,8 +180,10 @@ def adopt_environment(folder: Path, namespace: bytes) -> Environment:
             handle.close()
             raise
     except (lmdb.Error, OSError, _Distrusted) as error:
+        with contextlib.suppress(OSError):
+            _wipe(folder)
         os.close(owner)
-        raise StoreError(f"KV in {folder} cannot be adopted: {_line(error)}") from error
+        raise StoreError(f"KV in {folder} is deleted, not adopted: {_line(error)}") from error
 
 
 def _own(folder: Path, create: bool) -> int:

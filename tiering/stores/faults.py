@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tiering.stores.pages import Bytes
+from tiering.stores.buffers import Bytes
 
 HOST_COPY = "host.copy"  # before a block is saved or loaded
 DISK_PAYLOAD = "disk.payload"  # a whole value, its checksum taken, before it goes to LMDB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.memory import huge_bytes
-from tiering.stores.pages import Bytes
+from tiering.stores.buffers import Bytes
 
 ALIGN = 64  # bytes: a cache line
 

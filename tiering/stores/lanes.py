@@ -82,14 +82,17 @@ class Lane:
                 if task.transfer.id == number:
                     self._cancel(task)
 
-    def close(self, timeout: float) -> bool:
-        """Take everything back and end the thread. False if it still hangs in a step after `timeout`
-        seconds: then its task is reported as failed, and the stores it uses must stay open."""
+    def stop(self) -> None:
+        """Take everything back; the thread ends after the step that it is in."""
         with self._changed:
             self._closing = True
             for task in (*self._urgent, *self._plain):
                 self._cancel(task)
             self._changed.notify()
+
+    def join(self, timeout: float) -> bool:
+        """After `stop`. False if the thread still hangs in its step after `timeout` seconds: then the
+        task is reported as failed, and the stores it uses must stay open."""
         self._thread.join(timeout)
         with self._changed:
             for task in (*self._urgent, *self._plain):
@@ -122,7 +125,7 @@ class Lane:
             return task
 
     def _step(self, task: Task) -> bool:
-        """True if that was the last one."""
+        """True if nothing is left to do."""
         assert task.steps is not None
         start = self._clock.now()
         try:
@@ -134,7 +137,7 @@ class Lane:
             return True
         finally:
             task.seconds += self._clock.now() - start
-        return False
+        return task.tried >= len(task.ok)
 
     def _finish(self, task: Task) -> None:
         """Report a task, unless `close` gave it up before."""

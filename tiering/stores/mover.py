@@ -12,11 +12,12 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from agentserve.clock import Clock
+from tiering.stores.buffers import Bytes
 from tiering.stores.disk import DiskStore
 from tiering.stores.faults import HOST_COPY, Fault, no_fault
 from tiering.stores.host import HostStore
 from tiering.stores.lanes import Lane, Task
-from tiering.stores.pages import Bytes, DevicePages
+from tiering.stores.pages import DevicePages
 from tiering.types import Block, Move, Transfer, TransferDone
 
 STEP_BYTES = 8 << 20  # between two looks whether something urgent has come; and of one LMDB transaction
@@ -95,12 +96,15 @@ class Mover:
         return self._reader
 
     def close(self, timeout: float = CLOSE_SECONDS) -> bool:
-        """Take back what has not begun, end the threads; `poll` tells the rest. Idempotent.
+        """Take everything back and end the threads; `poll` tells the rest. Idempotent.
 
-        False if a thread hangs in a store or the device: then leave the stores open and end the process.
+        Waits up to `timeout` seconds for a step of each thread. False if a thread hangs in a store or the device: then leave the stores open and end the process.
         """
         if self._closed is None:
-            ended = [lane.close(timeout) for lane in (self._host_lane, self._disk_lane)]
+            lanes = (self._host_lane, self._disk_lane)
+            for lane in lanes:
+                lane.stop()
+            ended = [lane.join(timeout) for lane in lanes]
             with self._lock:
                 self._closed = all(ended)
                 os.close(self._reader)

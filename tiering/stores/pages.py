@@ -10,11 +10,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Bytes = NDArray[np.uint8]
-"""A contiguous run of bytes, `[n]`."""
+from tiering.stores.buffers import Bytes
 
 
 class DevicePages(Protocol):
