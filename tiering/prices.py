@@ -134,7 +134,8 @@ def eliminate(rows: list[list[float]]) -> list[float] | None:
 class PriceBook:
     """The owner of prices. Give it start values; tell it what was measured."""
 
-    def __init__(self, start: Prices, settings: PriceSettings = PriceSettings()) -> None:
+    def __init__(self, start: Prices, settings: PriceSettings | None = None) -> None:
+        settings = settings or PriceSettings()
         if not (settings.memory > 1 and settings.prior_weight > 0 and settings.outlier > 1):
             raise ValueError("prices need a memory and an outlier bound above 1 and a positive prior weight")
         self._start = start

@@ -59,7 +59,7 @@ class Curve:
             raise ValueError(f"a curve has {len(EDGES)} values, not {len(values)}")
         least, kept = 1.0, [1.0]
         for value in values[1:]:
-            least = min(least, max(value, LEAST)) if value == value else least
+            least = min(least, max(value, LEAST))  # in this order, what is not a number changes nothing
             kept.append(least)
         self._values = tuple(kept)
         area, total = [0.0], 0.0
@@ -99,7 +99,7 @@ class Curve:
 
     def quantile(self, q: float) -> float:
         """The time by which a share q has come back; `HORIZON` if it never is."""
-        target = 1.0 - min(max(q, 0.0), 1.0) if q == q else 1.0
+        target = 1.0 if math.isnan(q) else 1.0 - min(max(q, 0.0), 1.0)
         if target >= 1.0:
             return 0.0
         if target < self._values[-1]:

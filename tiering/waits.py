@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tiering.survival import BINS, HORIZON, IDLE_PRIOR, TOOL_PRIOR, Curve, bin_of, clean, longest
+from tiering.survival import BINS, IDLE_PRIOR, TOOL_PRIOR, Curve, bin_of, clean, longest
 
 IDLE = "(idle)"  # the name under which a session's own pauses are learned
 NAME_LENGTH = 128  # characters of a name that count
@@ -91,7 +91,8 @@ class _Sample:
 class WaitCurves:
     """The owner of everything that is known about waits."""
 
-    def __init__(self, settings: WaitSettings = WaitSettings()) -> None:
+    def __init__(self, settings: WaitSettings | None = None) -> None:
+        settings = settings or WaitSettings()
         if not (settings.prior_weight > 0 and settings.memory >= 1 and settings.max_names >= 1):
             raise ValueError("waits need a positive prior weight, a memory of at least 1 and a name to learn")
         self._settings = settings
@@ -219,6 +220,3 @@ def name_of(tools: Sequence[str]) -> str:
 
 def _distinct(tools: Sequence[str]) -> list[str]:
     return sorted({tool[:NAME_LENGTH] for tool in tools})[:TOOLS_IN_NAME]
-
-
-__all__ = ["HORIZON", "IDLE", "Calibration", "WaitCurves", "WaitSettings", "name_of"]
