@@ -2,8 +2,8 @@
 
 Everything that influences a decision enters through `handle`, `begin_step`, `finish_step`, `fail_step`,
 `finish_transfers` and `tick`, each with the time now; everything it brings about leaves as a plan, as
-transfers or as events. No clock, no thread, no socket: the server, the simulator and the tests run this same object, and
-feeding it a recorded log again reproduces every plan.
+transfers or as events. No clock, no thread, no socket: the server, the simulator and the tests run this
+same object, and feeding it a recorded log again reproduces every plan.
 """
 
 from __future__ import annotations
@@ -90,14 +90,9 @@ class EngineCore:
                     self._end(session, FinishReason.ABORTED, now)
             case Park():
                 self._park(command, now)
-            case Hint(session=name, hints=hints) if self.tiers is not None:
-                self.tiers.signalled(name, Signal.EXPECTED, now, hints)
-            case ToolSignal(session=name, turn=turn, signal=signal) if self.tiers is not None:
-                session = self.sessions.get(name)
-                if session is not None and session.turn is None and session.last_turn == turn:
-                    self.tiers.signalled(name, signal, now)
-            case Devalue(session=name, why=why) if self.tiers is not None:
-                self.tiers.departed(name, why, now)
+            case Hint() | ToolSignal() | Devalue():
+                if self.tiers is not None:
+                    self._advise(self.tiers, command, now)
             case Fork(session=name, child=child, length=length):
                 self._fork(name, child, length, now)
             case Close(session=name):
@@ -111,6 +106,20 @@ class EngineCore:
                 self._events.append(Description(request, self.view()))
             case _:  # grammars belong to the executor, Shutdown to the worker's loop
                 pass
+
+    def _advise(self, tiers: Tiers, command: Hint | ToolSignal | Devalue, now: float) -> None:
+        """News that make a session's KV worth more or less. Nothing relies on them."""
+        session = self.sessions.get(command.session)
+        if session is None:
+            return
+        match command:
+            case Hint(hints=hints):
+                tiers.signalled(session.id, Signal.EXPECTED, now, hints)
+            case ToolSignal(turn=turn, signal=signal):
+                if session.turn is None and session.last_turn == turn:
+                    tiers.signalled(session.id, signal, now)
+            case Devalue(why=why):
+                tiers.departed(session.id, why, now)
 
     def _submit(self, command: Submit, now: float) -> None:
         tokens = unpack_tokens(command.tokens)

@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from agentserve.core.radix import common_prefix
+from agentserve.core.session import NO_TURN
 from agentserve.messages import pack_tokens
 from agentserve.types import SessionId, TurnId
 from tiering.keys import block_key
 from tiering.manager import Standing
 from tiering.policy.base import Decision, Hints, Residency, Rest
 from tiering.types import Tier
+
+NO_HINTS = Hints()
+NOWHERE = Residency(0, 0, 0, 0)
 
 
 class Stage(Enum):
@@ -39,14 +43,14 @@ class Known:
     stage: Stage = Stage.RESTING
     since: float = 0.0  # when it came to its stage
     rest: Rest = Rest.IDLE
-    turn: TurnId = TurnId(0)
+    turn: TurnId = NO_TURN
     tools: tuple[str, ...] = ()
-    hints: Hints = Hints()
+    hints: Hints = NO_HINTS
     told: bool = False  # the policy knows that it is at rest
     devalued: bool = False
     service: float = 0.0  # seconds of steps that it took part in
     decision: Decision | None = None
-    residency: Residency = Residency(0, 0, 0, 0)
+    residency: Residency = NOWHERE
     measured: float = -math.inf  # when the residency was taken
     timer: int = 0  # number of the timer that counts
 

@@ -120,7 +120,12 @@ class Restores:
             if parent is not None:
                 kv.unpin(parent)
             return False
-        self._order(known, start, fresh, parent, tiers[:count], prices, now, waits=waits)
+        keys = [self._ledger.key(known, start + index) for index in range(count)]
+        runs = [known.tokens[(start + i) * size : (start + i + 1) * size] for i in range(count)]
+        deadline = now + prices.recompute(start * size, count * size)
+        tiers = tiers[:count]
+        job = Restore(known.id, known.namespace, keys, runs, fresh, parent, tiers, deadline, waits)
+        self._order(job, known.keys[start - 1] if start else known.namespace)
         return True
 
     def _join(self, job: Restore, prices: Prices, now: float, *, waits: bool) -> bool:
@@ -154,37 +159,22 @@ class Restores:
                 best, best_gain = count, gain
         return best
 
-    def _order(
-        self,
-        known: Known,
-        start: int,
-        fresh: list[tuple[int, ...]],
-        parent: tuple[int, ...] | None,
-        tiers: list[Tier],
-        prices: Prices,
-        now: float,
-        *,
-        waits: bool,
-    ) -> None:
-        size, count = self._kv.page_size, len(fresh)
-        keys = [self._ledger.key(known, start + index) for index in range(count)]
-        runs = [known.tokens[(start + i) * size : (start + i + 1) * size] for i in range(count)]
-        before = known.keys[start - 1] if start else known.namespace
-        deadline = now + prices.recompute(start * size, count * size)
-        job = Restore(known.id, known.namespace, keys, runs, fresh, parent, tiers, deadline, waits)
-        job.arrived = [None] * count
+    def _order(self, job: Restore, before: bytes) -> None:
+        """before: the key of the block that its first one follows."""
+        job.arrived = [None] * len(job.keys)
+        parents = [before, *job.keys[:-1]]
         blocks = [
-            Block(key, parent_key, pack_tokens(run), pages)
-            for key, parent_key, run, pages in zip(keys, [before, *keys], runs, fresh, strict=False)
+            Block(key, parent, pack_tokens(run), pages)
+            for key, parent, run, pages in zip(job.keys, parents, job.tokens, job.pages, strict=True)
         ]
         at = 0
-        for transfer in self._manager.restore(blocks, urgent=waits):
+        for transfer in self._manager.restore(blocks, urgent=job.waits):
             self._transfers[transfer.id] = (job, at)
             at += len(transfer.blocks)
             job.left += 1
-        self._jobs[known.id] = job
-        if waits:
-            self._attempts[known.id] += 1
+        self._jobs[job.session] = job
+        if job.waits:
+            self._attempts[job.session] += 1
 
     # --- ending ----------------------------------------------------------------------------
 

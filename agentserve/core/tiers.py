@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from agentserve.core.kv import KVManager
-from agentserve.core.ledger import Known, Stage
+from agentserve.core.ledger import NO_HINTS, Known, Stage
 from agentserve.core.market import Queues, TierParts, Valuation
 from agentserve.core.pages import COPIED, DEVALUED
 from agentserve.core.restore import Restores
@@ -47,8 +47,8 @@ class Tiers:
         self._now = 0.0
         self._timers: list[tuple[float, int, SessionId]] = []
         self._timer = 0
-        self._hits = {tier: 0 for tier in Tier}
-        self._choices = {choice: 0 for choice in Choice}
+        self._hits = dict.fromkeys(Tier, 0)
+        self._choices = dict.fromkeys(Choice, 0)
 
     # --- what happens to sessions ----------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Tiers:
         self._at(now)
         known = self.ledger.open(session.id, now)
         known.rest, known.tools = (Rest.TOOL if waiting else Rest.IDLE), tools
-        if hints != Hints():
+        if hints != NO_HINTS:
             known.hints = hints
         self._tell(known)
         self._decide(known)
