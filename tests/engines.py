@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
+from random import Random
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
@@ -17,9 +19,20 @@ from agentserve.sim.executor import SimExecutor, fingerprint, mix, next_token
 from agentserve.sim.mover import Faults, FixedPrices, SimMover
 from agentserve.types import KVGroup, Sampling, SessionId, TurnId
 from tiering.manager import HEADER_BYTES
-from tiering.policy.base import Policy, Prices
+from tiering.policy.base import (
+    Choice,
+    Decision,
+    Departure,
+    Hints,
+    Market,
+    Park,
+    Policy,
+    Prices,
+    Residency,
+    Signal,
+)
 from tiering.policy.lru import LruPolicy
-from tiering.types import Transfer
+from tiering.types import Tier, Transfer
 
 VOCAB = 1000
 
@@ -189,3 +202,33 @@ def cold(tokens: Sequence[int], count: int, seed: int = 0, vocab: int = VOCAB) -
         said.append(token)
         state = mix(state, token)
     return said
+
+
+class WildPolicy:
+    """Decides anything at any time, by seed: what a policy says must never make a difference to tokens."""
+
+    name = "wild"
+
+    def __init__(self, seed: int) -> None:
+        self._rng = Random(seed)
+
+    def parked(self, park: Park) -> None: ...
+
+    def resumed(self, session: str, at: float, waited: float) -> None:
+        assert waited >= 0
+
+    def signalled(self, session: str, signal: Signal, at: float, hints: Hints) -> None: ...
+
+    def gone(self, session: str, at: float, why: Departure) -> None: ...
+
+    def decide(self, session: str, residency: Residency, market: Market) -> Decision:
+        assert min(residency.device, residency.host, residency.disk, residency.gone) >= 0
+        assert 0 <= market.device_free <= market.device
+        wait = self._rng.choice([0.0, 0.02, 1.0, math.inf])
+        return Decision(self._rng.choice(list(Choice)), market.now + wait, "a whim")
+
+    def worth(self, session: str, tier: Tier, residency: Residency, market: Market) -> float:
+        return self._rng.random()
+
+    def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:
+        return (arrived + self._rng.random(),)

@@ -311,10 +311,11 @@ class TierManager:
                     self.lost.append(key)
             case Move.DROP:
                 nbytes = self._dropping.pop(key)
-                if not good:  # still there, for all we know: it is dropped again when room is needed
+                if good:
+                    self.disk_used -= nbytes
+                else:  # still there, for all we know: it is dropped again when room is needed
                     self._disk[key] = _Copy(nbytes=nbytes, ready=True)
                     self._disk.move_to_end(key, last=False)
-                    self.disk_used += nbytes
 
     def _judge_disk(self, move: Move, any_ok: bool, error: str, now: float) -> None:
         if any_ok:
@@ -368,7 +369,7 @@ class TierManager:
         self.evicted[Tier.HOST] += len(gone)
 
     def _make_disk_room(self, nbytes: int, below: Standing) -> None:
-        used = self.disk_used
+        used = self.disk_used - sum(self._dropping.values())
         if used + nbytes <= self.disk_bytes:
             return
         gone: list[bytes] = []
@@ -381,10 +382,9 @@ class TierManager:
         self._drop(gone)
 
     def _drop(self, keys: Sequence[bytes]) -> None:
-        """Orders in one lane keep their order: what is written later finds the room."""
+        """The room is there when the disk says so: writes wait for that."""
         for key in keys:
-            self._dropping[key] = self._disk[key].nbytes
-            self._forget_disk(key)
+            self._dropping[key] = self._disk.pop(key).nbytes
             self._note_loss(key)
         self._order(Move.DROP, [Block(key, b"", b"") for key in keys])
 
@@ -402,7 +402,8 @@ class TierManager:
         """Raise AssertionError if the books do not agree."""
         slots = [copy.slot for copy in self._host.values()] + self._free
         assert sorted(slots) == list(range(self.host_slots)), "a host slot is lost or used twice"
-        assert self.disk_used == sum(copy.nbytes for copy in self._disk.values()), "disk bytes differ"
+        nbytes = sum(copy.nbytes for copy in self._disk.values()) + sum(self._dropping.values())
+        assert self.disk_used == nbytes, "disk bytes differ"
         assert not self._dropping.keys() & self._disk.keys(), "a block is both on disk and dropped"
         pins: dict[tuple[Tier, bytes], int] = {}
         for transfer in self._flying.values():
