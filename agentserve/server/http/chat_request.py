@@ -63,6 +63,8 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
         DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys, history.call_ids(messages)
     )
     lease = context.directory.begin(claim, context.clock.now())
+    for tool, seconds in lease.waits:
+        context.metrics.tiers.waited(tool, seconds)
     seats = [_seat(context, lease)]
     try:
         prompt = await context.off_loop(render, template, fields, messages, tools, lease)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
@@ -26,6 +27,8 @@ from agentserve.server.sessions.session_record import (
     Transition,
 )
 from agentserve.types import SessionId, SessionState, TurnId
+
+MOST_NAMES = 16  # of the tools that a wait is for; the history shows no more
 
 
 class DirectoryFull(Exception):
@@ -197,14 +200,16 @@ class SessionDirectory:
         shared: int = 0,
         opened: bool = False,
     ) -> Lease:
-        self._waits.pop(session.key, None)
+        since = self._waits.pop(session.key, None)
+        pending = [session.pending[call] for call in answers if call in session.pending]
+        waits = tuple((call.name, now - since) for call in pending) if since is not None else ()
         session.last_turn += 1
         session.running = TurnId(session.last_turn)
         session.active = now
         self._sessions.move_to_end(session.key)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
         replies = dict(session.replies)
-        return Lease(session, session.running, keys, replies, answers, copied_from, shared, opened)
+        return Lease(session, session.running, keys, replies, answers, copied_from, shared, opened, waits)
 
     # --- the end of a turn -----------------------------------------------------------
 
@@ -290,12 +295,21 @@ class SessionDirectory:
         if session.pending:
             self._waits[session.key] = now
         state = SessionState.WAITING_TOOL if session.pending else SessionState.IDLE
-        self._move(session, turn, state, now, reason)
+        tools = tuple(call.name for call in islice(session.pending.values(), MOST_NAMES))
+        self._move(session, turn, state, now, reason, tools=tools)
 
     @staticmethod
-    def _move(session: Session, turn: TurnId, state: SessionState, at: float, reason: str) -> None:
+    def _move(
+        session: Session,
+        turn: TurnId,
+        state: SessionState,
+        at: float,
+        reason: str,
+        *,
+        tools: tuple[str, ...] = (),
+    ) -> None:
         if session.state is not state or reason or not session.history:
-            session.history.append(Transition(state, at, turn, reason))
+            session.history.append(Transition(state, at, turn, reason, tools))
         session.state = state
 
     # --- waits for tools -------------------------------------------------------------

@@ -19,6 +19,7 @@ class Transition:
     at: float  # monotonic clock, seconds
     turn: TurnId
     reason: str = ""
+    tools: tuple[str, ...] = ()  # names of those it waits for, in call order
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,9 @@ class Lease:
     copied_from: Session | None = None  # set when this turn opened a sibling
     shared: int = 0  # tokens that a sibling has in common with `copied_from`, at least
     opened: bool = False  # the session is new
+    waits: tuple[
+        tuple[str, float], ...
+    ] = ()  # tools whose results the request brings, after how many seconds
 
     @property
     def key(self) -> SessionId:

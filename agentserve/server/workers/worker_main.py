@@ -24,6 +24,7 @@ from agentserve.core.cost import StepCost
 from agentserve.core.ports import Executor
 from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
 from agentserve.messages import Hello, StartFailed
+from agentserve.server.workers.exchange import Exchange, Tiering
 from agentserve.server.workers.link import WorkerLink
 from agentserve.server.workers.loop import Core, Recorder, WorkerLoop
 from agentserve.server.workers.spec import WorkerSpec
@@ -45,6 +46,7 @@ class BuiltEngine:
     groups: tuple[KVGroup, ...]
     pages: tuple[int, ...]
     cost: StepCost
+    tiering: Tiering | None = None  # the same core, and who moves its KV between tiers
 
 
 EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
@@ -71,7 +73,9 @@ def main(build: EngineBuilder) -> int:
         link.send(StartFailed(_one_line(error)))
         _drain_outbox(link)
         return 1
-    loop = WorkerLoop(built.core, built.executor, link, clock=WallClock(), recorder=recorder)
+    clock = WallClock()
+    exchange = Exchange(built.tiering, clock, recorder) if built.tiering is not None else None
+    loop = WorkerLoop(built.core, built.executor, link, clock=clock, recorder=recorder, exchange=exchange)
     link.send(built.hello)
     try:
         loop.run()
