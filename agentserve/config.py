@@ -81,6 +81,12 @@ class WorkersConfig(msgspec.Struct, frozen=True):
     record: Path | None = None  # write the engine's ordered log here
 
 
+class StorageConfig(msgspec.Struct, frozen=True):
+    """What outlives the server."""
+
+    data_dir: Path | None = None  # sessions are kept below it; None: they end with the server
+
+
 class ServeConfig(msgspec.Struct, frozen=True):
     """Everything `agentserve serve` can be told."""
 
@@ -88,6 +94,7 @@ class ServeConfig(msgspec.Struct, frozen=True):
     http: HttpConfig = HttpConfig()
     engine: EngineConfig = EngineConfig()
     workers: WorkersConfig = WorkersConfig()
+    storage: StorageConfig = StorageConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -109,6 +116,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "http": HttpConfig,
     "engine": EngineConfig,
     "workers": WorkersConfig,
+    "storage": StorageConfig,
 }
 
 # Flag name (without dashes) -> where it lives. The file knows each setting by section and name.
@@ -138,6 +146,7 @@ _FLAGS: dict[str, _Key] = {
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
     "hang_seconds": _Key("workers", "hang_seconds", positive_seconds),
     "record": _Key("workers", "record", optional(path)),
+    "data_dir": _Key("storage", "data_dir", optional(path)),
     "log_level": _Key("", "log_level", choice(*LOG_LEVELS)),
 }
 

@@ -83,6 +83,9 @@ def serve(
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
     ] = None,
     record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Keep sessions here, across restarts.", show_default="not kept")
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
     ] = None,
