@@ -75,6 +75,8 @@ class ServerContext:
 
     def unix(self, at: float) -> float:
         """A moment of the monotonic clock as Unix time."""
+        if self.journal is not None:  # the same moment stays the same across restarts
+            return self.journal.unix(at)
         return self.started + at - self.clock_at_start
 
     def check_model(self, name: str | None) -> None:

@@ -73,7 +73,7 @@ class Journal:
         return self._writer.put(self._head(session, since), lasting=True)
 
     def add(self, session: Session, turn: CommittedTurn) -> Future[None]:
-        record = Put(Table.TURNS, self._turn(session, turn.turn), turn_bytes(turn, self._text, self._unix))
+        record = Put(Table.TURNS, self._turn(session, turn.turn), turn_bytes(turn, self._text, self.unix))
         return self._writer.put(self._head(session, None), record, lasting=False)
 
     def undo(self, session: Session, turn: int, since: float | None) -> Future[None]:
@@ -85,13 +85,14 @@ class Journal:
         return self._writer.put(Forget(session.key.encode()), lasting=True)
 
     def _head(self, session: Session, since: float | None) -> Put:
-        return Put(Table.HEADS, session.key.encode(), head_bytes(session, since, self._unix))
+        return Put(Table.HEADS, session.key.encode(), head_bytes(session, since, self.unix))
 
     @staticmethod
     def _turn(session: Session, turn: int) -> bytes:
         return turn_name(session.key.encode(), turn)
 
-    def _unix(self, at: float) -> float:
+    def unix(self, at: float) -> float:
+        """A moment of the monotonic clock as the Unix time it is kept as."""
         return at + self._ahead
 
     def _monotonic(self, at: float) -> float:
