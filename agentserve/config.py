@@ -88,7 +88,7 @@ class StorageConfig(msgspec.Struct, frozen=True):
 
     host_kv: int = 0  # bytes of host memory per worker, taken at the start; 0: no host tier
     disk_kv: int = 0  # bytes on disk, shared by all workers; 0: no disk tier
-    data_dir: Path | None = None  # None: nothing is kept on disk
+    data_dir: Path | None = None  # sessions and KV are kept below it; None: nothing outlives the server
     tier_policy: str = "priced"  # who decides what is kept where
 
 

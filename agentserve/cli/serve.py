@@ -58,7 +58,8 @@ def serve(
         str | None, typer.Option(help="Disk for KV, all workers together.", show_default="0: none")
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder for what outlives the process.", show_default="none")
+        Path | None,
+        typer.Option(help="Keep sessions and KV here, across restarts.", show_default="not kept"),
     ] = None,
     tier_policy: Annotated[
         str | None,

@@ -30,6 +30,7 @@ from agentserve.server.http.translate import KNOWN, api_error
 from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.identity import new_session_id
+from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
@@ -48,6 +49,7 @@ def create_app(
     tool_parser: Callable[[], ToolParser],
     grammar_maker: GrammarMaker,
     directory: SessionDirectory | None = None,
+    journal: Journal | None = None,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
     wall: Callable[[], float] = time.time,
@@ -55,7 +57,8 @@ def create_app(
     """The application on a running engine. Thread pools live as long as its lifespan.
 
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
-    canonical key of a history, `tool_parser` makes one parser per answer.
+    canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
+    `directory`; it is closed when the application ends.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -66,6 +69,8 @@ def create_app(
     clock = clock or WallClock()
     metrics = metrics or Metrics()
     started, epoch = wall(), clock.now()
+    if directory is None:  # one that is empty is false
+        directory = SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds)
     context = ServerContext(
         options=options,
         engine=engine,
@@ -75,7 +80,7 @@ def create_app(
         chain=chain,
         tool_parser=tool_parser,
         grammars=Grammars(grammar_maker, engine, grammar_pool),
-        directory=directory or SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds),
+        directory=directory,
         metrics=metrics,
         runner=TurnRunner(engine, metrics, clock),
         clock=clock,
@@ -84,11 +89,12 @@ def create_app(
         clock_at_start=epoch,
         new_seed=lambda: secrets.randbits(63),
         text_pool=text_pool,
+        journal=journal,
     )
 
     app = Starlette(
         routes=_routes(),
-        lifespan=_lifespan(text_pool, grammar_pool),
+        lifespan=_lifespan(journal, text_pool, grammar_pool),
         exception_handlers={
             **dict.fromkeys(KNOWN, _known_error),
             ClientGone: _client_gone,
@@ -100,7 +106,9 @@ def create_app(
     return app
 
 
-def _lifespan(*pools: ThreadPoolExecutor) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+def _lifespan(
+    journal: Journal | None, *pools: ThreadPoolExecutor
+) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
@@ -108,6 +116,8 @@ def _lifespan(*pools: ThreadPoolExecutor) -> Callable[[Starlette], AbstractAsync
         finally:
             for pool in pools:
                 pool.shutdown(wait=False, cancel_futures=True)
+            if journal is not None:
+                await journal.close()
 
     return lifespan
 

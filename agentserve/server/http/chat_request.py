@@ -62,6 +62,7 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
     claim = Claim(
         DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys, history.call_ids(messages)
     )
+    await context.check_storage()
     lease = context.directory.begin(claim, context.clock.now())
     for tool, seconds in lease.waits:
         context.metrics.tiers.waited(tool, seconds)

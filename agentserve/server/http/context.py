@@ -20,6 +20,7 @@ from agentserve.server.http.translate import bad_value
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
@@ -61,6 +62,7 @@ class ServerContext:
     clock_at_start: float
     new_seed: Callable[[], int]
     text_pool: Executor  # rendering and encoding long prompts stays off the event loop
+    journal: Journal | None = None  # keeps the directory on disk; None: sessions end with the server
 
     @property
     def facts(self) -> ModelFacts:
@@ -73,6 +75,8 @@ class ServerContext:
 
     def unix(self, at: float) -> float:
         """A moment of the monotonic clock as Unix time."""
+        if self.journal is not None:  # the same moment stays the same across restarts
+            return self.journal.unix(at)
         return self.started + at - self.clock_at_start
 
     def check_model(self, name: str | None) -> None:
@@ -83,6 +87,11 @@ class ServerContext:
                 param="model",
                 code="model_not_found",
             )
+
+    async def check_storage(self) -> None:
+        """Refuse what could not be kept before anything is computed for it. StorageFailed."""
+        if self.journal is not None:
+            await self.journal.ready()
 
     async def off_loop(
         self, work: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs

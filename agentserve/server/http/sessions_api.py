@@ -11,6 +11,7 @@ from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.residency import placement
 from agentserve.server.http.sampling import number
+from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.text_port import JsonObject
@@ -75,11 +76,15 @@ async def get_session(request: Request) -> Response:
 
 
 async def delete_session(request: Request) -> Response:
-    """Close a session: its running turn is aborted, its tokens are forgotten."""
+    """Close a session: its running turn is aborted, its tokens are forgotten.
+
+    Where the disk does not take that it is closed, it is closed here, but a restart may bring it back.
+    """
     context = context_of(request)
     session = _found(context, request)
-    context.directory.close(session)
+    forgotten = context.directory.close(session)
     context.engine.close(session.key)
+    await booked(forgotten)
     return json_response({"id": session.public_id, "object": "agentserve.session", "deleted": True})
 
 

@@ -9,26 +9,19 @@ messages up to there. A request extends a session when its keys run through the 
 A session whose last turn ended in tool calls waits for their results. The wait ends when they come,
 here or through a sibling, or after `max_wait` seconds: clients die, and waits without end would
 fill every place. Results that come later are still taken.
+
+A *book*, where there is one, is told every change that must outlive the process, when it happens.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 
-from agentserve.server.sessions.session_record import (
-    SESSION_BYTES,
-    Claim,
-    Lease,
-    PendingCall,
-    Session,
-    Transition,
-)
+from agentserve.server.sessions.book import Book
+from agentserve.server.sessions.session_record import SESSION_BYTES, Claim, CommittedTurn, Lease, Session
 from agentserve.types import SessionId, SessionState, TurnId
-
-MOST_NAMES = 16  # of the tools that a wait is for; the history shows no more
 
 
 class DirectoryFull(Exception):
@@ -46,12 +39,14 @@ class SessionDirectory:
         max_bytes: int = 1 << 30,
         history: int = 256,
         max_wait: float = 3600.0,
+        book: Book | None = None,
     ) -> None:
         self._new_id = new_id
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
         self._history = history
         self._max_wait = max_wait
+        self._book = book
         self._sessions: OrderedDict[SessionId, Session] = OrderedDict()  # least recently used first
         self._public: dict[tuple[str, str], Session] = {}
         self._points: dict[tuple[str, bytes], dict[SessionId, None]] = {}
@@ -60,6 +55,7 @@ class SessionDirectory:
         self._evicted: list[SessionId] = []
         self._released: list[tuple[SessionId, TurnId]] = []
         self._bytes = 0
+        self._leases = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -96,6 +92,32 @@ class SessionDirectory:
         turn on the engine."""
         released, self._released = self._released, []
         return released
+
+    def restore(self, sessions: Iterable[tuple[Session, float | None]], now: float) -> None:
+        """Take in what a book gives back, each with the moment since when it waits for tools.
+
+        A turn that ran when the process died is rolled back. Of too many, those used last stay.
+        """
+        waits: list[tuple[float, SessionId]] = []
+        for session, since in sorted(sessions, key=lambda item: item[0].used):
+            self._sessions[session.key] = self._public[(session.tenant, session.public_id)] = session
+            session.booked = True
+            session.history = deque(session.history, self._history)
+            for point in session.points:
+                self._points.setdefault((session.tenant, point), {})[session.key] = None
+            self._calls |= {(session.tenant, call): session.key for call in session.issued}
+            self._bytes += session.cost
+            self._leases = max(self._leases, session.used)
+            if session.running is not None:
+                turn, session.running = session.running, None
+                session.epoch += 1
+                session.rest(turn, now, "the server was started again")
+                since = now if session.pending else None
+                self._keep(session, since)
+            if since is not None:
+                waits.append((since, session.key))
+        self._waits = OrderedDict((key, since) for since, key in sorted(waits))
+        self._make_room(0)
 
     # --- whose session is it ---------------------------------------------------------
 
@@ -206,59 +228,38 @@ class SessionDirectory:
         session.last_turn += 1
         session.running = TurnId(session.last_turn)
         session.active = now
+        self._leases += 1
+        session.used = self._leases
         self._sessions.move_to_end(session.key)
+        booked = self._keep(session, None)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
         replies = dict(session.replies)
-        return Lease(session, session.running, keys, replies, answers, copied_from, shared, opened, waits)
+        return Lease(
+            session, session.running, keys, replies, answers, copied_from, shared, opened, waits, booked
+        )
 
     # --- the end of a turn -----------------------------------------------------------
 
-    def commit(
-        self,
-        lease: Lease,
-        *,
-        reply: bytes,
-        length: int,
-        generated: array[int] | None,
-        calls: Sequence[tuple[str, str, str]],
-        now: float,
-        usage: Mapping[str, int] | None = None,
-        handed: Mapping[str, bool] | None = None,
-    ) -> bool:
-        """Make the turn part of the session: `reply` is the chain key with the answer, `calls` its
-        (id, name, arguments) still to be answered, `handed` the ids of all calls that the client got
-        and whether they are whole, `length` the tokens of prompt and answer. False when the session
-        was closed meanwhile.
+    def write(self, lease: Lease, turn: CommittedTurn) -> Future[None] | None:
+        """Tell the book of a turn that is complete. It is committed when that is done; None: at once."""
+        if self._book is None or not self.holds(lease):
+            return None
+        lease.session.booked = True
+        return self._book.add(lease.session, turn)
 
-        `generated` None means that the ids do not spell the text the client got; the answer will be
-        encoded afresh.
-        """
+    def commit(self, lease: Lease, turn: CommittedTurn) -> bool:
+        """Make the turn part of its session. False when the session was closed meanwhile."""
         session = lease.session
         if not self.holds(lease):
             return False
-        self._answered(lease, now)
+        self._answered(lease, turn.at)
         before = session.cost
-        session.running = None
-        session.committed += 1
-        session.active = now
-        session.length = length
-        session.chain = (*lease.keys, reply)
-        session.replies = dict(lease.spliced)
-        if generated is not None:
-            session.replies[len(lease.keys)] = generated
-        session.points[reply] = length
-        self._points.setdefault((session.tenant, reply), {})[session.key] = None
-        session.pending = {
-            id_: PendingCall(id_, name, arguments, lease.turn) for id_, name, arguments in calls
-        }
-        for id_, whole in (dict.fromkeys(session.pending, True) | dict(handed or {})).items():
-            session.issued[id_] = whole
-            self._calls[(session.tenant, id_)] = session.key
-        for name, amount in (usage or {}).items():
-            session.usage[name] = session.usage.get(name, 0) + amount
+        session.add(turn)
+        self._points.setdefault((session.tenant, turn.keys[-1]), {})[session.key] = None
+        self._calls |= {(session.tenant, id_): session.key for id_ in turn.handed}
         self._bytes += session.cost - before
-        self._rest(session, lease.turn, now)
-        self.end_waits(now)
+        self._rest(session, lease.turn, turn.at)
+        self.end_waits(turn.at)
         self._make_room(0)
         return True
 
@@ -273,18 +274,20 @@ class SessionDirectory:
             self._forget(session)
             return True
         self._rest(session, lease.turn, now, reason)
+        if self._book is not None and session.booked:
+            self._book.undo(session, lease.turn, self._waits.get(session.key))
         return False
 
-    def close(self, session: Session) -> None:
-        """Forget a session; a turn that still runs will find its lease void."""
-        if session.key in self._sessions:
-            self._forget(session)
+    def close(self, session: Session) -> Future[None] | None:
+        """Forget a session; a turn that still runs will find its lease void. What is given back is done
+        when a restart would not bring it back; None: at once."""
+        return self._forget(session) if session.key in self._sessions else None
 
     def note(self, session: Session, turn: TurnId, state: SessionState, at: float, reason: str = "") -> None:
         """Record a public state. Those of a turn that no longer runs are stale and ignored."""
         if session.running == turn and session.key in self._sessions:
             session.engine_turn = turn
-            self._move(session, turn, state, at, reason)
+            session.move(state, turn, at, reason)
 
     def holds(self, lease: Lease) -> bool:
         """The turn may still be committed: it has not ended and its session was not closed."""
@@ -294,23 +297,10 @@ class SessionDirectory:
         """The session's turn is over. Calls that had no result before it still have none after a rollback."""
         if session.pending:
             self._waits[session.key] = now
-        state = SessionState.WAITING_TOOL if session.pending else SessionState.IDLE
-        tools = tuple(call.name for call in islice(session.pending.values(), MOST_NAMES))
-        self._move(session, turn, state, now, reason, tools=tools)
+        session.rest(turn, now, reason)
 
-    @staticmethod
-    def _move(
-        session: Session,
-        turn: TurnId,
-        state: SessionState,
-        at: float,
-        reason: str,
-        *,
-        tools: tuple[str, ...] = (),
-    ) -> None:
-        if session.state is not state or reason or not session.history:
-            session.history.append(Transition(state, at, turn, reason, tools))
-        session.state = state
+    def _keep(self, session: Session, since: float | None) -> Future[None] | None:
+        return self._book.keep(session, since) if self._book is not None and session.booked else None
 
     # --- waits for tools -------------------------------------------------------------
 
@@ -329,13 +319,17 @@ class SessionDirectory:
             if key is None or key == lease.key:
                 continue
             issuer = self._sessions[key]
-            issuer.pending.pop(call, None)
+            if issuer.pending.pop(call, None) is None:
+                continue
             if not issuer.pending and issuer.key in self._waits:
                 self._release(issuer, now, f"answered in {lease.session.public_id}")
+            else:
+                self._keep(issuer, self._waits.get(issuer.key))
 
     def _release(self, session: Session, now: float, reason: str) -> None:
         del self._waits[session.key]
-        self._move(session, TurnId(session.last_turn), SessionState.IDLE, now, reason)
+        session.move(SessionState.IDLE, TurnId(session.last_turn), now, reason)
+        self._keep(session, None)
         if session.engine_turn is not None:
             self._released.append((session.key, session.engine_turn))
 
@@ -362,7 +356,7 @@ class SessionDirectory:
             waiting = waiting or session
         return waiting
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: Session) -> Future[None] | None:
         self._waits.pop(session.key, None)
         del self._sessions[session.key]
         del self._public[(session.tenant, session.public_id)]
@@ -375,6 +369,7 @@ class SessionDirectory:
             del self._calls[(session.tenant, call)]
         self._bytes -= session.cost
         session.state = SessionState.FINISHED
+        return self._book.forget(session) if self._book is not None and session.booked else None
 
 
 def _common(left: Sequence[bytes], right: Sequence[bytes]) -> int:

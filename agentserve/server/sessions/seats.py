@@ -10,8 +10,9 @@ from agentserve.clock import Clock
 from agentserve.messages import StateChange
 from agentserve.server.engine_port import Engine
 from agentserve.server.sessions.answer import Outcome
+from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.directory import SessionDirectory
-from agentserve.server.sessions.session_record import Lease
+from agentserve.server.sessions.session_record import CommittedTurn, Lease, committed_turn
 from agentserve.server.text_port import JsonObject
 from agentserve.text.unfinished import told_as_text
 from agentserve.types import SessionId, TurnId
@@ -73,16 +74,29 @@ class SessionSeat:
     def note(self, change: StateChange) -> None:
         self._directory.note(self.lease.session, change.turn, change.state, change.at, change.reason)
 
-    def commit(self, prompt: array[int], outcome: Outcome) -> bool:
-        reply = self._reply_key(outcome)  # before anything is changed: an error here rolls back
+    async def begun(self) -> None:
+        await booked(self.lease.booked)
+
+    async def commit(self, prompt: array[int], outcome: Outcome) -> bool:
+        turn = self._committed(prompt, outcome)  # before anything is changed: an error here rolls back
+        await booked(self._directory.write(self.lease, turn))  # so does one here, and whoever cancels
         self._over = True
+        done = self._directory.commit(self.lease, turn)
+        if done:
+            self._engine.park(self.key, self.turn, bool(turn.calls))
+        else:  # closed meanwhile; the engine must not keep what nobody will name again
+            self._engine.close(self.key)
+        self._tell_engine()
+        return done
+
+    def _committed(self, prompt: array[int], outcome: Outcome) -> CommittedTurn:
         usage = outcome.usage
         calls = [(call.id, call.name, call.arguments) for call in outcome.calls] if outcome.has_calls else []
         generated = len(outcome.tokens if outcome.generated is None else outcome.generated)
         broken = any(not call.complete for call in outcome.calls)
-        done = self._directory.commit(
+        return committed_turn(
             self.lease,
-            reply=reply,
+            reply=self._reply_key(outcome),
             length=len(prompt) + generated,
             generated=None if broken else outcome.generated,
             calls=calls,
@@ -96,12 +110,6 @@ class SessionSeat:
                 "preemptions": usage.preemptions,
             },
         )
-        if done:
-            self._engine.park(self.key, self.turn, bool(calls))
-        else:  # closed meanwhile; the engine must not keep what nobody will name again
-            self._engine.close(self.key)
-        self._tell_engine()
-        return done
 
     def rollback(self, reason: str) -> None:
         if self._over:
@@ -144,7 +152,10 @@ class OneShotSeat:
     def note(self, change: StateChange) -> None:
         """Nobody asks for the state of a one-shot turn."""
 
-    def commit(self, prompt: array[int], outcome: Outcome) -> bool:
+    async def begun(self) -> None:
+        """It has no number that must not be lost."""
+
+    async def commit(self, prompt: array[int], outcome: Outcome) -> bool:
         self.rollback("done")
         return True
 
