@@ -18,9 +18,8 @@ import msgspec
 
 from agentserve.sim.traces.agents import Agent, AgentTurn, Call, Ending, Run
 from agentserve.sim.traces.hints import HintMix, Teller
-from agentserve.sim.traces.waits import CODING_TOOLS, Tool, pick
+from agentserve.sim.traces.waits import CODING_TOOLS, Mode, Tool, pick
 
-SPREAD = 0.6  # sigma of the logarithm of lengths and of numbers of turns
 LONGEST = 4.0  # no draw is longer than so many means
 SUB_AGENT = "sub_agent"  # what the call of one is named
 CHILD_TURNS = 3
@@ -42,6 +41,8 @@ class TraceSpec(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: float = 0.1  # share of agents
     silent: float = 0.3  # share of agents that end without a word
     compacts: float = 0.1  # share of agents that compact, half way
+    spread: float = 0.6  # sigma of the logarithm of lengths and of numbers of turns
+    longest_wait: float = math.inf  # waits are cut off there
     burst: float = 3.0  # agents that start together, on average (geometric)
     gap: float = 2.0  # between bursts, on average (exponential), if lanes are free earlier
     hints: HintMix = HintMix.NONE
@@ -57,15 +58,17 @@ class Burst(msgspec.Struct, frozen=True):
     gap: float
 
 
-def bursts(spec: TraceSpec) -> Iterator[Burst]:
-    """Bursts without end."""
+def bursts(spec: TraceSpec, most: int) -> Iterator[Burst]:
+    """Bursts without end; one of more than `most` agents comes in parts, without a gap between."""
     rng = random.Random(f"bursts {spec.seed}")
     first = 0
     while True:
         size = 1
         while rng.random() > 1.0 / spec.burst:
             size += 1
-        yield Burst(first, size, rng.expovariate(1.0 / spec.gap) if first else 0.0)
+        gap = rng.expovariate(1.0 / spec.gap) if first else 0.0
+        for begin in range(first, first + size, most):
+            yield Burst(begin, min(most, first + size - begin), gap if begin == first else 0.0)
         first += size
 
 
@@ -86,7 +89,8 @@ class _Draw:
     def __init__(self, spec: TraceSpec, seed: str) -> None:
         self.spec = spec
         self.rng = random.Random(seed)
-        self.teller = Teller(spec.hints, self.rng)
+        self.told = random.Random(f"{seed} told")  # what is said of an agent does not change the agent
+        self.teller = Teller(spec.hints, self.told)
 
     def agent(self, name: str) -> Agent:
         spec, rng = self.spec, self.rng
@@ -128,10 +132,10 @@ class _Draw:
 
     def waiting(self, output: int, calls: tuple[Call, ...], summary: Run | None) -> AgentTurn:
         wait = max(call.wait for call in calls)
-        other = pick(self.spec.tools, self.rng).draw(self.rng)
-        hint = self.teller.hint(wait, other, self.rng)
+        other = min(pick(self.spec.tools, self.told).draw(self.told), self.spec.longest_wait)
+        hint = self.teller.hint(wait, other, self.told)
         early = None
-        lead = self.rng.uniform(0.05, 0.5)
+        lead = self.told.uniform(0.05, 0.5)
         if self.spec.events and math.isfinite(wait) and all(call.child is None for call in calls):
             early = min(lead, wait / 2)
         return AgentTurn(output, calls, hint, early, summary)
@@ -142,7 +146,7 @@ class _Draw:
         count = rng.choice((2, 3)) if rng.random() < spec.parallel else 1
         drawn = [pick(spec.tools, rng) for _ in range(count)]
         share = spec.result / count
-        calls = tuple(Call(tool.name, tool.draw(rng), self.run(self.length(share))) for tool in drawn)
+        calls = tuple(Call(tool.name, self.wait(tool), self.run(self.length(share))) for tool in drawn)
         if never:
             return tuple(msgspec.structs.replace(call, wait=math.inf) for call in calls)
         room = spec.context_limit - tokens - 2 * LONGEST * (spec.result + spec.output)
@@ -156,12 +160,15 @@ class _Draw:
         turns: list[AgentTurn] = []
         for _ in range(self.rng.randint(1, CHILD_TURNS)):
             tool = pick(self.spec.tools, self.rng)
-            call = Call(tool.name, tool.draw(self.rng), self.run(self.length(self.spec.result / CHILD_TURNS)))
+            call = Call(tool.name, self.wait(tool), self.run(self.length(self.spec.result / CHILD_TURNS)))
             turns.append(self.waiting(self.length(self.spec.output / 2), (call,), None))
         turns.append(AgentTurn(self.length(self.spec.output / 2)))
         child = Agent(name, Run(0, 0), task, tuple(turns), Ending.CLOSED)
         waits = sum(turn.wait for turn in turns[:-1])
         return Call(SUB_AGENT, waits, result, child)
+
+    def wait(self, tool: Tool) -> float:
+        return min(tool.draw(self.rng), self.spec.longest_wait)
 
     def run(self, count: int) -> Run:
         return Run(self.rng.getrandbits(48), count)
@@ -171,4 +178,15 @@ class _Draw:
 
     def spread(self) -> float:
         """A factor of mean 1 (before it is cut off), log-normal."""
-        return min(self.rng.lognormvariate(-SPREAD**2 / 2, SPREAD), LONGEST)
+        sigma = self.spec.spread
+        return min(self.rng.lognormvariate(-(sigma**2) / 2, sigma), LONGEST)
+
+
+def pressure(seed: int = 11) -> TraceSpec:
+    """Sixteen such agents of three thousand tokens come two seconds apart and wait about three seconds,
+    four turns each: a plain load for engines whose pool holds half of them."""
+    return TraceSpec(
+        seed=seed, kinds=1, prefix=400, task=2500, result=180, output=32, turns=4.0, spread=0.0, parallel=0.0,
+        sub_agents=0.0, abandoned=0.0, silent=0.0, compacts=0.0, burst=1.0, gap=2.0, longest_wait=10.0,
+        tools=(Tool("tool", 1.0, (Mode(1.0, math.e, 0.8),)),),
+    )  # fmt: skip

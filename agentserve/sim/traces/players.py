@@ -60,10 +60,12 @@ class _Player:
 
 
 class Players:
-    """All agents of a spec, without end: `stop()` lets turns that run end and begins no others."""
+    """The agents of a spec: `stop()` lets turns that run end and begins no others."""
 
-    def __init__(self, spec: TraceSpec, lanes: int, vocab_size: int, receive: Receive) -> None:
-        """receive: the server's check of hints."""
+    def __init__(
+        self, spec: TraceSpec, lanes: int, vocab_size: int, receive: Receive, agents: int | None = None
+    ) -> None:
+        """receive: the server's check of hints. agents: no more than these come (None: without end)."""
         self.spec = spec
         self.lanes = lanes
         self.played: list[Played] = []
@@ -72,13 +74,19 @@ class Players:
         self._receive = receive
         self._alive: dict[SessionId, _Player] = {}
         self._used = 0
-        self._bursts = bursts(spec)
+        self._agents = agents
+        self._bursts = bursts(spec, lanes)
         self._next: Burst = next(self._bursts)
         self._last_burst = 0.0
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
         self._out: list[Command] = []
         self._stopped = False
+
+    @property
+    def alive(self) -> int:
+        """Agents that are there now."""
+        return len(self._alive)
 
     @property
     def live_tokens(self) -> int:
@@ -119,11 +127,14 @@ class Players:
     # --- agents come and go -------------------------------------------------------------------
 
     def _room(self) -> bool:
-        return self.lanes - self._used >= min(self._next.size, self.lanes)
+        if self._agents is not None and self._next.first >= self._agents:
+            return False
+        return self.lanes - self._used >= self._next.size
 
     def _start_burst(self, now: float) -> None:
         burst = self._next
-        for number in range(burst.first, burst.first + min(burst.size, self.lanes)):
+        end = burst.first + burst.size
+        for number in range(burst.first, end if self._agents is None else min(end, self._agents)):
             agent = draw_agent(self.spec, number)
             context = agent.prefix.tokens(self._vocab_size)
             context.extend(agent.task.tokens(self._vocab_size))
