@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, pairwise
 
 import msgspec
 import pytest
 
-from agentserve.messages import Close, Command, Devalue, Fork, Park, Submit, ToolSignal, TurnEnded, TurnUsage
-from agentserve.messages import Token, unpack_tokens
+from agentserve.messages import (
+    Close,
+    Command,
+    Devalue,
+    Fork,
+    Park,
+    Submit,
+    Token,
+    ToolSignal,
+    TurnEnded,
+    TurnUsage,
+    unpack_tokens,
+)
 from agentserve.sim.traces.agents import Agent, AgentTurn, Ending, Run
 from agentserve.sim.traces.draw import SUB_AGENT, TraceSpec, bursts, draw_agent, mean_context, pressure
 from agentserve.sim.traces.hints import AT_ONCE, NEVER, HintMix, RawHint, Teller
@@ -83,11 +94,11 @@ def test_bursts_have_the_mean_size_and_gap_and_leave_nobody_out() -> None:
     drawn = list(islice(bursts(TraceSpec(burst=3.0, gap=2.0), 1000), 4000))
     assert sum(burst.size for burst in drawn) / 4000 == pytest.approx(3.0, rel=0.05)
     assert sum(burst.gap for burst in drawn) / 4000 == pytest.approx(2.0, rel=0.06)
-    assert all(one.first + one.size == other.first for one, other in zip(drawn, drawn[1:], strict=False))
+    assert all(one.first + one.size == other.first for one, other in pairwise(drawn))
     assert drawn[0].gap == 0.0
     parts = list(islice(bursts(TraceSpec(burst=3.0), 2), 4000))
     assert max(burst.size for burst in parts) == 2
-    assert all(one.first + one.size == other.first for one, other in zip(parts, parts[1:], strict=False))
+    assert all(one.first + one.size == other.first for one, other in pairwise(parts))
 
 
 def test_only_the_abandoned_wait_for_ever_and_only_at_their_end() -> None:
@@ -240,7 +251,7 @@ def test_a_resume_extends_what_was_said_and_counts_only_new_tokens_as_fresh() ->
     server = play(spec, 5)
     for agent in agents(spec, 5):
         submits = [command for _, command in server.of(Submit, agent.name) if isinstance(command, Submit)]
-        for one, other in zip(submits, submits[1:], strict=False):
+        for one, other in pairwise(submits):
             assert other.tokens.startswith(one.tokens)
     for turn in server.players.played:
         # The server of this test has no cache: all that was known before was computed again.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from agentserve.bench.agents.summary import Turn
@@ -135,7 +136,7 @@ class LiveRun:
                     prompt=played.prompt,
                     cached=played.cached,
                     generated=played.generated,
-                    gaps=tuple(later - earlier for earlier, later in zip(marks, marks[1:], strict=False)),
+                    gaps=tuple(later - earlier for earlier, later in pairwise(marks)),
                 )
             )
         return turns

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -139,7 +140,7 @@ class RemoteRun:
                 prompt=int(usage.get("prompt_tokens") or 0),
                 cached=int(details.get("cached_tokens") or 0),
                 generated=int(usage.get("completion_tokens") or len(marks)),
-                gaps=tuple(later - earlier for earlier, later in zip(marks, marks[1:], strict=False)),
+                gaps=tuple(later - earlier for earlier, later in pairwise(marks)),
             )
         )
         return "".join(pieces)

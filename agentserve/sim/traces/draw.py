@@ -110,7 +110,7 @@ class _Draw:
         self, name: str, count: int, tokens: int, ending: Ending, compacts: int | None
     ) -> tuple[AgentTurn, ...]:
         """At most `count` turns from a context of `tokens` on."""
-        spec, rng = self.spec, self.rng
+        spec = self.spec
         turns: list[AgentTurn] = []
         for number in range(count):
             summary = None
