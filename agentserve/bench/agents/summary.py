@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from rich.table import Table
 
+from agentserve.sim.traces.draw import TraceSpec
 from agentserve.sim.traces.record import percentile
 
 SLO_TTFT, SLO_GAP = 2.0, 0.25  # seconds
@@ -49,6 +50,18 @@ class Summary(msgspec.Struct, frozen=True):
     in_time: int  # turns whose TTFT and P99 gap are within both objectives
     prompt_tokens: int
     cached_tokens: int
+
+
+class AgentsReport(msgspec.Struct, frozen=True):
+    """One run as it is written down."""
+
+    command: str
+    machine: Mapping[str, str]
+    versions: Mapping[str, str]
+    settings: Mapping[str, str]
+    trace: TraceSpec
+    summary: Summary
+    benchmark: str = "agents"
 
 
 def summarise(turns: Sequence[Turn], errors: Sequence[str], seconds: float) -> Summary:

@@ -15,7 +15,8 @@ import msgspec
 from agentserve.sim.hardware import Hardware, hardware_named
 from agentserve.sim.shootout.sweep import best, candidates
 from agentserve.sim.shootout.world import VOCAB_SIZE, Core, Outcome, World
-from agentserve.sim.traces.draw import TraceSpec, mean_context
+from agentserve.sim.traces.demand import lanes_for
+from agentserve.sim.traces.draw import TraceSpec
 from agentserve.sim.traces.hints import HintMix
 from agentserve.sim.traces.players import Players, Receive
 
@@ -84,15 +85,10 @@ def trace_of(hardware: Hardware, setting: Setting, seed: int) -> TraceSpec:
     return TraceSpec(**lengths, seed=seed, hints=setting.hints, events=setting.events)
 
 
-def lanes_for(hardware: Hardware, spec: TraceSpec, oversubscription: float) -> int:
-    """So many agents at once that their contexts are `oversubscription` times the device pool."""
-    return max(1, round(oversubscription * hardware.pool_tokens / mean_context(spec)))
-
-
 def run_trial(arena: Arena, trial: Trial) -> Outcome:
     hardware = hardware_named(trial.setting.hardware)
     spec = trace_of(hardware, trial.setting, trial.seed)
-    lanes = lanes_for(hardware, spec, trial.setting.oversubscription)
+    lanes = lanes_for(spec, trial.setting.oversubscription * hardware.pool_tokens)
     core = arena.build(hardware, trial.entrant, spec)
     world = World(hardware, core, Players(spec, lanes, VOCAB_SIZE, arena.receive))
     return world.run(WARM_UP * trial.seconds, trial.seconds)

@@ -12,7 +12,18 @@ from agentserve.sim.hardware import Hardware
 from agentserve.sim.shootout.contest import Setting, Standing
 from agentserve.sim.shootout.plots import Points, chart
 
-COLUMNS = ("policy", "turns/s", "of oracle", "least of LRU", "resume P50", "P95", "again", "moved", "wedged")
+MOVES = {"save": "saved", "load": "loaded", "write": "written", "fetch": "fetched"}
+COLUMNS = (
+    "policy",
+    "turns/s",
+    "of oracle",
+    "least/LRU",
+    "resume P50",
+    "P95",
+    "again",
+    *MOVES.values(),
+    "wedged",
+)
 
 
 class ShootOut(msgspec.Struct, frozen=True):
@@ -57,7 +68,6 @@ def table(setting: Setting, standings: Sequence[Standing]) -> Table:
 def cells(standing: Standing) -> list[str]:
     """A row, in the order of COLUMNS. "again": tokens computed a second time, of those computed."""
     computed = sum(outcome.computed for outcome in standing.outcomes) / len(standing.outcomes)
-    moved = ", ".join(f"{name} {_size(size)}" for name, size in standing.moved.items() if size)
     return [
         standing.policy,
         f"{standing.turns_per_second:.3f}",
@@ -66,7 +76,7 @@ def cells(standing: Standing) -> list[str]:
         f"{standing.resume_ttft_p50:.3f} s",
         f"{standing.resume_ttft_p95:.3f} s",
         f"{standing.recomputed / computed:.0%}" if computed else "",
-        moved or "none",
+        *(_size(standing.moved.get(move, 0.0)) for move in MOVES),
         str(len(standing.wedged)) if standing.wedged else "",
     ]
 
@@ -119,6 +129,8 @@ def _percent(share: float | None) -> str:
 
 
 def _size(size: float) -> str:
+    if not size:
+        return "-"
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
