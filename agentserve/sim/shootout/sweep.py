@@ -19,18 +19,23 @@ TRIES = 20  # draws for one candidate, before the budget is left unspent
 P = TypeVar("P", bound=msgspec.Struct)
 
 
-def candidates(default: P, budget: int, seed: int) -> list[P]:
+def candidates(
+    default: P, budget: int, seed: int, accepts: Callable[[P], bool] = lambda one: True
+) -> list[P]:
     """At most `budget` different parameter sets; the default, which is the published one, is the first.
 
     Numbers are multiplied by a factor each, switches are thrown; a set that the struct refuses
-    (ValueError) is drawn again.
+    (ValueError) or that is not accepted is drawn again.
     """
     found, rng = [default], random.Random(f"sweep {seed} {type(default).__name__}")
     while len(found) < budget:
-        drawn = next((one for one in (_draw(default, rng) for _ in range(TRIES)) if _new(one, found)), None)
-        if drawn is None:
+        for _ in range(TRIES):
+            drawn = _draw(default, rng)
+            if drawn is not None and drawn not in found and accepts(drawn):
+                found.append(drawn)
+                break
+        else:
             break
-        found.append(drawn)
     return found
 
 
@@ -39,10 +44,6 @@ def best(found: list[P], score: Callable[[P], float]) -> tuple[P, float]:
     scores = [score(one) for one in found]
     at = max(range(len(found)), key=lambda index: (scores[index], -index))
     return found[at], scores[at]
-
-
-def _new(drawn: P | None, found: list[P]) -> bool:
-    return drawn is not None and drawn not in found
 
 
 def _draw(default: P, rng: random.Random) -> P | None:
