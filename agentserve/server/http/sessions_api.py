@@ -8,6 +8,7 @@ from starlette.responses import Response
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.sampling import number
+from agentserve.server.http.sessions.lookup import found
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.text_port import JsonObject
@@ -22,19 +23,21 @@ async def list_sessions(request: Request) -> Response:
     if not wanted.isdecimal() or len(wanted) > 9:
         raise ApiError("limit: must be a whole number", param="limit")
     limit = int(number("limit", int(wanted), 100, 1, MOST_LISTED))
-    found: list[JsonObject] = []
+    context.expire()
+    listed: list[JsonObject] = []
     for session in context.directory.sessions(DEFAULT_TENANT):
-        if len(found) == limit:
+        if len(listed) == limit:
             break
-        found.append(_summary(context, session))
-    return json_response({"object": "list", "data": found, "has_more": len(context.directory) > len(found)})
+        listed.append(summary(context, session))
+    return json_response({"object": "list", "data": listed, "has_more": len(context.directory) > len(listed)})
 
 
 async def get_session(request: Request) -> Response:
     context = context_of(request)
-    session = _found(context, request)
+    session = found(context, request)
     view = (await context.engine.describe(session.key)).session if context.engine.alive else None
-    reply = _summary(context, session)
+    kept = context.chronicle.transcripts.get(session.key)
+    reply = summary(context, session)
     reply["pages"] = view.pages if view else 0
     reply["computed_tokens"] = view.computed if view else 0
     reply["preemptions"] = view.preemptions if view else 0
@@ -45,6 +48,8 @@ async def get_session(request: Request) -> Response:
             "name": call.name,
             "arguments": call.arguments,
             "turn": call.turn,
+            "epoch": session.epoch,
+            "result_taken": kept is not None and call.id in kept.held,
         }
         for call in session.pending.values()
     ]
@@ -63,21 +68,15 @@ async def get_session(request: Request) -> Response:
 async def delete_session(request: Request) -> Response:
     """Close a session: its running turn is aborted, its tokens are forgotten."""
     context = context_of(request)
-    session = _found(context, request)
+    session = found(context, request)
     context.directory.close(session)
     context.engine.close(session.key)
+    context.chronicle.say(session, "closed", turn=session.last_turn)
+    context.chronicle.gone(session.key)
     return json_response({"id": session.public_id, "object": "agentserve.session", "deleted": True})
 
 
-def _found(context: ServerContext, request: Request) -> Session:
-    name = request.path_params["name"]
-    session = context.directory.get(DEFAULT_TENANT, name)
-    if session is None:
-        raise ApiError(f"No session {name[:128]!r}.", status=404, code="session_not_found")
-    return session
-
-
-def _summary(context: ServerContext, session: Session) -> JsonObject:
+def summary(context: ServerContext, session: Session) -> JsonObject:
     return {
         "id": session.public_id,
         "object": "agentserve.session",

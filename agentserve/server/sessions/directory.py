@@ -16,6 +16,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
@@ -56,6 +57,7 @@ class SessionDirectory:
         self._waits: OrderedDict[SessionId, float] = OrderedDict()  # since when; the longest first
         self._evicted: list[SessionId] = []
         self._released: list[tuple[SessionId, TurnId]] = []
+        self._rested: list[Session] = []
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -67,6 +69,10 @@ class SessionDirectory:
 
     def get(self, tenant: str, public_id: str) -> Session | None:
         return self._public.get((tenant, public_id))
+
+    def knows(self, session: Session) -> bool:
+        """It was neither closed nor forgotten."""
+        return session.key in self._sessions
 
     def sessions(self, tenant: str) -> Iterator[Session]:
         """Most recently used first."""
@@ -94,6 +100,11 @@ class SessionDirectory:
         released, self._released = self._released, []
         return released
 
+    def take_rested(self) -> list[Session]:
+        """All sessions whose wait has ended so since the last call, whether or not the engine had them."""
+        rested, self._rested = self._rested, []
+        return rested
+
     # --- whose session is it ---------------------------------------------------------
 
     def begin(self, claim: Claim, now: float) -> Lease:
@@ -113,7 +124,7 @@ class SessionDirectory:
         else:
             anchor = self._issuer(claim)
 
-        found = self._longest(claim, anchor.family if anchor else None)
+        found = self._longest(claim, anchor)
         if found is not None and found.running is None and self._extends(found, claim.keys):
             return self._lease(found, claim.keys, now, claim.call_ids)
         source = found or anchor
@@ -121,6 +132,34 @@ class SessionDirectory:
             opened = self._open(claim.tenant, None, now)
             return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
         return self.sibling(source, claim.keys, now, claim.call_ids)
+
+    def extend(self, session: Session, keys: tuple[bytes, ...], now: float) -> Lease | None:
+        """Lease the next turn of this very session; None where a turn runs, or the keys do not extend it."""
+        self.end_waits(now)
+        if session.key not in self._sessions or session.running or not self._extends(session, keys):
+            return None
+        return self._lease(session, keys, now, ())
+
+    def fork(self, source: Session, messages: int, pending: Sequence[PendingCall], now: float) -> Session:
+        """A session at rest that shares the first `messages` messages of a committed history, and waits
+        for the results of `pending` by itself. ValueError: no turn ended there."""
+        chain = source.chain[:messages]
+        length = source.points.get(chain[-1]) if chain else None
+        if length is None:
+            raise ValueError(f"no turn ended with message {messages}")
+        self._sessions.move_to_end(source.key)  # not the one to make room
+        child = self._open(source.tenant, None, now, parent=source)
+        child.chain = chain
+        child.replies = {i: ids for i, ids in source.replies.items() if i < messages}
+        child.points[chain[-1]] = child.length = length
+        child.committed = sum(key in source.points for key in chain)
+        child.pending = {call.id: replace(call, turn=TurnId(0)) for call in pending}
+        child.issued = dict.fromkeys(child.pending, True)
+        self._points.setdefault((child.tenant, chain[-1]), {})[child.key] = None
+        self._bytes += child.cost - SESSION_BYTES
+        self._rest(child, TurnId(0), now, f"forked from {source.public_id}")
+        self._make_room(0)
+        return child
 
     def sibling(
         self, source: Session, keys: tuple[bytes, ...], now: float, answers: tuple[str, ...] = ()
@@ -145,20 +184,22 @@ class SessionDirectory:
                 return self._sessions[key]
         return None
 
-    def _longest(self, claim: Claim, family: SessionId | None) -> Session | None:
-        """The session with the longest committed history that is a proper prefix of the request.
+    def _longest(self, claim: Claim, anchor: Session | None) -> Session | None:
+        """The session with the longest committed history that is a proper prefix of the request, of
+        the anchor's family where there is one.
 
-        At equal length one that can simply go on (at its tip, at rest), then the latest used.
+        At equal length one that can simply go on (at its tip, at rest), then the anchor, then the
+        latest used.
         """
         for key in reversed(claim.keys[:-1]):
             names = self._points.get((claim.tenant, key))
             if not names:
                 continue
             at_key = [self._sessions[name] for name in names]
-            if family is not None:
-                at_key = [session for session in at_key if session.family == family]
+            if anchor is not None:
+                at_key = [session for session in at_key if session.family == anchor.family]
             if at_key:
-                return max(at_key, key=lambda s: (s.tip == key, s.running is None, s.active))
+                return max(at_key, key=lambda s: (s.tip == key, s.running is None, s is anchor, s.active))
         return None
 
     @staticmethod
@@ -312,7 +353,7 @@ class SessionDirectory:
         """A sibling brought results: the session that made the calls need not wait for them."""
         for call in lease.answers:
             key = self._calls.get((lease.session.tenant, call))
-            if key is None or key == lease.key:
+            if key is None or key == lease.key or call in lease.session.pending:
                 continue
             issuer = self._sessions[key]
             issuer.pending.pop(call, None)
@@ -322,10 +363,18 @@ class SessionDirectory:
     def _release(self, session: Session, now: float, reason: str) -> None:
         del self._waits[session.key]
         self._move(session, TurnId(session.last_turn), SessionState.IDLE, now, reason)
+        self._rested.append(session)
         if session.engine_turn is not None:
             self._released.append((session.key, session.engine_turn))
 
     # --- bounds ----------------------------------------------------------------------
+
+    def expire(self, now: float, ttl: float) -> None:
+        """Forget sessions that were idle for `ttl` seconds. Those that wait for a tool are not idle."""
+        for session in [s for s in self._sessions.values() if now - s.active >= ttl]:
+            if session.running is None and session.key not in self._waits:
+                self._forget(session)
+                self._evicted.append(session.key)
 
     def _make_room(self, coming: int = 1) -> None:
         while len(self._sessions) + coming > self._max_sessions or self._bytes > self._max_bytes:
@@ -358,7 +407,8 @@ class SessionDirectory:
             if not names:
                 del self._points[(session.tenant, point)]
         for call in session.issued:
-            del self._calls[(session.tenant, call)]
+            if self._calls.get((session.tenant, call)) == session.key:  # a fork's calls are its parent's
+                del self._calls[(session.tenant, call)]
         self._bytes -= session.cost
         session.state = SessionState.FINISHED
 
