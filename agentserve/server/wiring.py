@@ -42,6 +42,7 @@ def prepare_app(config: ServeConfig) -> Prepared:
         limits=Limits(body_bytes=config.http.max_body),
         force_usage=config.http.force_usage,
         tool_wait_seconds=config.http.tool_wait_seconds,
+        session_ttl_seconds=config.http.session_ttl_seconds,
     )
     return Prepared(names[0], http_app(text, options))
 

@@ -44,9 +44,7 @@ class ServerOptions:
     keep_alive_seconds: float = 9.0
     default_max_tokens: int = 16  # of /v1/completions, as OpenAI's
     tool_wait_seconds: float = 3600.0  # after that a session no longer waits for its tool results
-    session_ttl_seconds: float | None = (
-        None  # after that an idle session is forgotten; None: for want of room only
-    )
+    session_ttl_seconds: float | None = None  # then an idle session is forgotten; None: never for age
     limits: Limits = field(default_factory=Limits)
 
 

@@ -50,6 +50,11 @@ class EventLog:
         """The number of the oldest event that is kept, else of the next."""
         return self._events[0].number if self._events else self._last + 1
 
+    @property
+    def waited_for(self) -> bool:
+        """A reader has all there is, and waits for more."""
+        return self._changed is not None
+
     def append(self, kind: str, data: bytes) -> None:
         self._last += 1
         event = Event(self._last, kind, data)

@@ -29,11 +29,11 @@ async def session_events(request: Request) -> Response:
     log = context.chronicle.events.of(session.key)
     given = request.headers.get("last-event-id") or request.query_params.get("after")
     return EventStream(
-        _frames(log, *_place(log, given)), keep_alive=context.options.keep_alive_seconds, close=_nothing
+        frames_of(log, *place_of(log, given)), keep_alive=context.options.keep_alive_seconds, close=_nothing
     )
 
 
-def _place(log: EventLog, given: str | None) -> tuple[int, bool]:
+def place_of(log: EventLog, given: str | None) -> tuple[int, bool]:
     """(the event after which to begin, whether others were lost before it)."""
     if given is None:
         return log.first - 1, False
@@ -48,7 +48,7 @@ def _place(log: EventLog, given: str | None) -> tuple[int, bool]:
     return number, False
 
 
-async def _frames(log: EventLog, after: int, broken: bool) -> AsyncGenerator[bytes, None]:
+async def frames_of(log: EventLog, after: int, broken: bool) -> AsyncGenerator[bytes, None]:
     yield b"retry: 1000\n\n"
     if broken:
         yield _gap(log, after, None)
