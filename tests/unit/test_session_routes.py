@@ -94,6 +94,8 @@ async def test_fork_and_parent_wait_for_the_same_calls_apart() -> None:
     child = (await s.rig.post(path(s.id, "fork"), {})).json()
     assert child["state"] == "WAITING_TOOL"
     assert child["pending_tool_calls"] == s.calls
+    assert s.rig.engine.parked[-1] == (s.rig.engine.forked[0][1], 0, True)
+    assert s.rig.engine.tools[-1] == ("weather", "now")
     other = Waiting(s.rig, {"session_id": child["id"], "choices": [{"message": s.message}]})
     s.rig.engine.reply = say("Child.")
     went = await other.post([{"call_id": call, "content": "snow"} for call in s.calls])
@@ -118,6 +120,32 @@ async def test_chat_results_without_a_name_go_to_the_one_that_made_the_calls() -
     assert (await s.rig.chat(history, tools=TOOLS))["session_id"] == s.id
     assert (await s.rig.chat(history, tools=TOOLS, session_id=child["id"]))["session_id"] == child["id"]
     assert (await s.rig.session(s.id))["turns"] == 2
+
+
+async def test_nobody_gets_into_a_fork_without_its_name() -> None:
+    """A client that knows nothing of the fork goes on where it was, also while that is busy."""
+    rig = Rig()
+    name, messages = await spoken(rig)
+    child = (await rig.post(path(name, "fork"), {})).json()
+    rig.engine.reply = held = say("Slow.", hold_at=0)
+    turn = asyncio.create_task(rig.chat([*messages, user("four")]))
+    await settled(lambda: rig.engine.live)
+    rig.engine.reply = say("Beside.")
+    beside = await rig.chat([*messages, user("five")])
+    held.release.set()
+    assert (await turn)["session_id"] == name
+    assert beside["session_id"] not in (name, child["id"])
+    assert (await rig.session(child["id"]))["messages"] == 6
+    rig.engine.reply = held = say("Slow.", hold_at=0)
+    turn = asyncio.create_task(rig.chat([*messages, user("six")], session_id=child["id"]))
+    await settled(lambda: rig.engine.live)
+    rig.engine.reply = say("Beside.")
+    beside = await rig.chat([*messages, user("seven")], session_id=child["id"])
+    held.release.set()
+    assert (await turn)["session_id"] == child["id"]
+    assert beside["session_id"] not in (name, child["id"])
+    assert (await rig.session(name))["turns"] == 4
+    rig.check_rest()
 
 
 async def test_a_fork_at_a_turn_that_made_calls_waits_for_them() -> None:

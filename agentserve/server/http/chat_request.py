@@ -170,7 +170,7 @@ def _logprobs(fields: ChatRequest, most: int) -> int | None:
 def _read(fields: ChatRequest, limits: Limits, cut: Collection[str]) -> tuple[list[JsonObject], Told]:
     """The messages, checked and in one shape, and what the session's transcript keeps of the request."""
     messages = history.message_dicts(fields.messages, limits, cut)
-    settings = msgspec.to_builtins(fields, str_keys=True)
+    settings = msgspec.to_builtins(replace(fields, messages=[]), str_keys=True)
     kept = {
         name: value for name, value in settings.items() if value is not None and name not in _OF_ONE_REQUEST
     }

@@ -16,7 +16,6 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
@@ -25,6 +24,7 @@ from agentserve.server.sessions.session_record import (
     PendingCall,
     Session,
     Transition,
+    common,
 )
 from agentserve.types import SessionId, SessionState, TurnId
 
@@ -57,7 +57,6 @@ class SessionDirectory:
         self._waits: OrderedDict[SessionId, float] = OrderedDict()  # since when; the longest first
         self._evicted: list[SessionId] = []
         self._released: list[tuple[SessionId, TurnId]] = []
-        self._rested: list[Session] = []
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -70,9 +69,9 @@ class SessionDirectory:
     def get(self, tenant: str, public_id: str) -> Session | None:
         return self._public.get((tenant, public_id))
 
-    def knows(self, session: Session) -> bool:
-        """It was neither closed nor forgotten."""
-        return session.key in self._sessions
+    def find(self, key: SessionId) -> Session | None:
+        """The session, unless it was closed or forgotten."""
+        return self._sessions.get(key)
 
     def sessions(self, tenant: str) -> Iterator[Session]:
         """Most recently used first."""
@@ -99,11 +98,6 @@ class SessionDirectory:
         turn on the engine."""
         released, self._released = self._released, []
         return released
-
-    def take_rested(self) -> list[Session]:
-        """All sessions whose wait has ended so since the last call, whether or not the engine had them."""
-        rested, self._rested = self._rested, []
-        return rested
 
     # --- whose session is it ---------------------------------------------------------
 
@@ -141,23 +135,15 @@ class SessionDirectory:
         return self._lease(session, keys, now, ())
 
     def fork(self, source: Session, messages: int, pending: Sequence[PendingCall], now: float) -> Session:
-        """A session at rest that shares the first `messages` messages of a committed history, and waits
-        for the results of `pending` by itself. ValueError: no turn ended there."""
-        chain = source.chain[:messages]
-        length = source.points.get(chain[-1]) if chain else None
-        if length is None:
+        """A session at rest on the first messages, waiting for `pending`. ValueError: no turn ended there."""
+        if not source.ended_at(messages):
             raise ValueError(f"no turn ended with message {messages}")
         self._sessions.move_to_end(source.key)  # not the one to make room
         child = self._open(source.tenant, None, now, parent=source)
-        child.chain = chain
-        child.replies = {i: ids for i, ids in source.replies.items() if i < messages}
-        child.points[chain[-1]] = child.length = length
-        child.committed = sum(key in source.points for key in chain)
-        child.pending = {call.id: replace(call, turn=TurnId(0)) for call in pending}
-        child.issued = dict.fromkeys(child.pending, True)
-        self._points.setdefault((child.tenant, chain[-1]), {})[child.key] = None
+        child.inherit(source, messages, pending)
+        self._points.setdefault((child.tenant, child.chain[-1]), {})[child.key] = None
         self._bytes += child.cost - SESSION_BYTES
-        self._rest(child, TurnId(0), now, f"forked from {source.public_id}")
+        self._rest(child, TurnId(child.last_turn), now, f"forked from {source.public_id}")
         self._make_room(0)
         return child
 
@@ -166,7 +152,7 @@ class SessionDirectory:
     ) -> Lease:
         """Lease the first turn of a new session that shares `source`'s committed history."""
         child = self._open(source.tenant, None, now, parent=source)
-        shared = _common(source.chain, keys)
+        shared = common(source.chain, keys)
         child.replies = {i: ids for i, ids in source.replies.items() if i < shared}
         child.chain = source.chain[:shared]
         self._bytes += child.cost - SESSION_BYTES
@@ -185,11 +171,10 @@ class SessionDirectory:
         return None
 
     def _longest(self, claim: Claim, anchor: Session | None) -> Session | None:
-        """The session with the longest committed history that is a proper prefix of the request, of
-        the anchor's family where there is one.
+        """The longest committed history (in the anchor's family, if any) that is a proper prefix.
 
-        At equal length one that can simply go on (at its tip, at rest), then the anchor, then the
-        latest used.
+        At equal length the anchor, then what can simply go on (at its tip, at rest), then the latest
+        used. Forks that have not begun a turn are for those who name them.
         """
         for key in reversed(claim.keys[:-1]):
             names = self._points.get((claim.tenant, key))
@@ -199,7 +184,10 @@ class SessionDirectory:
             if anchor is not None:
                 at_key = [session for session in at_key if session.family == anchor.family]
             if at_key:
-                return max(at_key, key=lambda s: (s.tip == key, s.running is None, s is anchor, s.active))
+                return max(
+                    at_key,
+                    key=lambda s: (s.tip == key, s is anchor, s.last_turn > 0, not s.running, s.active),
+                )
         return None
 
     @staticmethod
@@ -363,7 +351,6 @@ class SessionDirectory:
     def _release(self, session: Session, now: float, reason: str) -> None:
         del self._waits[session.key]
         self._move(session, TurnId(session.last_turn), SessionState.IDLE, now, reason)
-        self._rested.append(session)
         if session.engine_turn is not None:
             self._released.append((session.key, session.engine_turn))
 
@@ -411,15 +398,3 @@ class SessionDirectory:
                 del self._calls[(session.tenant, call)]
         self._bytes -= session.cost
         session.state = SessionState.FINISHED
-
-
-def _common(left: Sequence[bytes], right: Sequence[bytes]) -> int:
-    """How many leading keys agree. Keys are chained, so agreement at i means agreement before."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[middle - 1] == right[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

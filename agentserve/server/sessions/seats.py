@@ -90,7 +90,7 @@ class SessionSeat:
             self._chronicle.noted(self.lease.session, change)
 
     def watch(self, piece: Piece) -> None:
-        if self._directory.knows(self.lease.session):  # what is closed keeps no events
+        if self._directory.find(self.key) is not None:  # what is closed keeps no events
             self._chronicle.piece(self.lease, piece)
 
     def commit(self, prompt: array[int], outcome: Outcome) -> bool:
@@ -118,7 +118,7 @@ class SessionSeat:
         )
         if done:
             self._chronicle.committed(self.lease, self._told, reply_message(outcome))
-            self._engine.park(self.key, self.turn, bool(calls), tuple(call.name for call in outcome.calls))
+            self._engine.park(self.key, self.turn, bool(calls), tuple(name for _, name, _ in calls))
         else:  # closed meanwhile; the engine must not keep what nobody will name again
             self._engine.close(self.key)
             self._chronicle.gone(self.key)
@@ -154,8 +154,7 @@ def settle(directory: SessionDirectory, engine: Engine, chronicle: Chronicle) ->
     """Tell everybody of waits that have ended, and of sessions that were forgotten, since the last call."""
     for key, turn in directory.take_released():
         engine.park(key, turn, False)
-    for session in directory.take_rested():
-        if directory.knows(session):
+        if (session := directory.find(key)) is not None:
             chronicle.rested(session, session.history[-1].reason)
     for key in directory.take_evicted():
         engine.close(key)

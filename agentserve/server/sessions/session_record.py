@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from agentserve.types import SessionId, SessionState, TurnId
 
 KEY_BYTES = 96  # a chain key and its share of list and index
 SESSION_BYTES = 2048
+NO_TURN = TurnId(0)  # numbers of turns begin with 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,20 @@ class Session:
     def tip(self) -> bytes | None:
         return self.chain[-1] if self.chain else None
 
+    def ended_at(self, messages: int) -> bool:
+        """Whether a turn of its own was committed with the first `messages` messages."""
+        return 0 < messages <= len(self.chain) and self.chain[messages - 1] in self.points
+
+    def inherit(self, source: Session, messages: int, pending: Sequence[PendingCall]) -> None:
+        """Begin a fork with the first messages of `source`, where a turn ended, and calls to wait for."""
+        self.chain = source.chain[:messages]
+        self.replies = {i: ids for i, ids in source.replies.items() if i < messages}
+        self.points[self.chain[-1]] = self.length = source.points[self.chain[-1]]
+        self.committed = sum(key in source.points for key in self.chain)
+        self.pending = {call.id: replace(call, turn=NO_TURN) for call in pending}
+        self.issued = dict.fromkeys(self.pending, True)
+        self.engine_turn = NO_TURN
+
     @property
     def cost(self) -> int:
         kept = sum(len(ids) for ids in self.replies.values())
@@ -94,3 +109,15 @@ class Lease:
     @property
     def key(self) -> SessionId:
         return self.session.key
+
+
+def common(left: Sequence[bytes], right: Sequence[bytes]) -> int:
+    """How many leading keys agree. Keys are chained, so agreement at i means agreement before."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[middle - 1] == right[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -7,6 +7,7 @@ were dropped goes on where its client sends them. Plain values, no event loop.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -75,6 +76,23 @@ class Transcript(msgspec.Struct, frozen=True):
         return next((count for number, count in self.marks if number == turn), None)
 
 
+def write_json(value: object) -> bytes:
+    """JSON of a value that may hold what no client can send: a model's call name with half a surrogate pair."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(value, ensure_ascii=True).encode()
+
+
+def read_messages(data: bytes) -> list[JsonObject]:
+    """What `write_json` wrote of a list of messages."""
+    try:
+        return msgspec.json.decode(data, type=list[JsonObject])
+    except msgspec.DecodeError:
+        found: list[JsonObject] = json.loads(data)
+        return found
+
+
 def result_digest(content: object) -> bytes:
     """Equal for contents that say the same: a string, and that string as a text part.
 
@@ -119,7 +137,7 @@ class Transcripts:
         self._put(
             Transcript(
                 session=lease.key,
-                messages=told.messages[:-1] + b"," + msgspec.json.encode(reply) + b"]",
+                messages=told.messages[:-1] + b"," + write_json(reply) + b"]",
                 settings=told.settings,
                 marks=(*marks, (int(lease.turn), count)),
                 answers=dict(list(answers.items())[-MOST_ANSWERS:]),
@@ -145,8 +163,7 @@ class Transcripts:
     def fork(self, source: SessionId, child: SessionId, messages: Sequence[JsonObject]) -> None:
         """A child that shares the first messages. Settings go with it, results that are held do not."""
         kept = self._kept[source]
-        encoded = msgspec.json.encode(messages)
-        self._put(Transcript(child, encoded, kept.settings, ((INHERITED, len(messages)),)))
+        self._put(Transcript(child, write_json(messages), kept.settings, ((INHERITED, len(messages)),)))
 
     def forget(self, key: SessionId) -> None:
         kept = self._kept.pop(key, None)

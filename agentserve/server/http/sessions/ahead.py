@@ -44,7 +44,7 @@ class Ahead:
         """Early news for the worker; not of a session that it does not know to wait."""
         session = self._session
         turn = session.engine_turn
-        if turn is None or session.running is not None or not self._context.directory.knows(session):
+        if turn is None or session.running is not None or self._context.directory.find(session.key) is None:
             return
         packed = b"" if tokens is None else pack_tokens(tokens)
         self._context.engine.tell(ToolSignal(session.key, turn, signal, packed))

@@ -17,7 +17,7 @@ from agentserve.server.http.sessions.taking import transcript_gone
 from agentserve.server.http.sessions_api import summary
 from agentserve.server.sessions.seats import settle
 from agentserve.server.sessions.session_record import PendingCall, Session
-from agentserve.server.sessions.transcript import Transcript
+from agentserve.server.sessions.transcript import Transcript, read_messages
 from agentserve.server.text_port import JsonObject
 from agentserve.text.unfinished import told_as_text
 from agentserve.types import TurnId
@@ -55,6 +55,9 @@ async def fork_session(request: Request) -> Response:
         session = found(context, request)
         child = _forked(context, session, messages, count)
     context.engine.fork(session.key, child.key, child.length)
+    if child.pending:
+        names = tuple(call.name for call in child.pending.values())
+        context.engine.park(child.key, TurnId(0), True, names)
     settle(context.directory, context.engine, context.chronicle)
     context.chronicle.say(session, "forked", child=child.public_id)
     context.chronicle.say(child, "forked_from", parent=session.public_id, state=child.state.value)
@@ -63,8 +66,7 @@ async def fork_session(request: Request) -> Response:
 
 
 def _beginning(kept: Transcript, count: int) -> list[JsonObject]:
-    messages: list[JsonObject] = msgspec.json.decode(kept.messages)
-    return messages[:count]
+    return read_messages(kept.messages)[:count]
 
 
 def _forked(context: ServerContext, session: Session, messages: Sequence[JsonObject], count: int) -> Session:

@@ -18,7 +18,7 @@ from agentserve.server.http.sessions.taking import transcript_gone, turn_running
 from agentserve.server.http.sse import unless_gone
 from agentserve.server.http.streaming import open_stream
 from agentserve.server.sessions.session_record import Claim, Lease, Session
-from agentserve.server.sessions.transcript import Held, Transcript
+from agentserve.server.sessions.transcript import Held, Transcript, read_messages
 from agentserve.server.text_port import JsonObject
 
 
@@ -52,7 +52,7 @@ async def next_turn(
 def next_request(kept: Transcript, held: Mapping[str, Held], options: TurnOptions) -> ChatRequest:
     """The chat request that a client would send now. `held` is in call order."""
     body: JsonObject = msgspec.json.decode(kept.settings)
-    body["messages"] = msgspec.json.decode(kept.messages) + [
+    body["messages"] = read_messages(kept.messages) + [
         {"role": "tool", "tool_call_id": call, "content": msgspec.json.decode(result.content)}
         for call, result in held.items()
     ]
