@@ -77,7 +77,7 @@ class Transcript(msgspec.Struct, frozen=True):
 
 
 def write_json(value: object) -> bytes:
-    """JSON of a value that may hold what no client can send: a model's call name with half a surrogate pair."""
+    """JSON of what may hold half a surrogate pair: no client can send one, a model can write one."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
