@@ -93,6 +93,9 @@ def serve(
     tool_wait_seconds: Annotated[
         str | None, typer.Option(help="How long a session waits for its tools.", show_default="3600")
     ] = None,
+    session_ttl_seconds: Annotated[
+        str | None, typer.Option(help="After that an idle session is forgotten.", show_default="86400")
+    ] = None,
     hang_seconds: Annotated[
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
     ] = None,

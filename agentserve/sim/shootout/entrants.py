@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from tiering.hints import receive
-from tiering.policy.priced import PricedParameters, PricedPolicy
-from tiering.policy.registry import policy_named, policy_names
-from tiering.prices import PriceBook
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.engine import EngineCore
@@ -20,6 +17,9 @@ from agentserve.sim.traces.hints import RawHint
 from agentserve.sim.traces.players import known_waits
 from agentserve.types import KVGroup
 from tiering.policy.base import Hints, Policy
+from tiering.policy.priced import PricedParameters, PricedPolicy
+from tiering.policy.registry import policy_named, policy_names
+from tiering.prices import PriceBook
 
 Foresight = Callable[[str, int], float]
 
