@@ -60,6 +60,7 @@ class HttpConfig(msgspec.Struct, frozen=True):
     force_usage: bool = False  # add usage to every stream, asked for or not
     drain_seconds: float = 30.0  # how long running turns may go on after SIGTERM
     tool_wait_seconds: float = 3600.0  # how long a session waits for tool results before it counts as idle
+    session_ttl_seconds: float | None = 86400.0  # then an idle session is forgotten; None: never for age
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -88,7 +89,7 @@ class StorageConfig(msgspec.Struct, frozen=True):
 
     host_kv: int = 0  # bytes of host memory per worker, taken at the start; 0: no host tier
     disk_kv: int = 0  # bytes on disk, shared by all workers; 0: no disk tier
-    data_dir: Path | None = None  # None: nothing is kept on disk
+    data_dir: Path | None = None  # sessions and KV are kept below it; None: nothing outlives the server
     tier_policy: str = "priced"  # who decides what is kept where
 
 
@@ -140,6 +141,7 @@ _FLAGS: dict[str, _Key] = {
     "force_usage": _Key("http", "force_usage", boolean),
     "drain_seconds": _Key("http", "drain_seconds", seconds),
     "tool_wait_seconds": _Key("http", "tool_wait_seconds", seconds),
+    "session_ttl_seconds": _Key("http", "session_ttl_seconds", optional(positive_seconds)),
     "page_size": _Key("engine", "page_size", at_least(1, 1024)),
     "max_num_seqs": _Key("engine", "max_num_seqs", at_least(1)),
     "max_batched_tokens": _Key("engine", "max_batched_tokens", at_least(1)),

@@ -22,7 +22,7 @@ from agentserve.messages import (
     WorkerView,
     unpack_tokens,
 )
-from agentserve.server.engine_port import EngineDown, FleetView, TierReport, TurnEvent
+from agentserve.server.engine_port import EngineDown, FleetView, News, TierReport, TurnEvent
 from agentserve.types import FinishReason, SessionId, SessionState, TurnId
 from tests.hello import made_up_hello
 
@@ -162,6 +162,8 @@ class ScriptedEngine:
         self.live: dict[tuple[SessionId, TurnId], asyncio.Event] = {}
         self.aborted: list[tuple[SessionId, TurnId]] = []
         self.parked: list[tuple[SessionId, TurnId, bool]] = []
+        self.tools: list[tuple[str, ...]] = []  # of each park
+        self.news: list[News] = []
         self.forked: list[tuple[SessionId, SessionId, int]] = []
         self.closed: list[SessionId] = []
         self.grammars: dict[str, str] = {}
@@ -185,8 +187,12 @@ class ScriptedEngine:
             self.live[(session, turn)].set()
             del self.live[(session, turn)]
 
-    def park(self, session: SessionId, turn: TurnId, waiting_tool: bool) -> None:
-        self.parked.append((session, turn, waiting_tool))
+    def park(self, session: SessionId, turn: TurnId, waiting: bool, tools: tuple[str, ...] = ()) -> None:
+        self.parked.append((session, turn, waiting))
+        self.tools.append(tools)
+
+    def tell(self, news: News) -> None:
+        self.news.append(news)
 
     def fork(self, session: SessionId, child: SessionId, length: int) -> None:
         self.forked.append((session, child, length))

@@ -58,7 +58,8 @@ def serve(
         str | None, typer.Option(help="Disk for KV, all workers together.", show_default="0: none")
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder for what outlives the process.", show_default="none")
+        Path | None,
+        typer.Option(help="Keep sessions and KV here, across restarts.", show_default="not kept"),
     ] = None,
     tier_policy: Annotated[
         str | None,
@@ -91,6 +92,9 @@ def serve(
     ] = None,
     tool_wait_seconds: Annotated[
         str | None, typer.Option(help="How long a session waits for its tools.", show_default="3600")
+    ] = None,
+    session_ttl_seconds: Annotated[
+        str | None, typer.Option(help="After that an idle session is forgotten.", show_default="86400")
     ] = None,
     hang_seconds: Annotated[
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")

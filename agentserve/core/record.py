@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from agentserve.core.cost import StepCost
+from agentserve.core.market import TierSetup
 from agentserve.core.plan import Plan, StepResult
 from agentserve.messages import Command, pack_tokens
 from agentserve.types import KVGroup
 from tiering.types import Transfer, TransferDone
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 _HEADER = struct.Struct(">I")
 
 
@@ -31,6 +32,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     groups: tuple[KVGroup, ...]
     pages: tuple[int, ...]
     cost: StepCost = StepCost()
+    tiers: TierSetup | None = None
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):

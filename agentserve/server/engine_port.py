@@ -12,18 +12,22 @@ from typing import Protocol
 import msgspec
 
 from agentserve.messages import (
+    Devalue,
     Hello,
+    Hint,
     SessionView,
     StateChange,
     Submit,
     TiersView,
     Token,
+    ToolSignal,
     TurnEnded,
     WorkerView,
 )
 from agentserve.types import SessionId, TurnId
 
 TurnEvent = StateChange | Token | TurnEnded
+News = Hint | ToolSignal | Devalue
 
 
 class EngineDown(Exception):
@@ -75,8 +79,12 @@ class Engine(Protocol):
         """End a turn and roll it back. A turn that is over or unknown is ignored."""
         ...
 
-    def park(self, session: SessionId, turn: TurnId, waiting_tool: bool) -> None:
-        """Say what an ended turn means: a wait for a tool, or an idle session."""
+    def park(self, session: SessionId, turn: TurnId, waiting: bool, tools: tuple[str, ...] = ()) -> None:
+        """Say what an ended turn means: a wait for tools (their names, in call order), or an idle session."""
+        ...
+
+    def tell(self, news: News) -> None:
+        """Pass on what helps the session's worker to decide. Nobody relies on its arrival."""
         ...
 
     def fork(self, session: SessionId, child: SessionId, length: int) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentserve.server.sessions.directory import DirectoryFull, SessionDirectory, _common
-from agentserve.server.sessions.session_record import Claim, Lease
+from agentserve.server.sessions.directory import DirectoryFull, SessionDirectory
+from agentserve.server.sessions.session_record import Claim, Lease, committed_turn, common
 from agentserve.types import SessionState, TurnId
 
 
@@ -44,7 +44,7 @@ class Harness:
     def commit(self, lease: Lease, *messages: str, calls: tuple[str, ...] = (), ids: str = "xy") -> bool:
         """`messages`: the request's messages and the reply."""
         self.now += 1
-        return self.directory.commit(
+        turn = committed_turn(
             lease,
             reply=keys_of(messages)[-1],
             length=10 * len(messages),
@@ -52,6 +52,7 @@ class Harness:
             calls=[(call, "tool", "{}") for call in calls],
             now=self.now,
         )
+        return self.directory.commit(lease, turn)
 
     def turn(self, *messages: str, calls: tuple[str, ...] = (), **who: object) -> Lease:
         lease = self.begin(*messages[:-1], **who)
@@ -367,7 +368,7 @@ def test_bytes_are_bounded() -> None:
     h = Harness(max_bytes=20_000)
     for i in range(50):
         lease = h.begin(f"u{i}")
-        h.directory.commit(
+        turn = committed_turn(
             lease,
             reply=keys_of([f"u{i}", "a"])[-1],
             length=500,
@@ -375,6 +376,7 @@ def test_bytes_are_bounded() -> None:
             calls=[],
             now=float(i),
         )
+        h.directory.commit(lease, turn)
         assert h.directory.size_bytes <= 20_000
         h.check()
     assert 0 < len(h.directory) < 10
@@ -395,7 +397,8 @@ def test_history_is_bounded_and_ignores_stale_turns() -> None:
 def test_generated_ids_that_do_not_spell_the_reply_are_not_spliced() -> None:
     h = Harness()
     lease = h.begin("u1")
-    h.directory.commit(lease, reply=keys_of(["u1", "a1"])[-1], length=0, generated=None, calls=[], now=1.0)
+    reply = keys_of(["u1", "a1"])[-1]
+    h.directory.commit(lease, committed_turn(lease, reply=reply, length=0, generated=None, calls=[], now=1.0))
     assert h.begin("u1", "a1", "u2").spliced == {}
 
 
@@ -403,7 +406,7 @@ def test_generated_ids_that_do_not_spell_the_reply_are_not_spliced() -> None:
 def test_common_prefix_equals_the_plain_loop(left: list[str], right: list[str]) -> None:
     plain = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), None)
     expected = min(len(left), len(right)) if plain is None else plain
-    assert _common(keys_of(left), keys_of(right)) == expected
+    assert common(keys_of(left), keys_of(right)) == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.booleans()), max_size=40))

@@ -9,26 +9,27 @@ messages up to there. A request extends a session when its keys run through the 
 A session whose last turn ended in tool calls waits for their results. The wait ends when they come,
 here or through a sibling, or after `max_wait` seconds: clients die, and waits without end would
 fill every place. Results that come later are still taken.
+
+A *book*, where there is one, is told every change that must outlive the process, when it happens.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 
+from agentserve.server.sessions.book import Book
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
     Claim,
+    CommittedTurn,
     Lease,
     PendingCall,
     Session,
-    Transition,
+    common,
 )
 from agentserve.types import SessionId, SessionState, TurnId
-
-MOST_NAMES = 16  # of the tools that a wait is for; the history shows no more
 
 
 class DirectoryFull(Exception):
@@ -46,12 +47,14 @@ class SessionDirectory:
         max_bytes: int = 1 << 30,
         history: int = 256,
         max_wait: float = 3600.0,
+        book: Book | None = None,
     ) -> None:
         self._new_id = new_id
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
         self._history = history
         self._max_wait = max_wait
+        self._book = book
         self._sessions: OrderedDict[SessionId, Session] = OrderedDict()  # least recently used first
         self._public: dict[tuple[str, str], Session] = {}
         self._points: dict[tuple[str, bytes], dict[SessionId, None]] = {}
@@ -60,6 +63,7 @@ class SessionDirectory:
         self._evicted: list[SessionId] = []
         self._released: list[tuple[SessionId, TurnId]] = []
         self._bytes = 0
+        self._leases = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -70,6 +74,10 @@ class SessionDirectory:
 
     def get(self, tenant: str, public_id: str) -> Session | None:
         return self._public.get((tenant, public_id))
+
+    def find(self, key: SessionId) -> Session | None:
+        """The session, unless it was closed or forgotten."""
+        return self._sessions.get(key)
 
     def sessions(self, tenant: str) -> Iterator[Session]:
         """Most recently used first."""
@@ -97,6 +105,32 @@ class SessionDirectory:
         released, self._released = self._released, []
         return released
 
+    def restore(self, sessions: Iterable[tuple[Session, float | None]], now: float) -> None:
+        """Take in what a book gives back, each with the moment since when it waits for tools.
+
+        A turn that ran when the process died is rolled back. Of too many, those used last stay.
+        """
+        waits: list[tuple[float, SessionId]] = []
+        for session, since in sorted(sessions, key=lambda item: item[0].used):
+            self._sessions[session.key] = self._public[(session.tenant, session.public_id)] = session
+            session.booked = True
+            session.history = deque(session.history, self._history)
+            for point in session.points:
+                self._points.setdefault((session.tenant, point), {})[session.key] = None
+            self._calls |= {(session.tenant, call): session.key for call in session.issued}
+            self._bytes += session.cost
+            self._leases = max(self._leases, session.used)
+            if session.running is not None:
+                turn, session.running = session.running, None
+                session.epoch += 1
+                session.rest(turn, now, "the server was started again")
+                since = now if session.pending else None
+                self._keep(session, since)
+            if since is not None:
+                waits.append((since, session.key))
+        self._waits = OrderedDict((key, since) for since, key in sorted(waits))
+        self._make_room(0)
+
     # --- whose session is it ---------------------------------------------------------
 
     def begin(self, claim: Claim, now: float) -> Lease:
@@ -116,7 +150,7 @@ class SessionDirectory:
         else:
             anchor = self._issuer(claim)
 
-        found = self._longest(claim, anchor.family if anchor else None)
+        found = self._longest(claim, anchor)
         if found is not None and found.running is None and self._extends(found, claim.keys):
             return self._lease(found, claim.keys, now, claim.call_ids)
         source = found or anchor
@@ -125,12 +159,32 @@ class SessionDirectory:
             return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
         return self.sibling(source, claim.keys, now, claim.call_ids)
 
+    def extend(self, session: Session, keys: tuple[bytes, ...], now: float) -> Lease | None:
+        """Lease the next turn of this very session; None where a turn runs, or the keys do not extend it."""
+        self.end_waits(now)
+        if session.key not in self._sessions or session.running or not self._extends(session, keys):
+            return None
+        return self._lease(session, keys, now, ())
+
+    def fork(self, source: Session, messages: int, pending: Sequence[PendingCall], now: float) -> Session:
+        """A session at rest on the first messages, waiting for `pending`. ValueError: no turn ended there."""
+        if not source.ended_at(messages):
+            raise ValueError(f"no turn ended with message {messages}")
+        self._sessions.move_to_end(source.key)  # not the one to make room
+        child = self._open(source.tenant, None, now, parent=source)
+        child.inherit(source, messages, pending)
+        self._points.setdefault((child.tenant, child.chain[-1]), {})[child.key] = None
+        self._bytes += child.cost - SESSION_BYTES
+        self._rest(child, TurnId(child.last_turn), now, f"forked from {source.public_id}")
+        self._make_room(0)
+        return child
+
     def sibling(
         self, source: Session, keys: tuple[bytes, ...], now: float, answers: tuple[str, ...] = ()
     ) -> Lease:
         """Lease the first turn of a new session that shares `source`'s committed history."""
         child = self._open(source.tenant, None, now, parent=source)
-        shared = _common(source.chain, keys)
+        shared = common(source.chain, keys)
         child.replies = {i: ids for i, ids in source.replies.items() if i < shared}
         child.chain = source.chain[:shared]
         self._bytes += child.cost - SESSION_BYTES
@@ -148,20 +202,24 @@ class SessionDirectory:
                 return self._sessions[key]
         return None
 
-    def _longest(self, claim: Claim, family: SessionId | None) -> Session | None:
-        """The session with the longest committed history that is a proper prefix of the request.
+    def _longest(self, claim: Claim, anchor: Session | None) -> Session | None:
+        """The longest committed history (in the anchor's family, if any) that is a proper prefix.
 
-        At equal length one that can simply go on (at its tip, at rest), then the latest used.
+        At equal length the anchor, then what can simply go on (at its tip, at rest), then the latest
+        used. Forks that have not begun a turn are for those who name them.
         """
         for key in reversed(claim.keys[:-1]):
             names = self._points.get((claim.tenant, key))
             if not names:
                 continue
             at_key = [self._sessions[name] for name in names]
-            if family is not None:
-                at_key = [session for session in at_key if session.family == family]
+            if anchor is not None:
+                at_key = [session for session in at_key if session.family == anchor.family]
             if at_key:
-                return max(at_key, key=lambda s: (s.tip == key, s.running is None, s.active))
+                return max(
+                    at_key,
+                    key=lambda s: (s.tip == key, s is anchor, s.last_turn > 0, not s.running, s.active),
+                )
         return None
 
     @staticmethod
@@ -206,59 +264,38 @@ class SessionDirectory:
         session.last_turn += 1
         session.running = TurnId(session.last_turn)
         session.active = now
+        self._leases += 1
+        session.used = self._leases
         self._sessions.move_to_end(session.key)
+        booked = self._keep(session, None)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
         replies = dict(session.replies)
-        return Lease(session, session.running, keys, replies, answers, copied_from, shared, opened, waits)
+        return Lease(
+            session, session.running, keys, replies, answers, copied_from, shared, opened, waits, booked
+        )
 
     # --- the end of a turn -----------------------------------------------------------
 
-    def commit(
-        self,
-        lease: Lease,
-        *,
-        reply: bytes,
-        length: int,
-        generated: array[int] | None,
-        calls: Sequence[tuple[str, str, str]],
-        now: float,
-        usage: Mapping[str, int] | None = None,
-        handed: Mapping[str, bool] | None = None,
-    ) -> bool:
-        """Make the turn part of the session: `reply` is the chain key with the answer, `calls` its
-        (id, name, arguments) still to be answered, `handed` the ids of all calls that the client got
-        and whether they are whole, `length` the tokens of prompt and answer. False when the session
-        was closed meanwhile.
+    def write(self, lease: Lease, turn: CommittedTurn) -> Future[None] | None:
+        """Tell the book of a turn that is complete. It is committed when that is done; None: at once."""
+        if self._book is None or not self.holds(lease):
+            return None
+        lease.session.booked = True
+        return self._book.add(lease.session, turn)
 
-        `generated` None means that the ids do not spell the text the client got; the answer will be
-        encoded afresh.
-        """
+    def commit(self, lease: Lease, turn: CommittedTurn) -> bool:
+        """Make the turn part of its session. False when the session was closed meanwhile."""
         session = lease.session
         if not self.holds(lease):
             return False
-        self._answered(lease, now)
+        self._answered(lease, turn.at)
         before = session.cost
-        session.running = None
-        session.committed += 1
-        session.active = now
-        session.length = length
-        session.chain = (*lease.keys, reply)
-        session.replies = dict(lease.spliced)
-        if generated is not None:
-            session.replies[len(lease.keys)] = generated
-        session.points[reply] = length
-        self._points.setdefault((session.tenant, reply), {})[session.key] = None
-        session.pending = {
-            id_: PendingCall(id_, name, arguments, lease.turn) for id_, name, arguments in calls
-        }
-        for id_, whole in (dict.fromkeys(session.pending, True) | dict(handed or {})).items():
-            session.issued[id_] = whole
-            self._calls[(session.tenant, id_)] = session.key
-        for name, amount in (usage or {}).items():
-            session.usage[name] = session.usage.get(name, 0) + amount
+        session.add(turn)
+        self._points.setdefault((session.tenant, turn.keys[-1]), {})[session.key] = None
+        self._calls |= {(session.tenant, id_): session.key for id_ in turn.handed}
         self._bytes += session.cost - before
-        self._rest(session, lease.turn, now)
-        self.end_waits(now)
+        self._rest(session, lease.turn, turn.at)
+        self.end_waits(turn.at)
         self._make_room(0)
         return True
 
@@ -273,18 +310,20 @@ class SessionDirectory:
             self._forget(session)
             return True
         self._rest(session, lease.turn, now, reason)
+        if self._book is not None and session.booked:
+            self._book.undo(session, lease.turn, self._waits.get(session.key))
         return False
 
-    def close(self, session: Session) -> None:
-        """Forget a session; a turn that still runs will find its lease void."""
-        if session.key in self._sessions:
-            self._forget(session)
+    def close(self, session: Session) -> Future[None] | None:
+        """Forget a session; a turn that still runs will find its lease void. What is given back is done
+        when a restart would not bring it back; None: at once."""
+        return self._forget(session) if session.key in self._sessions else None
 
     def note(self, session: Session, turn: TurnId, state: SessionState, at: float, reason: str = "") -> None:
         """Record a public state. Those of a turn that no longer runs are stale and ignored."""
         if session.running == turn and session.key in self._sessions:
             session.engine_turn = turn
-            self._move(session, turn, state, at, reason)
+            session.move(state, turn, at, reason)
 
     def holds(self, lease: Lease) -> bool:
         """The turn may still be committed: it has not ended and its session was not closed."""
@@ -294,23 +333,10 @@ class SessionDirectory:
         """The session's turn is over. Calls that had no result before it still have none after a rollback."""
         if session.pending:
             self._waits[session.key] = now
-        state = SessionState.WAITING_TOOL if session.pending else SessionState.IDLE
-        tools = tuple(call.name for call in islice(session.pending.values(), MOST_NAMES))
-        self._move(session, turn, state, now, reason, tools=tools)
+        session.rest(turn, now, reason)
 
-    @staticmethod
-    def _move(
-        session: Session,
-        turn: TurnId,
-        state: SessionState,
-        at: float,
-        reason: str,
-        *,
-        tools: tuple[str, ...] = (),
-    ) -> None:
-        if session.state is not state or reason or not session.history:
-            session.history.append(Transition(state, at, turn, reason, tools))
-        session.state = state
+    def _keep(self, session: Session, since: float | None) -> Future[None] | None:
+        return self._book.keep(session, since) if self._book is not None and session.booked else None
 
     # --- waits for tools -------------------------------------------------------------
 
@@ -326,20 +352,31 @@ class SessionDirectory:
         """A sibling brought results: the session that made the calls need not wait for them."""
         for call in lease.answers:
             key = self._calls.get((lease.session.tenant, call))
-            if key is None or key == lease.key:
+            if key is None or key == lease.key or call in lease.session.pending:
                 continue
             issuer = self._sessions[key]
-            issuer.pending.pop(call, None)
+            if issuer.pending.pop(call, None) is None:
+                continue
             if not issuer.pending and issuer.key in self._waits:
                 self._release(issuer, now, f"answered in {lease.session.public_id}")
+            else:
+                self._keep(issuer, self._waits.get(issuer.key))
 
     def _release(self, session: Session, now: float, reason: str) -> None:
         del self._waits[session.key]
-        self._move(session, TurnId(session.last_turn), SessionState.IDLE, now, reason)
+        session.move(SessionState.IDLE, TurnId(session.last_turn), now, reason)
+        self._keep(session, None)
         if session.engine_turn is not None:
             self._released.append((session.key, session.engine_turn))
 
     # --- bounds ----------------------------------------------------------------------
+
+    def expire(self, now: float, ttl: float) -> None:
+        """Forget sessions that were idle for `ttl` seconds. Those that wait for a tool are not idle."""
+        for session in [s for s in self._sessions.values() if now - s.active >= ttl]:
+            if session.running is None and session.key not in self._waits:
+                self._forget(session)
+                self._evicted.append(session.key)
 
     def _make_room(self, coming: int = 1) -> None:
         while len(self._sessions) + coming > self._max_sessions or self._bytes > self._max_bytes:
@@ -362,7 +399,7 @@ class SessionDirectory:
             waiting = waiting or session
         return waiting
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: Session) -> Future[None] | None:
         self._waits.pop(session.key, None)
         del self._sessions[session.key]
         del self._public[(session.tenant, session.public_id)]
@@ -372,18 +409,8 @@ class SessionDirectory:
             if not names:
                 del self._points[(session.tenant, point)]
         for call in session.issued:
-            del self._calls[(session.tenant, call)]
+            if self._calls.get((session.tenant, call)) == session.key:  # a fork's calls are its parent's
+                del self._calls[(session.tenant, call)]
         self._bytes -= session.cost
         session.state = SessionState.FINISHED
-
-
-def _common(left: Sequence[bytes], right: Sequence[bytes]) -> int:
-    """How many leading keys agree. Keys are chained, so agreement at i means agreement before."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[middle - 1] == right[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+        return self._book.forget(session) if self._book is not None and session.booked else None

@@ -31,7 +31,7 @@ from agentserve.messages import (
     StepDone,
     Submit,
 )
-from agentserve.server.engine_port import EngineDown, FleetView, TierReport
+from agentserve.server.engine_port import EngineDown, FleetView, News, TierReport
 from agentserve.server.workers.questions import Questions
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy, Slot
@@ -161,13 +161,15 @@ class Fleet:
         else:
             self._slots[running.slot].send(Abort(session, turn))
 
-    def park(self, session: SessionId, turn: TurnId, waiting_tool: bool) -> None:
-        self._send_home(session, Park(session, turn, waiting_tool))
+    def park(self, session: SessionId, turn: TurnId, waiting: bool, tools: tuple[str, ...] = ()) -> None:
+        self._send_home(session, Park(session, turn, waiting, tools))
+
+    def tell(self, news: News) -> None:
+        self._send_home(news.session, news)
 
     def fork(self, session: SessionId, child: SessionId, length: int) -> None:
         # Without a home nothing is shared, and the child's first turn brings its own context.
-        home = self._homes.get(session)
-        if home is not None:
+        if (home := self._homes.get(session)) is not None:
             self._remember(child, home)
             self._slots[home].send(Fork(session, child, length))
 
@@ -260,8 +262,7 @@ class Fleet:
     # --- talking to workers -------------------------------------------------------------
 
     def _send_home(self, session: SessionId, command: Command) -> None:
-        home = self._homes.get(session)
-        if home is not None:
+        if (home := self._homes.get(session)) is not None:
             self._slots[home].send(command)
 
     def _send_all(self, command: Command) -> None:

@@ -21,6 +21,7 @@ import msgspec
 
 from agentserve.clock import WallClock
 from agentserve.core.cost import StepCost
+from agentserve.core.market import TierSetup
 from agentserve.core.ports import Executor
 from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
 from agentserve.messages import Hello, StartFailed
@@ -47,6 +48,7 @@ class BuiltEngine:
     pages: tuple[int, ...]
     cost: StepCost
     tiering: Tiering | None = None  # the same core, and who moves its KV between tiers
+    tiers: TierSetup | None = None  # what its tiers were built from, for the recorded log
 
 
 EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
@@ -110,7 +112,7 @@ def _recorder(spec: WorkerSpec, built: BuiltEngine) -> Recorder:
         return Recorder(None)
     file = open(spec.record, "wb")  # noqa: SIM115  (closed by the recorder)
     config = msgspec.msgpack.encode(built.config)
-    opened = Opened(RECORD_VERSION, config, built.groups, built.pages, built.cost)
+    opened = Opened(RECORD_VERSION, config, built.groups, built.pages, built.cost, built.tiers)
     file.write(encode_entry(opened))
     return Recorder(file)
 
