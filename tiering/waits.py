@@ -100,6 +100,8 @@ class WaitCurves:
         self._everything = _Sample()  # all tools together
         self._idle = _Sample()
         self._open: dict[str, _Open] = {}
+        # For operators, by name: waits that ended, and how many by their predicted median and P90.
+        self.predicted: dict[str, tuple[int, int, int]] = {}
 
     # --- what happens ------------------------------------------------------------------------
 
@@ -123,6 +125,8 @@ class WaitCurves:
         own.calibrated += 1
         own.hits[0] += waited <= wait.median
         own.hits[1] += waited <= wait.p90
+        if wait.name in self.predicted or len(self.predicted) <= self._settings.max_names:
+            self.predicted[wait.name] = (own.calibrated, own.hits[0], own.hits[1])
 
     def lost(self, session: str, at: float) -> None:
         """Its wait was given up: it would have been longer than so far."""

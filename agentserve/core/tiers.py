@@ -345,6 +345,7 @@ class Tiers:
     def view(self) -> TiersView:
         manager = self.manager
         leader = getattr(self.policy, "takeovers", 0)
+        predicted = getattr(self.policy, "predicted", None)
         return TiersView(
             policy=self.policy.name,
             host=manager.host_used,
@@ -363,6 +364,7 @@ class Tiers:
                 **{tier.value: count for tier, count in manager.evicted.items()},
             },
             decisions={choice.value: count for choice, count in self._choices.items()},
+            waits=dict(predicted) if isinstance(predicted, dict) else {},
             takeovers=leader if isinstance(leader, int) else 0,
             disk_error=manager.disk_error,
         )

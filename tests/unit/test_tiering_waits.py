@@ -234,3 +234,21 @@ def test_no_input_breaks_the_curves(events: list[tuple[str, str, float]]) -> Non
 def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="prior weight"):
         WaitCurves(WaitSettings(prior_weight=0.0))
+
+
+def test_operators_are_told_how_good_predictions_were() -> None:
+    curves = WaitCurves(WaitSettings(max_names=2))
+    expected = [0, 0, 0]
+    for number, waited in enumerate((0.01, 1.2, 1.9, 50.0)):
+        curves.started(f"s{number}", ("grep",), 0.0)
+        median, p90 = (curves.curve(("grep",), 0.0).quantile(q) for q in (0.5, 0.9))
+        expected = [expected[0] + 1, expected[1] + (waited <= median), expected[2] + (waited <= p90)]
+        curves.came(f"s{number}", waited)
+    curves.started("lost", ("grep",), 0.0)
+    curves.lost("lost", 5.0)
+    assert curves.predicted == {"grep": tuple(expected)}
+    assert 0 < expected[1] < expected[2] < 4, "the waits tell median, P90 and all apart"
+    for number in range(20):  # names are bounded
+        curves.started("s", (f"tool{number}",), 0.0)
+        curves.came("s", 1.0)
+    assert len(curves.predicted) == 3

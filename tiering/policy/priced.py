@@ -104,6 +104,11 @@ class PricedPolicy:
         return self._race.takeovers
 
     @property
+    def predicted(self) -> dict[str, tuple[int, int, int]]:
+        """By tool: waits that ended, and how many of them by their predicted median and P90."""
+        return self.outlook.curves.predicted
+
+    @property
     def shadow_costs(self) -> tuple[float, float]:
         """Seconds lost at resumes over the last turns: as we would have placed KV, as LRU would."""
         return self._race.sums
