@@ -29,11 +29,11 @@ from agentserve.values import (
     text,
     text_list,
 )
+from tiering.policy.registry import policy_names
 
 DTYPES = ("bf16", "fp32")
 Weights = Literal["stored", "expanded"]
 Activations = Literal["float", "int8"]
-TIER_POLICIES = ("priced", "lru", "pin", "infercept", "continuum", "thunderagent", "mori")
 KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "int8")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -156,7 +156,7 @@ _FLAGS: dict[str, _Key] = {
     "host_kv": _Key("storage", "host_kv", budget),
     "disk_kv": _Key("storage", "disk_kv", budget),
     "data_dir": _Key("storage", "data_dir", optional(path)),
-    "tier_policy": _Key("storage", "tier_policy", choice(*TIER_POLICIES)),
+    "tier_policy": _Key("storage", "tier_policy", choice(*policy_names())),
     "log_level": _Key("", "log_level", choice(*LOG_LEVELS)),
 }
 

@@ -22,7 +22,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from agentserve.config import ServeConfig
-from agentserve.machine import usable_cores
+from agentserve.machine import available_memory, usable_cores
 from agentserve.messages import Hello
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import begin_drain
@@ -34,6 +34,7 @@ from agentserve.server.workers.supervisor import (
     WorkerProcess,
     private_directory,
 )
+from agentserve.values import show_size
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +82,22 @@ def run(
     Raises LaunchError if it cannot start, and when no worker is left and none will come back: whoever
     runs the service starts it anew, rather than have it answer 503 for good.
     """
+    check_memory(config, available_memory())
     with (
         contextlib.closing(bind(config.http.host, config.http.port)) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         runner.run(_Launch(config, factory, on_ready, worker_command).main(listener))
+
+
+def check_memory(config: ServeConfig, available: int | None) -> None:
+    """LaunchError where all workers' host tiers together are more than the machine has left."""
+    each, count = config.storage.host_kv, config.workers.count
+    if available is not None and each * count > available:
+        raise LaunchError(
+            f"--host-kv {show_size(each)}: {count} worker(s) would take {show_size(each * count)} "
+            f"of the {show_size(available)} that are free"
+        )
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -70,6 +70,23 @@ async def test_results_in_any_order_are_read_in_call_order_and_the_turn_goes_on(
     s.rig.check_rest()
 
 
+async def test_each_tools_wait_is_counted_when_its_result_comes_and_once() -> None:
+    s = await waiting()
+
+    async def counts() -> list[int]:
+        lines = (await s.rig.client.get("/metrics")).text.splitlines()
+        found = {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
+        name = "agentserve_tool_wait_seconds_count"
+        return [int(found.get(f'{name}{{tool="{tool}"}}', 0)) for tool in ("weather", "now")]
+
+    assert await counts() == [0, 0]
+    for _ in range(2):  # the second time it is a repeat
+        await s.give(1, "noon")
+        assert await counts() == [0, 1]
+    await s.give(0, "rain")
+    assert await counts() == [1, 1]
+
+
 async def test_the_turn_is_the_one_that_a_chat_completion_with_the_whole_history_runs() -> None:
     """Token for token and setting for setting, so it does not matter by which way results come."""
     s = await waiting(temperature=0.25, seed=7, max_completion_tokens=400, cache_salt="mine")

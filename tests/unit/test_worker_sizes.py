@@ -14,6 +14,7 @@ import torch
 from agentserve.config import load
 from agentserve.models.load import load_model, open_model
 from agentserve.models.source import ModelSource
+from agentserve.server.launch import LaunchError, check_memory
 from agentserve.server.workers import sizes
 from agentserve.server.workers.build import _namespace
 from agentserve.server.workers.sizes import (
@@ -73,11 +74,11 @@ def test_without_tiers_nothing_is_sized() -> None:
 
 
 def test_bytes_become_slots_and_a_share_of_the_disk() -> None:
-    flags = {"host_kv": "10KiB", "disk_kv": "90KiB", "data_dir": "d", "workers": 3}
+    flags = {"host_kv": "10KiB", "disk_kv": "9MiB", "data_dir": "d", "workers": 3}
     spec = spec_of(**flags)
-    assert tier_sizes(spec, GROUPS, 30 << 10) == TierSizes(4096, 2, 30 << 10)
+    assert tier_sizes(spec, GROUPS, 10 << 10) == TierSizes(4096, 2, 3 << 20)
     assert spec.data_dir == str(Path("d").absolute())
-    assert tier_sizes(spec, GROUPS, None) == TierSizes(4096, 2, 30 << 10), "a system that does not say"
+    assert tier_sizes(spec, GROUPS, None) == TierSizes(4096, 2, 3 << 20), "a system that does not say"
     only_host = spec_of(host_kv="4KiB")
     assert tier_sizes(only_host, GROUPS, None) == TierSizes(4096, 1, 0)
 
@@ -90,12 +91,12 @@ def test_bytes_become_slots_and_a_share_of_the_disk() -> None:
             "--host-kv 4.0 KiB per worker holds no block of 4.0 KiB: give it more",
         ),
         (
-            {"host_kv": "1MiB", "disk_kv": "8000", "data_dir": "d", "workers": 2},
-            "--disk-kv 3.9 KiB per worker holds no block of 4.0 KiB: give it more",
+            {"host_kv": "1MiB", "disk_kv": "2MiB", "data_dir": "d", "workers": 2},
+            "--disk-kv 1.0 MiB per worker holds no block of 4.0 KiB: give it more",
         ),
         (
-            {"host_kv": "1MiB", "workers": 3},
-            "--host-kv 1.0 MiB: 3 worker(s) would take 3.0 MiB of the 2.0 MiB that are free",
+            {"host_kv": "3MiB", "workers": 3},
+            "--host-kv 3.0 MiB: only 2.0 MiB are free",
         ),
     ],
 )
@@ -103,6 +104,23 @@ def test_tiers_that_cannot_be(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         tier_sizes(spec_of(**flags), GROUPS, 2 << 20)
     assert str(caught.value) == message
+
+
+def test_a_worker_that_starts_anew_counts_its_own_share_only() -> None:
+    """The others have theirs already: what is free is what they left."""
+    sizes_found = tier_sizes(spec_of(host_kv="1MiB", workers=3), GROUPS, 1 << 20)
+    assert sizes_found is not None
+    assert sizes_found.host_slots == 256
+
+
+def test_all_workers_are_counted_before_the_first_one_starts() -> None:
+    config = load({"host_kv": "1MiB", "workers": 3})
+    check_memory(config, 3 << 20)
+    check_memory(config, None)
+    check_memory(load({}), 0)
+    message = r"^--host-kv 1\.0 MiB: 3 worker\(s\) would take 3\.0 MiB of the 2\.0 MiB that are free$"
+    with pytest.raises(LaunchError, match=message):
+        check_memory(config, 2 << 20)
 
 
 def test_a_data_dir_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
@@ -120,9 +138,9 @@ def test_tiers_are_refused_before_weights_are_read(tmp_path: Path, ops: Referenc
     config = open_model(source).config
     with pytest.raises(ValueError, match=r"^--host-kv 5 B per worker holds no block of "):
         check_settings(spec_of(host_kv="5"), source, config, ops)
-    with pytest.raises(ValueError, match=r"^--host-kv 8388608 TiB: 1 worker"):
+    with pytest.raises(ValueError, match=r"^--host-kv 8388608 TiB: only "):
         check_settings(spec_of(host_kv=str(2**63 - 1)), source, config, ops)
-    flags = {"host_kv": "1MiB", "disk_kv": "1MiB", "data_dir": str(source.path)}
+    flags = {"host_kv": "1MiB", "disk_kv": "4MiB", "data_dir": str(source.path)}
     with pytest.raises(ValueError, match="File exists"):
         check_settings(spec_of(**flags), source, config, ops)
     check_settings(spec_of(**{**flags, "data_dir": str(tmp_path / "new")}), source, config, ops)

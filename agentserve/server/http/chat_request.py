@@ -65,9 +65,14 @@ class ChatJob:
 async def prepare(context: ServerContext, request: Request, fields: ChatRequest) -> ChatJob:
     """The turns of a chat request, for the session it belongs to."""
     named = session_name(request, fields.session_id, context.options.limits)
-    return await prepare_turns(
-        context, fields, lambda claim: context.directory.begin(claim, context.clock.now()), named
-    )
+
+    def begin(claim: Claim) -> Lease:
+        lease = context.directory.begin(claim, context.clock.now())
+        for tool, seconds in lease.waits:
+            context.metrics.tiers.waited(tool, seconds)
+        return lease
+
+    return await prepare_turns(context, fields, begin, named)
 
 
 async def prepare_turns(
@@ -95,8 +100,6 @@ async def prepare_turns(
     )
     await context.check_storage()
     lease = begin(claim)
-    for tool, seconds in lease.waits:
-        context.metrics.tiers.waited(tool, seconds)
     seats = [_seat(context, lease, told)]
     try:
         prompt = await context.off_loop(render, template, fields, messages, tools, lease.spliced)

@@ -18,7 +18,6 @@ from agentserve.executor.calibrate import Bounds, measure_cost
 from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
-from agentserve.machine import available_memory
 from agentserve.messages import PROTOCOL_VERSION, Hello
 from agentserve.models.decoder import Decoder
 from agentserve.models.load import DTYPES, LoadedModel, open_model
@@ -90,7 +89,7 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         eos_token_ids=text.end_ids,
         namespace=_namespace(spec, loaded, ops),
     )
-    sizes = tier_sizes(spec, groups, available_memory())
+    sizes = tier_sizes(spec, groups, None)  # that the memory is there was seen before the pool took its own
     tiers = build_tiers(spec, sizes, pool, core_config.namespace) if sizes is not None else None
     core = EngineCore(core_config, groups, pages, cost, tiers.parts if tiers is not None else None)
     assert core.limit == reach

@@ -18,6 +18,8 @@ from agentserve.server.workers.spec import WorkerSpec
 from agentserve.types import KVGroup
 from agentserve.values import show_size
 from kernels.ops import AttentionShape, Ops, Span
+from tiering.stores.disk import PAGE, block_footprint, capacity_of
+from tiering.stores.host import slot_bytes
 
 GPU_SHARE = 0.8  # of a GPU's free memory, once the weights are there; the rest is for activations
 
@@ -105,18 +107,19 @@ def tier_sizes(spec: WorkerSpec, groups: tuple[KVGroup, ...], available: int | N
     if not spec.host_kv and not spec.disk_kv:
         return None
     block = sum(group.page_bytes for group in groups)
-    for flag, size in (("--host-kv", spec.host_kv), ("--disk-kv", spec.disk_kv)):
-        if 0 < size < block:
+    slot, on_disk = slot_bytes(block), block_footprint(block, spec.page_size)
+    for flag, size, room, least in (
+        ("--host-kv", spec.host_kv, spec.host_kv, slot),
+        ("--disk-kv", spec.disk_kv, capacity_of(spec.disk_kv // PAGE * PAGE), on_disk),
+    ):
+        if size and room < least:
             raise ValueError(
                 f"{flag} {show_size(size)} per worker holds no block of {show_size(block)}: give it more"
             )
-    wanted = spec.host_kv * spec.kv_share
-    if available is not None and wanted > available:
-        raise ValueError(
-            f"--host-kv {show_size(spec.host_kv)}: {spec.kv_share} worker(s) would take {show_size(wanted)} "
-            f"of the {show_size(available)} that are free"
-        )
-    return TierSizes(block, spec.host_kv // block, spec.disk_kv)
+    # Its own share only: others may have taken theirs by now. Before the start all are counted (`launch`).
+    if available is not None and spec.host_kv > available:
+        raise ValueError(f"--host-kv {show_size(spec.host_kv)}: only {show_size(available)} are free")
+    return TierSizes(block, spec.host_kv // slot, spec.disk_kv)
 
 
 def check_data_dir(folder: Path) -> None:

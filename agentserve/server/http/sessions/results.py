@@ -21,6 +21,7 @@ from agentserve.server.limits import Limits, check_text
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.transcript import Held
 from agentserve.server.text_port import JsonObject
+from agentserve.types import SessionState
 
 MOST_RESULTS = 1024  # in one request
 
@@ -85,6 +86,7 @@ async def take(
 class _Taken:
     results: Taking
     before: dict[str, Held]  # what was held until now
+    since: float | None  # when the session began to wait
 
 
 def _take(context: ServerContext, session: Session, results: Sequence[Incoming], *, go_on: bool) -> _Taken:
@@ -109,12 +111,16 @@ def _take(context: ServerContext, session: Session, results: Sequence[Incoming],
         transcripts.take(session.key, fresh)
         if transcripts.get(session.key) is None:  # it alone is larger than all may be
             raise taking.transcript_gone(session)
-    return _Taken(sorted_out, before)
+    since = session.history[-1].at if session.state is SessionState.WAITING_TOOL else None
+    return _Taken(sorted_out, before, since)
 
 
 def _tell(context: ServerContext, session: Session, taken: _Taken) -> None:
     for call, result in taken.results.fresh.items():
         context.chronicle.say(session, "tool_result", call_id=call, epoch=result.epoch)
+        if taken.since is not None and call in session.pending:
+            waited = context.clock.now() - taken.since
+            context.metrics.tiers.waited(session.pending[call].name, waited)
 
 
 def _receipts(context: ServerContext, session: Session, taken: _Taken) -> Response:

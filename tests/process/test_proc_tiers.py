@@ -1,0 +1,118 @@
+"""`agentserve serve` with tiers and the real model: the same tokens from all, through kills and restarts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.model]
+
+LIMIT = 240.0
+AGENTS = 5
+FACTS = " ".join(f"Fact {number} is {number * number}." for number in range(12))
+
+
+@contextmanager
+def server(*flags: str) -> Iterator[tuple[httpx.Client, subprocess.Popen[str]]]:
+    """A server whose device pool holds two agents of five, and a client of it."""
+    command = [sys.executable, "-m", "agentserve", "serve", "--port", "0", "--device-kv", "14MiB"]
+    command += ["--threads", "1", "--log-level", "warning", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("AgentServe is ready on "), line
+        with httpx.Client(base_url=line.split()[-1], timeout=LIMIT) as client:
+            yield client, process
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=LIMIT)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def rounds(client: httpx.Client, count: int) -> list[str]:
+    """What five agents are told in `count` turns each, two at a time."""
+    histories: list[list[dict[str, Any]]] = [
+        [{"role": "user", "content": f"Agent {name}. {FACTS} Say something of agent {name}."}]
+        for name in range(AGENTS)
+    ]
+    said = []
+
+    def turn(history: list[dict[str, Any]]) -> dict[str, Any]:
+        body = {"messages": history, "temperature": 0, "max_tokens": 4, "ignore_eos": True}
+        reply = client.post("/v1/chat/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        message: dict[str, Any] = reply.json()["choices"][0]["message"]
+        return {"role": "assistant", "content": message["content"]}
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(count):
+            for history, message in zip(histories, pool.map(turn, histories), strict=True):
+                said.append(message["content"])
+                history += [message, {"role": "user", "content": "Go on."}]
+    return said
+
+
+def totals(client: httpx.Client) -> dict[str, float]:
+    """Samples of /metrics about tiers; those with one label by its value: `hit_tokens_total host`."""
+    found = {}
+    for line in client.get("/metrics").text.splitlines():
+        match = re.fullmatch(r'agentserve_tier_(\w+)(?:\{\w+="([^"]+)"\})? (\S+)', line)
+        if match is not None and not match[1].endswith("_created"):
+            found[" ".join(filter(None, match.groups()[:2]))] = float(match[3])
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[str]:
+    """What is said without tiers."""
+    with server() as (client, _):
+        assert client.get("/health").json()["tiers"] == {"device": {"state": "ok"}}
+        return rounds(client, 2)
+
+
+def test_every_tier_gives_the_same_tokens_through_kills_and_restarts(
+    plain: list[str], tmp_path: Path
+) -> None:
+    flags = ["--host-kv", "4MiB", "--disk-kv", "64MiB", "--data-dir", str(tmp_path), "--tier-policy", "lru"]
+    with server(*flags) as (client, process):
+        assert rounds(client, 2) == plain
+        before = totals(client)
+        assert before["moved_blocks_total write"] > 0
+        assert before["failed_blocks_total fetch"] == before["failed_blocks_total save"] == 0
+        tiers = client.get("/health").json()["tiers"]
+        assert (tiers["host"]["state"], tiers["disk"]["state"], tiers["policy"]) == ("ok", "ok", "lru")
+        worker = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+        os.kill(worker, signal.SIGKILL)
+        assert rounds(client, 2) == plain, "from what the dead worker had on disk"
+        after = totals(client)
+        assert after["hit_tokens_total disk"] > before["hit_tokens_total disk"]
+        assert all(after[name] >= total for name, total in before.items() if "_total" in name)
+        assert (after["moving_blocks"], after["pinned_pages"]) == (0, 0)
+    with server(*flags) as (client, _):
+        assert rounds(client, 2) == plain
+        assert totals(client)["hit_tokens_total disk"] > 0, "KV outlives the server"
+
+
+def test_host_memory_alone(plain: list[str]) -> None:
+    with server("--host-kv", "48MiB") as (client, _):
+        assert rounds(client, 2) == plain
+        found = totals(client)
+        assert found["hit_tokens_total host"] > 0
+        assert found["capacity_blocks disk"] == 0
+        shown = client.get("/agentserve/sessions?detail=true").json()["data"]
+        assert any(session["residency"]["host"] for session in shown)
+        assert all(session["decision"]["reason"] for session in shown)
