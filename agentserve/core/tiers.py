@@ -253,8 +253,9 @@ class Tiers:
         self._sync()
 
     def tick(self, now: float) -> None:
-        """Look again at decisions whose time has come."""
+        """Look again at decisions whose time has come; end waits that have lasted too long."""
         self._at(now)
+        self.restores.expire(now)
         while self._timers and self._timers[0][0] <= now:
             _, number, session = heapq.heappop(self._timers)
             known = self.ledger.known.get(session)
