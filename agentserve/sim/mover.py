@@ -143,20 +143,22 @@ class SimMover:
                 if good:
                     self._host[block.slot] = (block.key, rows)
             case Move.LOAD:
-                rows = self._in_host(block)
+                held = self._in_host(block)
+                good = good and held is not None
                 if good:
-                    self._write_pages(block, rows)
+                    self._write_pages(block, held)
                 else:
-                    del self._host[block.slot]
+                    self._host.pop(block.slot, None)
             case Move.WRITE:
-                rows = self._in_host(block)
-                if good:
-                    self._disk[block.key] = (block.parent, block.tokens, rows)
+                held = self._in_host(block)
+                good = good and held is not None
+                if good and held is not None:
+                    self._disk[block.key] = (block.parent, block.tokens, held)
             case Move.FETCH:
-                parent, tokens, rows = self._disk.get(block.key, (b"", b"", ()))
+                parent, tokens, written = self._disk.get(block.key, (b"", b"", ()))
                 good = good and (parent, tokens) == (block.parent, block.tokens)
                 if good:
-                    self._write_pages(block, rows)
+                    self._write_pages(block, written)
                 else:
                     self._disk.pop(block.key, None)
             case Move.DROP:
@@ -164,8 +166,12 @@ class SimMover:
                 self._disk.pop(block.key, None)
         return good
 
-    def _in_host(self, block: Block) -> Rows:
-        key, rows = self._host.get(block.slot, (b"", ()))
+    def _in_host(self, block: Block) -> Rows | None:
+        """What a slot has; None if it was found bad before."""
+        found = self._host.get(block.slot)
+        if found is None:
+            return None
+        key, rows = found
         if key != block.key:
             raise WrongKV(f"host slot {block.slot} has another block than a transfer says")
         return rows
