@@ -44,12 +44,14 @@ def test_lru_copies_what_rests_and_takes_the_oldest() -> None:
     policy.resumed("busy", 3.0, 3.0)
     assert policy.decide("old", on_device(), market()).choice is Choice.HOST
     assert policy.decide("old", on_device(), market(host=0)).choice is Choice.HOLD
-    assert policy.decide("old", on_device(), market(host_free=99, disk=5)).choice is Choice.DISK
-    assert policy.decide("old", on_device(copied=1), market(host_free=99, disk=5)).choice is Choice.HOST
+    assert policy.decide("old", on_device(), market(disk=5)).choice is Choice.DISK
     order = sorted(("busy", "new", "old"), key=lambda s: policy.worth(s, Tier.DEVICE, on_device(), market()))
     assert order == ["old", "new", "busy"]
     assert policy.rank("new", 7.0, market()) == (7.0,)
+    policy.gone("new", 4.0, Departure.SUPERSEDED)
+    assert policy.worth("new", Tier.HOST, in_host(), market()) == 0.0
     policy.gone("old", 4.0, Departure.FINISHED)
+    assert policy.decide("new", on_device(), market()).choice is Choice.DROP
     assert policy.decide("old", on_device(), market()).choice is Choice.DROP
 
 

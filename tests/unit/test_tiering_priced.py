@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+import msgspec
 import pytest
 
 from tests.unit.policy_rig import NO_HINTS, PRICES, in_host, market, on_device, park
@@ -219,13 +220,19 @@ def test_a_preempted_session_keeps_a_copy_if_that_is_cheaper_than_computing() ->
     assert list(policy.outlook.curves.names()) == []  # the scheduler's own waiting is not a tool's
 
 
-def test_idle_copies_move_on_to_disk_when_the_slab_is_short() -> None:
-    policy = PricedPolicy()
-    policy.parked(park(tools=(), rest=Rest.IDLE))
-    short = market(120.0, device_free=0, demand=10, host=1000, host_free=10, disk=10_000)
-    assert policy.decide("s", in_host(), short).choice is Choice.DISK
-    ample = market(120.0, device_free=0, demand=10, host=1000, host_free=800, disk=10_000)
-    assert policy.decide("s", in_host(), ample).choice is Choice.HOST
+def test_copies_go_on_to_disk_the_sooner_the_shorter_the_slab() -> None:
+    """100 blocks: computing takes 1.505 s longer than reading, writing is felt as 0.25 x 0.205 s."""
+    dear = msgspec.structs.replace(PRICES, write=(0.005, 0.02))  # felt as 0.5 s
+    for prices, host_free, choice in (
+        (PRICES, 800, Choice.DISK),
+        (dear, 800, Choice.HOST),
+        (dear, 10, Choice.DISK),
+    ):
+        policy = PricedPolicy()
+        policy.parked(park(tools=(), rest=Rest.IDLE))
+        at = market(9.0, demand=10, host=1000, host_free=host_free, disk=10_000, prices=prices)
+        assert policy.decide("s", in_host(), at).choice is choice
+    assert policy.decide("s", in_host(), market(9.0, demand=10, host_free=10)).choice is Choice.HOST
 
 
 def test_priority_moves_a_turn_by_seconds_at_most() -> None:

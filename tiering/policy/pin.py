@@ -46,7 +46,7 @@ class PinPolicy:
             return Decision(Choice.DROP, math.inf, "unknown")
         if self._pinned(session):
             return Decision(Choice.HOLD, math.inf, "pinned")
-        return Decision(copy_below(residency.device - residency.copied, market), math.inf, "not on a tool")
+        return Decision(copy_below(market), math.inf, "not on a tool")
 
     def worth(self, session: str, tier: Tier, residency: Residency, market: Market) -> float:
         entry = self._ledger.get(session)

@@ -137,6 +137,21 @@ def insured(case: Case, parameters: PricedParameters) -> bool:
     return case.resume * parameters.insurance * saved > parameters.background * save
 
 
+def written_through(case: Case, blocks: int, parameters: PricedParameters) -> bool:
+    """Whether `blocks` blocks that have a copy in the host slab should have one on disk too.
+
+    The slab may have to let go of them: the less of it is free the likelier. What that would cost is what
+    computing takes longer than reading.
+    """
+    prices, market = case.market.prices, case.market
+    if not 0 < blocks <= market.disk or market.host <= 0:
+        return False
+    short = 1.0 - market.host_free / (parameters.headroom * market.host)
+    chance = min(max(short, parameters.insurance), 1.0)
+    saved = recompute_tail(prices, case.blocks, blocks) - prices.seconds(prices.fetch, blocks)
+    return case.resume * chance * saved > parameters.background * prices.seconds(prices.write, blocks)
+
+
 def reachable(case: Case, place: Place, parameters: PricedParameters) -> bool:
     """Whether the wait is likely to outlast the way there and back."""
     if place.round_trip <= 0:
