@@ -42,6 +42,7 @@ class PricedParameters(msgspec.Struct, frozen=True):
     late: float = 1.0  # worth of a second of a waiting client
     early: float = 0.05  # a restore needs at least this chance of a return in its time
     restores: int = 2  # per wait: more could be forced by false signals
+    seniority: float = 1800.0  # seconds that a turn of an old program may count as having come earlier
     relook: float = 0.5  # look again after this share of the time that has passed
     look_least: float = 0.05  # seconds
     turns: int = 64  # over which the shadows are compared
