@@ -9,7 +9,7 @@ restored twice per wait, and a copy is felt in addition: 13 with hints, 8 withou
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.policy_rig import PRICES, Game, Heard, market, park
@@ -56,6 +56,7 @@ def play(
 SLACK = 0.01  # seconds: decisions are looked at again after a millisecond at the earliest
 
 
+@settings(deadline=None)
 @given(MARKETS, WAITS, HINTS, HEARD)
 def test_hostile_hints_cost_a_constant_factor(
     at: Market, wait: float, hints: Hints, heard: list[Heard]
@@ -64,6 +65,7 @@ def test_hostile_hints_cost_a_constant_factor(
     assert cost <= WITH_HINTS * best + SLACK
 
 
+@settings(deadline=None)
 @given(MARKETS, WAITS, st.lists(st.floats(1e-3, 1e3), max_size=12))
 def test_without_hints_the_factor_is_smaller_whatever_was_learned(
     at: Market, wait: float, past: list[float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiering.prices import PriceBook, PriceSettings, eliminate, starting_prices
@@ -87,6 +87,7 @@ MEASURED = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(MEASURED, max_size=60))
 def test_prices_are_finite_and_never_negative(measured: list[tuple[Move, int, float]]) -> None:
     book = PriceBook(START)

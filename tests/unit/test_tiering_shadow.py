@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.policy_rig import market
@@ -65,6 +65,7 @@ EVENTS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(EVENTS, st.booleans())
 def test_what_is_used_is_what_is_kept(events: list[tuple[object, str, int]], valued: bool) -> None:
     at = market(device=250, host=200, disk=150)

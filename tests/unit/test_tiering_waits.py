@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiering.survival import (
@@ -47,6 +47,7 @@ def test_an_exponential_wait_has_its_closed_forms() -> None:
     assert curve.quantile(0.5) == pytest.approx(5 * math.log(2), rel=1e-6)
 
 
+@settings(deadline=None)
 @given(CURVES, TIMES, TIMES, TIMES)
 def test_a_curve_is_a_survival_function(curve: Curve, t: float, dt: float, more: float) -> None:
     assert 0 < curve.survival(t + dt) <= curve.survival(t) <= 1
@@ -57,6 +58,7 @@ def test_a_curve_is_a_survival_function(curve: Curve, t: float, dt: float, more:
     assert held <= curve.expected_hold(t, dt + more) * (1 + 1e-6) + 1e-6
 
 
+@settings(deadline=None)
 @given(CURVES, st.floats(0, 1))
 def test_a_quantile_is_where_that_share_has_come_back(curve: Curve, q: float) -> None:
     t = curve.quantile(q)
@@ -213,6 +215,7 @@ def test_calibration_of_good_and_bad_predictions() -> None:
     assert waits.calibration("unknown").waits == 0
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.sampled_from(["came", "lost", "start"]), st.floats()),

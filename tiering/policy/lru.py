@@ -1,8 +1,8 @@
 """Least recently used, in every tier, first come first served: what a server without sessions does.
 
-Every block of a session that comes to rest is copied below, so that its pages can be taken without
-loss: to the host slab, or through it to disk once the slab is full. This is also what `PricedPolicy`
-is measured against while it runs.
+Every block of a session that comes to rest is copied below at once, into every tier that there is, so
+that its pages can be taken without loss (as vLLM's and SGLang's offloading do). Sessions that nobody is
+expected back to go first. `PricedPolicy` is measured against this while it runs.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ class LruPolicy:
         self._ledger.gone(session, why)
 
     def decide(self, session: str, residency: Residency, market: Market) -> Decision:
-        if self._ledger.at_rest(session) is None:
-            return Decision(Choice.DROP, math.inf, "unknown")
-        return Decision(copy_below(residency.device - residency.copied, market), math.inf, "at rest")
+        entry = self._ledger.at_rest(session)
+        if entry is None or entry.gone is not None:
+            return Decision(Choice.DROP, math.inf, "nobody is expected back")
+        return Decision(copy_below(market), math.inf, "at rest")
 
     def worth(self, session: str, tier: Tier, residency: Residency, market: Market) -> float:
         entry = self._ledger.get(session)
-        return entry.touched if entry is not None else -math.inf
+        return entry.touched if entry is not None and entry.gone is None else 0.0
 
     def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:
         return (arrived,)
 
 
-def copy_below(blocks: int, market: Market) -> Choice:
-    """Where to copy `blocks` blocks so that nothing is lost: the fastest tier with room for them."""
-    if market.disk > 0 and blocks > market.host_free:
+def copy_below(market: Market) -> Choice:
+    """Copies in every tier that there is."""
+    if market.disk > 0:
         return Choice.DISK
     return Choice.HOST if market.host > 0 else Choice.HOLD

@@ -39,6 +39,7 @@ from tiering.policy.valuation import (
     reload_of,
     restore_in,
     return_rate,
+    written_through,
 )
 from tiering.survival import HORIZON, PointWait, Wait
 from tiering.types import Tier
@@ -48,7 +49,6 @@ Foresight = Callable[[str, int], float]  # (session, turn) -> the true wait in s
 
 RANK_BOUND = 2.0  # seconds that hints can move a turn in the queue
 MOST_SIGNALS = 4  # per wait: what comes after is not heard
-HOST_TIGHT = 0.05  # share of the slab below which idle copies move on to disk
 NEXT_WAIT = 2.0  # seconds until a running session is taken to be back at rest and wanted again
 
 
@@ -174,12 +174,18 @@ class PricedPolicy:
         return self._worth(session, tier, residency, market)
 
     def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:
-        """First come, first served; a priority counts as having come a little earlier or later."""
+        """First program, first served: a turn counts as having come when its session's first one did.
+
+        Who began first ends first, so that fewer contexts are alive at once (Continuum, InferCept). A turn
+        passes only those that came up to `seniority` seconds before it, so nobody starves; a priority
+        counts as having come a little earlier or later.
+        """
         entry = self._ledger.get(session)
         if entry is None:
             return (arrived,)
-        priority = entry.park.hints.priority
-        return (arrived - min(max(float(priority), -RANK_BOUND), RANK_BOUND),)
+        age = min(max(arrived - entry.park.program, 0.0), self.parameters.seniority)
+        priority = float(entry.park.hints.priority)
+        return (arrived - age - min(max(priority, -RANK_BOUND), RANK_BOUND),)
 
     # --- deciding ----------------------------------------------------------------------------
 
@@ -205,7 +211,8 @@ class PricedPolicy:
         rate = case.price * case.held
         if rate <= 0:
             if insured(case, p) and park.rest is not Rest.PRESSURE:
-                return Decision(Choice.HOST, now + look, "a copy is cheap")
+                choice = Choice.DISK if written_through(case, case.held, p) else Choice.HOST
+                return Decision(choice, now + look, "a copy is cheap")
             return Decision(Choice.HOLD, now + look, "nobody needs the room")
         options = places(case, p)
         best = options[0]
@@ -222,20 +229,17 @@ class PricedPolicy:
             value = density(case, Tier.HOST, p)
             self._going += (value - self._going) / 32
         price = best.cost / max(case.remaining, 1e-3)
+        if best.choice is Choice.HOST and written_through(case, case.held, p):
+            return Decision(Choice.DISK, now + look, "host is cheapest, a copy on disk is cheap", price)
         return Decision(best.choice, now + look, f"{best.choice.value} is cheapest", price)
 
     def _below(self, case: Case, look: float) -> Decision:
-        """For a session that has nothing on the device: whether its copy moves on to disk."""
-        market, residency, prices = case.market, case.residency, case.market.prices
-        until = market.now + look
+        """For a session that has nothing on the device: whether its copy in the slab is enough."""
+        residency, until = case.residency, case.market.now + look
         if residency.host == 0:
             return Decision(Choice.DISK if residency.disk else Choice.DROP, until, "not on the device")
-        write, fetch = (prices.seconds(line, residency.host) for line in (prices.write, prices.fetch))
-        tight = market.host_free < HOST_TIGHT * market.host
-        pays = fetch < reload_of(case).recompute
-        long = case.wait.conditional(case.elapsed, self.parameters.margin * (write + fetch)) < 0.5
-        if tight and market.disk > 0 and pays and long:
-            return Decision(Choice.DISK, until, "the host slab is short")
+        if written_through(case, residency.host, self.parameters):
+            return Decision(Choice.DISK, until, "a copy on disk is cheap")
         return Decision(Choice.HOST, until, "waits below")
 
     def _restore(self, case: Case, state: _State, look: float) -> Decision | None:
@@ -323,7 +327,7 @@ class PricedPolicy:
         state.shadowed = True
         self._shadow.parked(session, park.private, market)
         self._shadow_lru.parked(session, park.private, market)
-        self._shadow_lru.place(session, copy_below(park.private, market), market)
+        self._shadow_lru.place(session, copy_below(market), market)
 
     def _shadow_worth(self, session: str, tier: Tier, residency: Residency) -> float:
         return 0.0 if self._market is None else self._worth(session, tier, residency, self._market)
