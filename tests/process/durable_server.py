@@ -15,7 +15,8 @@ from pathlib import Path
 
 from agentserve.config import load
 from agentserve.server.launch import run
-from agentserve.server.sessions.store import Change, Put, SessionStore, Table
+from agentserve.server.sessions.environment import Table
+from agentserve.server.sessions.store import Change, Put, SessionStore
 from agentserve.server.wiring import prepare_app
 
 

@@ -14,10 +14,11 @@ import pytest
 from agentserve.clock import VirtualClock
 from agentserve.messages import unpack_tokens
 from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.session_record import Claim, committed_turn
-from agentserve.server.sessions.store import Put, Table
+from agentserve.server.sessions.store import Put
 from agentserve.types import SessionId, SessionState
 from tests.api_rig import CHAT, TOOLS, Rig, events, hermes, joined, settled, user
 from tests.fakes import ScriptedEngine, say

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import lmdb
 import pytest
 
 from agentserve.server.sessions.book import StorageError
-from agentserve.server.sessions.store import Delete, Forget, Put, SessionStore, Stored, Table, turn_name
+from agentserve.server.sessions.environment import Table, _records, salvaged
+from agentserve.server.sessions.store import Delete, Forget, Put, SessionStore, Stored, _unsealed, turn_name
 
 
 def head(session: bytes, content: bytes = b"a head") -> Put:
@@ -43,8 +44,13 @@ def flipped(bit: int, value: bytes) -> bytes:
     return bytes(byte ^ (1 << bit % 8 if i == bit // 8 else 0) for i, byte in enumerate(value))
 
 
+def unchecked(folder: Path) -> str | None:
+    """Spares a test the child process that looks for damaged pages."""
+    return None
+
+
 def read(folder: Path) -> dict[bytes, Stored]:
-    store = SessionStore(folder)
+    store = SessionStore(folder, check=unchecked)
     try:
         return store.read()
     finally:
@@ -122,16 +128,16 @@ def test_a_damaged_record_is_known_as_one_and_the_others_are_read(folder: Path, 
     env.close()
 
 
-def test_every_bit_of_a_record_counts(store: SessionStore, tmp_path: Path) -> None:
-    store.write([head(b"s", b"abc")])
-    store.close()
-    folder = tmp_path / "data" / "sessions"
-    size = 8 + 3
-    for bit in range(size * 8):
-        raw(folder, Table.HEADS, b"s", partial(flipped, bit))
-        assert read(folder)[b"s"] == Stored(None, {}, 1)
-        raw(folder, Table.HEADS, b"s", partial(flipped, bit))
-    assert read(folder)[b"s"].head == b"abc"
+def test_every_bit_of_a_record_counts(folder: Path) -> None:
+    env = lmdb.open(str(folder), max_dbs=8, lock=False)
+    with env.begin(db=env.open_db(b"heads")) as txn:
+        sealed = bytes(txn.get(b"s1"))
+    env.close()
+    assert _unsealed(Table.HEADS, b"s1", sealed) == b"a head"
+    for bit in range(8 * len(sealed)):
+        assert _unsealed(Table.HEADS, b"s1", flipped(bit, sealed)) is None
+    for length in range(len(sealed)):
+        assert _unsealed(Table.HEADS, b"s1", sealed[:length]) is None
 
 
 @pytest.mark.parametrize("left", [0, 100, 4096, 8192, 12288, 16384])
@@ -148,18 +154,19 @@ def test_a_file_that_was_cut_stops_no_start(folder: Path, left: int) -> None:
 
 def test_a_file_that_is_something_else_is_kept_beside_the_new_one(folder: Path) -> None:
     (folder / "data.mdb").write_bytes(b"not an environment" * 1000)
-    assert read(folder) == {}
+    store = SessionStore(folder)
+    assert store.read() == {}
+    store.close()
     assert (folder / "damaged-1.mdb").read_bytes().startswith(b"not an environment")
     assert read(folder) == {}
     assert len(list(folder.glob("damaged-*"))) == 1
 
 
 class Failing:
-    """`lmdb.open`, but reading or writing fails where a test says so."""
+    """`lmdb.open`, but transactions end in an error where a test says so."""
 
     def __init__(self) -> None:
-        self.commit_error: Exception | None = None
-        self.read_fails_after = -1
+        self.error: Exception | None = None
         self.opened = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,80 +181,77 @@ class _Env:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
-    def begin(self, write: bool = False) -> Any:
-        return _Txn(self._env.begin(write=write), self._plan)
-
-
-class _Txn:
-    def __init__(self, txn: Any, plan: Failing) -> None:
-        self._txn, self._plan = txn, plan
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._txn, name)
-
-    def cursor(self, table: Any) -> Any:
-        return (
-            _Cursor(self._txn.cursor(table), self._plan)
-            if self._plan.read_fails_after >= 0
-            else (self._txn.cursor(table))
-        )
-
-    def __enter__(self) -> Any:
-        self._txn.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> Any:
-        if self._plan.commit_error is not None and error[0] is None:
-            self._txn.abort()
-            raise self._plan.commit_error
-        return self._txn.__exit__(*error)
-
-
-class _Cursor:
-    def __init__(self, cursor: Any, plan: Failing) -> None:
-        self._cursor, self._plan = cursor, plan
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._cursor.close()
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self._cursor:
-            if self._plan.read_fails_after == 0:
-                self._plan.read_fails_after = -1
-                raise lmdb.CorruptedError("mdb_cursor_get", -30796)
-            self._plan.read_fails_after -= 1
-            yield item
+    @contextmanager
+    def begin(self, write: bool = False) -> Iterator[Any]:
+        with self._env.begin(write=write) as txn:
+            yield txn
+            if self._plan.error is not None:
+                raise self._plan.error
 
 
 def test_a_full_disk_keeps_nothing_of_a_group_and_takes_the_next(tmp_path: Path) -> None:
     plan = Failing()
-    store = SessionStore(tmp_path, plan)
+    store = SessionStore(tmp_path, plan, unchecked)
     store.write([head(b"s1")])
-    plan.commit_error = lmdb.DiskError("mdb_txn_commit", 28)
+    plan.error = lmdb.DiskError("mdb_txn_commit", 28)
     for _ in range(2):
         with pytest.raises(StorageError) as caught:
             store.write([head(b"s2"), turn(b"s2", 1)])
         assert str(tmp_path) in str(caught.value)
         assert "\n" not in str(caught.value)
-    plan.commit_error = None
+    plan.error = None
     store.write([head(b"s3")])
     assert sorted(store.read()) == [b"s1", b"s3"]
     assert plan.opened > 1  # LMDB may refuse to go on after such an error
     store.close()
 
 
-def test_what_can_be_read_of_a_torn_environment_is_saved(folder: Path) -> None:
-    plan = Failing()
-    plan.read_fails_after = 3  # both heads, one turn
-    store = SessionStore(folder, plan)
-    found = store.read()
-    assert found == {b"s1": Stored(b"a head", {1: b"a turn"}), b"s2": Stored(b"a head", {})}
+@pytest.mark.parametrize("filled", [b"\0", b"\x55", b"\xff"])
+def test_damaged_pages_stop_no_start_and_what_can_be_read_is_saved(tmp_path: Path, filled: bytes) -> None:
+    """LMDB believes its pages, and ends the process at some: it must not be the server's."""
+    source = tmp_path / "source"
+    store = SessionStore(source)
+    store.write([change for i in range(40) for change in (head(b"s%d" % i), turn(b"s%d" % i, 1, b"x" * 300))])
     store.close()
-    assert read(folder) == found
+    content = (source / "data.mdb").read_bytes()
+    whole = read(source)
+    replaced = 0
+    for page in range(2, len(content) // 4096, 3):
+        folder = tmp_path / f"page{page}"
+        folder.mkdir()
+        start = page * 4096 + 8
+        (folder / "data.mdb").write_bytes(content[:start] + filled * 32 + content[start + 32 :])
+        store = SessionStore(folder)
+        found = store.read()
+        store.write([head(b"new"), turn(b"new", 1, b"y" * 9000)])
+        assert store.read()[b"new"] == Stored(b"a head", {1: b"y" * 9000})
+        store.close()
+        for name, stored in found.items():
+            assert stored in (whole[name], Stored(None, whole[name].turns), Stored(b"a head", {}))
+        replaced += (folder / "damaged-1.mdb").exists()
+    assert replaced
+
+
+def test_what_a_child_could_read_goes_into_a_new_environment(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SessionStore(folder, check=lambda folder: "SIGABRT")
+    assert sorted(store.read()) == [b"s1", b"s2"]
+    store.close()
     assert (folder / "damaged-1.mdb").exists()
+    [record] = caplog.records
+    assert "SIGABRT" in record.message
+    assert read(folder)[b"s1"].turns == {1: b"a turn", 2: b"x" * 3000}
+
+
+def test_a_dump_that_was_cut_gives_its_whole_records(folder: Path) -> None:
+    records = salvaged(folder)
+    assert len(records) == 5
+    parts = [part for table, name, sealed in records for part in (table.value, name, sealed)]
+    dumped = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    for end in range(0, len(dumped), 7):
+        assert list(_records(dumped[:end])) == records[: len(list(_records(dumped[:end])))]
+    assert list(_records(dumped)) == records
 
 
 def test_the_environment_grows_with_what_is_in_it(store: SessionStore) -> None:
