@@ -69,6 +69,8 @@ count = 4
 threads = 2
 hang_seconds = 45
 record = "log"
+[storage]
+data_dir = "data"
 """))  # fmt: skip
     assert config.model.served_names == ("x", "y")
     assert config.model.chat_template == Path("t.jinja")
@@ -84,7 +86,8 @@ record = "log"
     default = ServeConfig()
     other = load({}, write(tmp_path, '[model]\nweights = "expanded"'))  # goes with float activations only
     assert other.model.weights == "expanded"
-    for part in ("model", "http", "engine", "workers"):
+    assert config.storage.data_dir == Path("data")
+    for part in ("model", "http", "engine", "workers", "storage"):
         for name in getattr(config, part).__struct_fields__:
             found = {getattr(getattr(each, part), name) for each in (config, other)}
             assert found != {getattr(getattr(default, part), name)}, name
