@@ -18,6 +18,7 @@ from agentserve.values import (
     ConfigError,
     at_least,
     boolean,
+    budget,
     choice,
     milliseconds,
     optional,
@@ -32,6 +33,7 @@ from agentserve.values import (
 DTYPES = ("bf16", "fp32")
 Weights = Literal["stored", "expanded"]
 Activations = Literal["float", "int8"]
+TIER_POLICIES = ("priced", "lru", "pin", "infercept", "continuum", "thunderagent", "mori")
 KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "int8")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -58,6 +60,7 @@ class HttpConfig(msgspec.Struct, frozen=True):
     force_usage: bool = False  # add usage to every stream, asked for or not
     drain_seconds: float = 30.0  # how long running turns may go on after SIGTERM
     tool_wait_seconds: float = 3600.0  # how long a session waits for tool results before it counts as idle
+    session_ttl_seconds: float | None = 86400.0  # then an idle session is forgotten; None: never for age
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -82,9 +85,12 @@ class WorkersConfig(msgspec.Struct, frozen=True):
 
 
 class StorageConfig(msgspec.Struct, frozen=True):
-    """What outlives the server."""
+    """Where KV goes that the device has no room for, and what outlives the process."""
 
-    data_dir: Path | None = None  # sessions are kept below it; None: they end with the server
+    host_kv: int = 0  # bytes of host memory per worker, taken at the start; 0: no host tier
+    disk_kv: int = 0  # bytes on disk, shared by all workers; 0: no disk tier
+    data_dir: Path | None = None  # sessions and KV are kept below it; None: nothing outlives the server
+    tier_policy: str = "priced"  # who decides what is kept where
 
 
 class ServeConfig(msgspec.Struct, frozen=True):
@@ -135,6 +141,7 @@ _FLAGS: dict[str, _Key] = {
     "force_usage": _Key("http", "force_usage", boolean),
     "drain_seconds": _Key("http", "drain_seconds", seconds),
     "tool_wait_seconds": _Key("http", "tool_wait_seconds", seconds),
+    "session_ttl_seconds": _Key("http", "session_ttl_seconds", optional(positive_seconds)),
     "page_size": _Key("engine", "page_size", at_least(1, 1024)),
     "max_num_seqs": _Key("engine", "max_num_seqs", at_least(1)),
     "max_batched_tokens": _Key("engine", "max_batched_tokens", at_least(1)),
@@ -146,7 +153,10 @@ _FLAGS: dict[str, _Key] = {
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
     "hang_seconds": _Key("workers", "hang_seconds", positive_seconds),
     "record": _Key("workers", "record", optional(path)),
+    "host_kv": _Key("storage", "host_kv", budget),
+    "disk_kv": _Key("storage", "disk_kv", budget),
     "data_dir": _Key("storage", "data_dir", optional(path)),
+    "tier_policy": _Key("storage", "tier_policy", choice(*TIER_POLICIES)),
     "log_level": _Key("", "log_level", choice(*LOG_LEVELS)),
 }
 
@@ -250,6 +260,17 @@ def _check(config: ServeConfig) -> None:
         )
     if config.model.device != "cpu" and not config.model.device.startswith("cuda"):
         raise ConfigError(f'device: expected "cpu", "cuda" or "cuda:N", got "{config.model.device}"')
+    _check_storage(config.storage)
+
+
+def _check_storage(storage: StorageConfig) -> None:
+    if storage.disk_kv and storage.data_dir is None:
+        raise ConfigError("disk_kv: say where (--data-dir, or [storage] data_dir)")
+    if storage.disk_kv and not storage.host_kv:
+        raise ConfigError(
+            "disk_kv: KV reaches the disk through host memory: give that some too "
+            "(--host-kv, or [storage] host_kv)"
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -6,15 +6,28 @@ shows here: its running turns go on elsewhere and `Token.index` stays continuous
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
 
-from agentserve.messages import Hello, SessionView, StateChange, Submit, Token, TurnEnded, WorkerView
+from agentserve.messages import (
+    Devalue,
+    Hello,
+    Hint,
+    SessionView,
+    StateChange,
+    Submit,
+    TiersView,
+    Token,
+    ToolSignal,
+    TurnEnded,
+    WorkerView,
+)
 from agentserve.types import SessionId, TurnId
 
 TurnEvent = StateChange | Token | TurnEnded
+News = Hint | ToolSignal | Devalue
 
 
 class EngineDown(Exception):
@@ -26,6 +39,14 @@ class FleetView(msgspec.Struct, frozen=True):
 
     workers: tuple[WorkerView, ...]
     session: SessionView | None = None
+
+
+class TierReport(msgspec.Struct, frozen=True):
+    """The tiers below one worker's device, as it last reported them."""
+
+    worker: int
+    view: TiersView
+    disk_failing_since: float | None = None  # monotonic seconds
 
 
 class TurnStream(Protocol):
@@ -58,8 +79,12 @@ class Engine(Protocol):
         """End a turn and roll it back. A turn that is over or unknown is ignored."""
         ...
 
-    def park(self, session: SessionId, turn: TurnId, waiting_tool: bool) -> None:
-        """Say what an ended turn means: a wait for a tool, or an idle session."""
+    def park(self, session: SessionId, turn: TurnId, waiting: bool, tools: tuple[str, ...] = ()) -> None:
+        """Say what an ended turn means: a wait for tools (their names, in call order), or an idle session."""
+        ...
+
+    def tell(self, news: News) -> None:
+        """Pass on what helps the session's worker to decide. Nobody relies on its arrival."""
         ...
 
     def fork(self, session: SessionId, child: SessionId, length: int) -> None:
@@ -75,6 +100,14 @@ class Engine(Protocol):
         ...
 
     async def describe(self, session: SessionId | None = None) -> FleetView: ...
+
+    async def describe_sessions(self, sessions: Sequence[SessionId]) -> dict[SessionId, SessionView]:
+        """Views of those that a worker knows; of those alone whose worker answers in time."""
+        ...
+
+    def tiers(self) -> tuple[TierReport, ...]:
+        """As last reported: asks nobody. Empty where there are no tiers below the device."""
+        ...
 
     async def reset_prefix_cache(self) -> bool:
         """Drop all cached pages no running turn uses; False when some worker did not answer."""

@@ -19,7 +19,8 @@ MESSAGE_CHARS = 300  # messages quote what clients sent, which may be megabytes
 class ApiError(Exception):
     """A request that gets an error instead of an answer.
 
-    `message` is one line for the client; it and `param` are clipped to MESSAGE_CHARS.
+    `message` is one line for the client; it and `param` are clipped to MESSAGE_CHARS. `details` stand
+    beside them: what a program needs to do better.
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, object] | None = None,
     ) -> None:
+        self.details = dict(details or {})
         self.message = _clipped(message)
         super().__init__(self.message)
         self.status = status
@@ -48,7 +51,13 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, object]:
         return {
-            "error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code},
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+                **self.details,
+            },
         }
 
     def response(self) -> Response:

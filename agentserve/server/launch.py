@@ -25,6 +25,7 @@ from agentserve.config import ServeConfig
 from agentserve.machine import usable_cores
 from agentserve.messages import Hello
 from agentserve.server.engine_port import Engine
+from agentserve.server.http.app import begin_drain
 from agentserve.server.workers.fleet import Fleet
 from agentserve.server.workers.spec import worker_spec
 from agentserve.server.workers.supervisor import (
@@ -135,6 +136,7 @@ class _Launch:
         self._on_ready = on_ready
         self._command = worker_command
         self._server: _Server | None = None
+        self._app: ASGIApp | None = None
         self._interruptible: tuple[asyncio.Task[Any], ...] = ()
         self._signals = 0
 
@@ -187,8 +189,9 @@ class _Launch:
             stopping.result()
 
     async def _serve(self, prepared: Prepared, fleet: Fleet, listener: socket.socket) -> None:
+        self._app = prepared.build(fleet)
         settings = uvicorn.Config(
-            prepared.build(fleet),
+            self._app,
             http="httptools",
             loop="none",
             lifespan="on",
@@ -226,6 +229,8 @@ class _Launch:
             log.info(
                 "draining: running turns have %g s; again to leave at once", self._config.http.drain_seconds
             )
+        if self._app is not None:
+            begin_drain(self._app)
         if self._server is not None:
             self._server.should_exit = True
             self._server.force_exit = self._signals > 1

@@ -58,6 +58,7 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         limits=Limits(body_bytes=config.http.max_body),
         force_usage=config.http.force_usage,
         tool_wait_seconds=config.http.tool_wait_seconds,
+        session_ttl_seconds=config.http.session_ttl_seconds,
     )
     folder = config.storage.data_dir
     kept = None

@@ -101,6 +101,33 @@ def test_a_tool_result_costs_its_own_tokens_only(client: httpx.Client) -> None:
     assert "WAITING_TOOL" in states
 
 
+def test_a_result_by_its_own_route_is_the_turn_that_chat_would_run(client: httpx.Client) -> None:
+    messages = [SYSTEM, user("What is the weather in Bergen?")]
+    first = chat(client, messages, tools=TOOLS, tool_choice=FORCED, max_tokens=60)
+    [call] = first["choices"][0]["message"]["tool_calls"]
+    path = f"/agentserve/sessions/{first['session_id']}"
+    child = client.post(f"{path}/fork").json()
+    assert (child["state"], child["pending_tool_calls"]) == ("WAITING_TOOL", [call["id"]])
+    content = "Rain, 4 degrees. " * 20
+    upload = (piece.encode() for piece in content.split(" ") for piece in (piece, " "))
+    reply = client.post(f"{path}/tool_results/{call['id']}/stream?epoch=0&max_tokens=8", content=upload)
+    assert reply.status_code == 200, reply.text
+    ours = reply.json()
+    told = content + " "
+    result = {"role": "tool", "tool_call_id": call["id"], "content": told}
+    theirs = chat(
+        client, [*messages, message_of(first), result], tools=TOOLS, max_tokens=8, session_id=child["id"]
+    )
+    assert theirs["session_id"] == child["id"]
+    assert ids_of(ours) == ids_of(theirs)
+    assert ours["usage"]["prompt_tokens"] == theirs["usage"]["prompt_tokens"]
+    added = ours["usage"]["prompt_tokens"] - len(first["prompt_token_ids"] + ids_of(first))
+    computed = ours["usage"]["prompt_tokens"] - ours["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert added <= computed <= added + PAGE
+    again = client.post(f"{path}/tool_results", json={"call_id": call["id"], "content": told})
+    assert again.json()["results"] == [{"call_id": call["id"], "status": "repeated"}]
+
+
 def test_a_cached_reply_is_the_cold_reply(client: httpx.Client) -> None:
     messages = [SYSTEM, user("Name three fruits.")]
     cold = chat(client, messages, max_tokens=12)

@@ -83,7 +83,14 @@ def test_a_stream_outlives_its_worker_and_the_drain_leaves_nothing(
         assert chat(client, server) == whole
         assert client.get("/health").json()["workers"] == 1
         worker = worker_of(server)
-    server.send_signal(signal.SIGTERM)
+        name = client.get("/agentserve/sessions").json()["data"][0]["id"]
+        with client.stream("GET", f"/agentserve/sessions/{name}/events") as reply:
+            followed = reply.iter_raw()
+            told = next(followed)
+            server.send_signal(signal.SIGTERM)
+            told += b"".join(followed)
+    assert b"event: turn_completed" in told
+    assert b"shutting_down" not in told  # it ended by itself: a reader does not hold up the drain
     _, said = server.communicate(timeout=LIMIT)
     assert said.count("per 1000 pairs attended") == 2  # measured by both workers
     assert server.returncode == 0

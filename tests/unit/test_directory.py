@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentserve.server.sessions.directory import DirectoryFull, SessionDirectory, _common
-from agentserve.server.sessions.session_record import Claim, Lease, committed_turn
+from agentserve.server.sessions.directory import DirectoryFull, SessionDirectory
+from agentserve.server.sessions.session_record import Claim, Lease, committed_turn, common
 from agentserve.types import SessionState, TurnId
 
 
@@ -406,7 +406,7 @@ def test_generated_ids_that_do_not_spell_the_reply_are_not_spliced() -> None:
 def test_common_prefix_equals_the_plain_loop(left: list[str], right: list[str]) -> None:
     plain = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), None)
     expected = min(len(left), len(right)) if plain is None else plain
-    assert _common(keys_of(left), keys_of(right)) == expected
+    assert common(keys_of(left), keys_of(right)) == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.booleans()), max_size=40))

@@ -164,7 +164,13 @@ def test_the_chain_begins_anywhere_and_tells_histories_apart() -> None:
 
 def test_the_settings_reach_the_application() -> None:
     config = load_config(
-        {"tool_wait_seconds": "90", "force_usage": True, "max_body": "1MiB", "host": "127.0.0.2"}
+        {
+            "tool_wait_seconds": "90",
+            "session_ttl_seconds": "auto",
+            "force_usage": True,
+            "max_body": "1MiB",
+            "host": "127.0.0.2",
+        }
     )
     engine = ScriptedEngine()
     engine.hello = replace(engine.hello, vocab_size=49152)
@@ -172,6 +178,7 @@ def test_the_settings_reach_the_application() -> None:
     context = app.state.context  # type: ignore[attr-defined]
     assert context.options.force_usage
     assert (context.options.limits.body_bytes, context.options.host) == (1 << 20, "127.0.0.2")
+    assert context.options.session_ttl_seconds is None
     assert context.directory._max_wait == 90.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from agentserve.clock import Clock, WallClock
 from agentserve.metrics import Metrics
@@ -24,14 +26,25 @@ from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import ServerContext, ServerOptions
 from agentserve.server.http.gate import Gate
+from agentserve.server.http.sessions.background import Background
+from agentserve.server.http.sessions.event_stream import session_events
+from agentserve.server.http.sessions.exclusive import Exclusive
+from agentserve.server.http.sessions.fork import fork_session
+from agentserve.server.http.sessions.hint_port import ReadHints
+from agentserve.server.http.sessions.hints import session_hints
+from agentserve.server.http.sessions.results import tool_results
+from agentserve.server.http.sessions.upload import tool_result_stream
 from agentserve.server.http.sse import ClientGone
 from agentserve.server.http.structure import GrammarMaker, Grammars
 from agentserve.server.http.translate import KNOWN, api_error
 from agentserve.server.sessions.answer import ToolParser
+from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.events import EventLogs
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
+from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 
@@ -50,6 +63,8 @@ def create_app(
     grammar_maker: GrammarMaker,
     directory: SessionDirectory | None = None,
     journal: Journal | None = None,
+    chronicle: Chronicle | None = None,
+    read_hints: ReadHints | None = None,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
     wall: Callable[[], float] = time.time,
@@ -57,8 +72,9 @@ def create_app(
     """The application on a running engine. Thread pools live as long as its lifespan.
 
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
-    canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
-    `directory`; it is closed when the application ends.
+    canonical key of a history, `tool_parser` makes one parser per answer, `read_hints` says what a
+    client's hints mean (None: none are taken). `journal` is the book of `directory`; it is closed when
+    the application ends.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -81,6 +97,10 @@ def create_app(
         tool_parser=tool_parser,
         grammars=Grammars(grammar_maker, engine, grammar_pool),
         directory=directory,
+        chronicle=chronicle or Chronicle(Transcripts(), EventLogs(lambda: secrets.token_hex(4))),
+        background=Background(),
+        exclusive=Exclusive(),
+        read_hints=read_hints,
         metrics=metrics,
         runner=TurnRunner(engine, metrics, clock),
         clock=clock,
@@ -94,7 +114,7 @@ def create_app(
 
     app = Starlette(
         routes=_routes(),
-        lifespan=_lifespan(journal, text_pool, grammar_pool),
+        lifespan=_lifespan(context, text_pool, grammar_pool),
         exception_handlers={
             **dict.fromkeys(KNOWN, _known_error),
             ClientGone: _client_gone,
@@ -106,20 +126,39 @@ def create_app(
     return app
 
 
+def begin_drain(app: ASGIApp) -> None:
+    """The server is about to leave: streams that have no end of their own end now."""
+    if isinstance(app, Starlette):
+        context: ServerContext = app.state.context
+        context.chronicle.events.shut()
+
+
 def _lifespan(
-    journal: Journal | None, *pools: ThreadPoolExecutor
+    context: ServerContext, *pools: ThreadPoolExecutor
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        expiry = asyncio.create_task(_expire(context))
         try:
             yield
         finally:
+            expiry.cancel()
+            await asyncio.gather(expiry, return_exceptions=True)
+            await context.background.stop()
             for pool in pools:
                 pool.shutdown(wait=False, cancel_futures=True)
-            if journal is not None:
-                await journal.close()
+            if context.journal is not None:
+                await context.journal.close()
 
     return lifespan
+
+
+async def _expire(context: ServerContext) -> None:
+    """Look at idle sessions now and then; who asks for one that is over finds it gone at once."""
+    ttl = context.options.session_ttl_seconds
+    while ttl is not None:
+        await asyncio.sleep(min(max(ttl / 10, 1.0), 60.0))
+        context.expire()
 
 
 def _routes() -> list[Route]:
@@ -141,6 +180,13 @@ def _routes() -> list[Route]:
         Route("/agentserve/sessions", sessions_api.list_sessions, methods=["GET"]),
         Route("/agentserve/sessions/{name}", sessions_api.get_session, methods=["GET"]),
         Route("/agentserve/sessions/{name}", sessions_api.delete_session, methods=["DELETE"]),
+        Route("/agentserve/sessions/{name}/tool_results", tool_results, methods=["POST"]),
+        Route(
+            "/agentserve/sessions/{name}/tool_results/{call_id}/stream", tool_result_stream, methods=["POST"]
+        ),
+        Route("/agentserve/sessions/{name}/fork", fork_session, methods=["POST"]),
+        Route("/agentserve/sessions/{name}/hints", session_hints, methods=["POST"]),
+        Route("/agentserve/sessions/{name}/events", session_events, methods=["GET"]),
     ]
 
 

@@ -29,7 +29,7 @@ async def chat_completions(request: Request) -> Response:
     job = await prepare(context, request, fields)
     headers = {SESSION_HEADER: job.session_id}
     try:
-        reply = _reply(context, fields, job)
+        reply = chat_reply(context, fields, job)
         if fields.stream:
             return await open_stream(context, request, reply.stream(), headers, job.rollback)
         body = await unless_gone(request.receive, reply.whole())
@@ -41,7 +41,8 @@ async def chat_completions(request: Request) -> Response:
         raise
 
 
-def _reply(context: ServerContext, fields: ChatRequest, job: ChatJob) -> Reply:
+def chat_reply(context: ServerContext, fields: ChatRequest, job: ChatJob) -> Reply:
+    """The turns' reply, not yet begun."""
     base: JsonObject = {
         "object": "chat.completion.chunk" if fields.stream else "chat.completion",
         "session_id": job.session_id,

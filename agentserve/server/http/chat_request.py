@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
+import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 
@@ -15,13 +18,31 @@ from agentserve.server.http.names import session_name
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.structure import Form, chat_form
 from agentserve.server.http.turn_parts import answer_factory, namespace
+from agentserve.server.limits import Limits
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.seats import SessionSeat, chain_keys
 from agentserve.server.sessions.session_record import Claim, Lease
+from agentserve.server.sessions.transcript import Told, result_digest
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import ChatTemplate, JsonObject
 from agentserve.text.unfinished import call_ids
 from agentserve.types import Sampling
+
+NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
+
+_OF_ONE_REQUEST = frozenset(
+    {
+        "messages",
+        "stream",
+        "stream_options",
+        "n",
+        "session_id",
+        "request_id",
+        "add_generation_prompt",
+        "continue_final_message",
+    }
+)
+"""Fields that say nothing about the turns after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +63,27 @@ class ChatJob:
 
 
 async def prepare(context: ServerContext, request: Request, fields: ChatRequest) -> ChatJob:
-    """Check everything, then take the leases. On any error nothing is left behind."""
+    """The turns of a chat request, for the session it belongs to."""
+    named = session_name(request, fields.session_id, context.options.limits)
+    return await prepare_turns(
+        context, fields, lambda claim: context.directory.begin(claim, context.clock.now()), named
+    )
+
+
+async def prepare_turns(
+    context: ServerContext, fields: ChatRequest, begin: Callable[[Claim], Lease], named: str | None = None
+) -> ChatJob:
+    """Check everything, then take the leases: `begin` gives the first. On any error nothing is left
+    behind."""
     limits = context.options.limits
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
     logprobs = _logprobs(fields, limits.top_logprobs)
     was_cut = context.directory.cut
     cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
-    messages = await context.off_loop(history.message_dicts, fields.messages, limits, cut)
+    messages, told = await context.off_loop(_read, fields, limits, cut)
     tools = history.tool_dicts(fields.tools, limits)
     form = chat_form(fields, tools, limits)
-    named = session_name(request, fields.session_id, limits)
     template = template_of(context)
     grammar = await context.grammars.define(form)
     keyed = messages
@@ -63,10 +94,12 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
         DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys, history.call_ids(messages)
     )
     await context.check_storage()
-    lease = context.directory.begin(claim, context.clock.now())
-    seats = [_seat(context, lease)]
+    lease = begin(claim)
+    for tool, seconds in lease.waits:
+        context.metrics.tiers.waited(tool, seconds)
+    seats = [_seat(context, lease, told)]
     try:
-        prompt = await context.off_loop(render, template, fields, messages, tools, lease)
+        prompt = await context.off_loop(render, template, fields, messages, tools, lease.spliced)
         if lease.copied_from is not None:  # the sibling begins where the KV they share is
             context.engine.fork(lease.copied_from.key, lease.key, lease.shared)
         settings = sampling.build(
@@ -81,7 +114,8 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
             logprobs=logprobs,
         )
         for _ in range(sampling.choices(fields, limits) - 1):
-            seats.append(_seat(context, context.directory.sibling(lease.session, keys, context.clock.now())))
+            sibling = context.directory.sibling(lease.session, keys, context.clock.now())
+            seats.append(_seat(context, sibling, told))
         specs = tuple(
             _spec(
                 context, fields, seat, prompt=prompt, settings=_settings(settings, index, grammar), form=form
@@ -100,9 +134,9 @@ def render(
     fields: ChatRequest,
     messages: list[JsonObject],
     tools: list[JsonObject],
-    lease: Lease | None = None,
+    spliced: Mapping[int, Sequence[int]] = NOTHING,
 ) -> array[int]:
-    """The prompt's ids; the session's own replies as the ids that were generated."""
+    """The prompt's ids; the session's own replies as the ids that were generated (`spliced`)."""
     goes_on = bool(fields.continue_final_message)
     if goes_on and (fields.add_generation_prompt or messages[-1]["role"] != "assistant"):
         raise ApiError(
@@ -115,7 +149,7 @@ def render(
         add_generation_prompt=not goes_on and fields.add_generation_prompt is not False,
         continue_final_message=goes_on,
         kwargs=fields.chat_template_kwargs,
-        spliced=lease.spliced if lease else {},
+        spliced=spliced,
     )
 
 
@@ -136,8 +170,36 @@ def _logprobs(fields: ChatRequest, most: int) -> int | None:
     return top
 
 
-def _seat(context: ServerContext, lease: Lease) -> SessionSeat:
-    return SessionSeat(lease, context.directory, context.engine, context.clock, context.chain)
+def _read(fields: ChatRequest, limits: Limits, cut: Collection[str]) -> tuple[list[JsonObject], Told]:
+    """The messages, checked and in one shape, and what the session's transcript keeps of the request."""
+    messages = history.message_dicts(fields.messages, limits, cut)
+    settings = msgspec.to_builtins(replace(fields, messages=[]), str_keys=True)
+    kept = {
+        name: value for name, value in settings.items() if value is not None and name not in _OF_ONE_REQUEST
+    }
+    results = set(history.trailing_call_ids(messages))
+    told = Told(
+        messages=msgspec.json.encode(fields.messages),
+        settings=msgspec.json.encode(kept),
+        results={
+            message["tool_call_id"]: result_digest(message["content"])
+            for message in messages
+            if message["role"] == "tool" and message["tool_call_id"] in results
+        },
+    )
+    return messages, told
+
+
+def _seat(context: ServerContext, lease: Lease, told: Told) -> SessionSeat:
+    return SessionSeat(
+        lease,
+        context.directory,
+        context.engine,
+        context.clock,
+        context.chain,
+        chronicle=context.chronicle,
+        told=told,
+    )
 
 
 def _settings(settings: Sampling, index: int, grammar: str | None) -> Sampling:
@@ -160,4 +222,5 @@ def _spec(
         answer=answer_factory(context, settings, form=form, continues=bool(fields.continue_final_message)),
         namespace=namespace(seat.lease.session.tenant, fields.cache_salt),
         priority=fields.priority or 0,
+        watch=seat.watch,
     )

@@ -15,13 +15,18 @@ from agentserve.metrics import Metrics
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http.sampling import ModelFacts
+from agentserve.server.http.sessions.background import Background
+from agentserve.server.http.sessions.exclusive import Exclusive
+from agentserve.server.http.sessions.hint_port import ReadHints
 from agentserve.server.http.structure import Grammars
 from agentserve.server.http.translate import bad_value
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.answer import ToolParser
+from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.journal import Journal
-from agentserve.server.sessions.seats import Chain
+from agentserve.server.sessions.seats import Chain, settle
+from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 
@@ -40,6 +45,7 @@ class ServerOptions:
     keep_alive_seconds: float = 9.0
     default_max_tokens: int = 16  # of /v1/completions, as OpenAI's
     tool_wait_seconds: float = 3600.0  # after that a session no longer waits for its tool results
+    session_ttl_seconds: float | None = None  # then an idle session is forgotten; None: never for age
     limits: Limits = field(default_factory=Limits)
 
 
@@ -54,6 +60,10 @@ class ServerContext:
     tool_parser: Callable[[], ToolParser]
     grammars: Grammars
     directory: SessionDirectory
+    chronicle: Chronicle
+    background: Background  # turns that go on without a reader
+    exclusive: Exclusive  # one at a time may begin a session's next turn
+    read_hints: ReadHints | None
     metrics: Metrics
     runner: TurnRunner
     clock: Clock
@@ -78,6 +88,19 @@ class ServerContext:
         if self.journal is not None:  # the same moment stays the same across restarts
             return self.journal.unix(at)
         return self.started + at - self.clock_at_start
+
+    def expired(self, session: Session) -> bool:
+        """It may be forgotten, if it does not run or wait."""
+        ttl = self.options.session_ttl_seconds
+        return ttl is not None and self.clock.now() - session.active >= ttl
+
+    def expire(self) -> None:
+        """Forget sessions that were idle for too long."""
+        now, ttl = self.clock.now(), self.options.session_ttl_seconds
+        self.directory.end_waits(now)
+        if ttl is not None:
+            self.directory.expire(now, ttl)
+        settle(self.directory, self.engine, self.chronicle)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.options.model and name not in self.options.aliases:

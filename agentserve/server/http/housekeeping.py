@@ -13,6 +13,7 @@ from agentserve.server.http import history, sampling
 from agentserve.server.http.chat_request import render, template_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
+from agentserve.server.http.residency import tiers_health
 from agentserve.server.http.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest, decode
 from agentserve.server.http.wire import token_text
 from agentserve.server.limits import check_text
@@ -46,6 +47,7 @@ async def health(request: Request) -> Response:
             "page_size": hello.page_size,
             "pages": hello.pages,
             "kv_bytes": hello.kv_bytes,
+            "tiers": tiers_health(context),
             **_storage(context.journal),
         }
     )

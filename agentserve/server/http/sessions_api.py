@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.residency import placement
 from agentserve.server.http.sampling import number
+from agentserve.server.http.sessions.lookup import found
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.text_port import JsonObject
 
 MOST_LISTED = 1000
+MOST_DETAILED = 200
 
 
 async def list_sessions(request: Request) -> Response:
-    """The sessions used last, newest first; `?limit=` bounds them (100 by default)."""
+    """The sessions used last, newest first; `?limit=` bounds them (100 by default).
+
+    With `?detail=true`, for at most MOST_DETAILED, also where their KV is: each one's worker is asked.
+    """
     context = context_of(request)
     wanted = request.query_params.get("limit", "100")
     if not wanted.isdecimal() or len(wanted) > 9:
         raise ApiError("limit: must be a whole number", param="limit")
-    limit = int(number("limit", int(wanted), 100, 1, MOST_LISTED))
-    found: list[JsonObject] = []
-    for session in context.directory.sessions(DEFAULT_TENANT):
-        if len(found) == limit:
-            break
-        found.append(_summary(context, session))
-    return json_response({"object": "list", "data": found, "has_more": len(context.directory) > len(found)})
+    detail = request.query_params.get("detail", "false")
+    if detail not in ("true", "false"):
+        raise ApiError("detail: must be true or false", param="detail")
+    most = MOST_DETAILED if detail == "true" else MOST_LISTED
+    limit = int(number("limit", int(wanted), 100, 1, most))
+    context.expire()
+    sessions = list(islice(context.directory.sessions(DEFAULT_TENANT), limit))
+    listed = [summary(context, session) for session in sessions]
+    if detail == "true":
+        views = await context.engine.describe_sessions([session.key for session in sessions])
+        for session, reply in zip(sessions, listed, strict=True):
+            reply.update(placement(context, views.get(session.key)))
+    return json_response({"object": "list", "data": listed, "has_more": len(context.directory) > len(listed)})
 
 
 async def get_session(request: Request) -> Response:
     context = context_of(request)
-    session = _found(context, request)
+    session = found(context, request)
     view = (await context.engine.describe(session.key)).session if context.engine.alive else None
-    reply = _summary(context, session)
+    kept = context.chronicle.transcripts.get(session.key)
+    reply = summary(context, session)
     reply["pages"] = view.pages if view else 0
     reply["computed_tokens"] = view.computed if view else 0
     reply["preemptions"] = view.preemptions if view else 0
+    reply.update(placement(context, view))
     reply["usage"] = dict(session.usage)
     reply["pending_tool_calls"] = [
         {
@@ -46,6 +62,8 @@ async def get_session(request: Request) -> Response:
             "name": call.name,
             "arguments": call.arguments,
             "turn": call.turn,
+            "epoch": session.epoch,
+            "result_taken": kept is not None and call.id in kept.held,
         }
         for call in session.pending.values()
     ]
@@ -55,6 +73,7 @@ async def get_session(request: Request) -> Response:
             "at": round(context.unix(step.at), 6),
             "turn": step.turn,
             "reason": step.reason,
+            "tools": list(step.tools),
         }
         for step in session.history
     ]
@@ -67,22 +86,16 @@ async def delete_session(request: Request) -> Response:
     Where the disk does not take that it is closed, it is closed here, but a restart may bring it back.
     """
     context = context_of(request)
-    session = _found(context, request)
+    session = found(context, request)
     forgotten = context.directory.close(session)
     context.engine.close(session.key)
+    context.chronicle.say(session, "closed", turn=session.last_turn)
+    context.chronicle.gone(session.key)
     await booked(forgotten)
     return json_response({"id": session.public_id, "object": "agentserve.session", "deleted": True})
 
 
-def _found(context: ServerContext, request: Request) -> Session:
-    name = request.path_params["name"]
-    session = context.directory.get(DEFAULT_TENANT, name)
-    if session is None:
-        raise ApiError(f"No session {name[:128]!r}.", status=404, code="session_not_found")
-    return session
-
-
-def _summary(context: ServerContext, session: Session) -> JsonObject:
+def summary(context: ServerContext, session: Session) -> JsonObject:
     return {
         "id": session.public_id,
         "object": "agentserve.session",

@@ -20,7 +20,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
 from agentserve.server.sessions.book import Book
-from agentserve.server.sessions.session_record import SESSION_BYTES, Claim, CommittedTurn, Lease, Session
+from agentserve.server.sessions.session_record import (
+    SESSION_BYTES,
+    Claim,
+    CommittedTurn,
+    Lease,
+    PendingCall,
+    Session,
+    common,
+)
 from agentserve.types import SessionId, SessionState, TurnId
 
 
@@ -66,6 +74,10 @@ class SessionDirectory:
 
     def get(self, tenant: str, public_id: str) -> Session | None:
         return self._public.get((tenant, public_id))
+
+    def find(self, key: SessionId) -> Session | None:
+        """The session, unless it was closed or forgotten."""
+        return self._sessions.get(key)
 
     def sessions(self, tenant: str) -> Iterator[Session]:
         """Most recently used first."""
@@ -138,7 +150,7 @@ class SessionDirectory:
         else:
             anchor = self._issuer(claim)
 
-        found = self._longest(claim, anchor.family if anchor else None)
+        found = self._longest(claim, anchor)
         if found is not None and found.running is None and self._extends(found, claim.keys):
             return self._lease(found, claim.keys, now, claim.call_ids)
         source = found or anchor
@@ -147,12 +159,32 @@ class SessionDirectory:
             return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
         return self.sibling(source, claim.keys, now, claim.call_ids)
 
+    def extend(self, session: Session, keys: tuple[bytes, ...], now: float) -> Lease | None:
+        """Lease the next turn of this very session; None where a turn runs, or the keys do not extend it."""
+        self.end_waits(now)
+        if session.key not in self._sessions or session.running or not self._extends(session, keys):
+            return None
+        return self._lease(session, keys, now, ())
+
+    def fork(self, source: Session, messages: int, pending: Sequence[PendingCall], now: float) -> Session:
+        """A session at rest on the first messages, waiting for `pending`. ValueError: no turn ended there."""
+        if not source.ended_at(messages):
+            raise ValueError(f"no turn ended with message {messages}")
+        self._sessions.move_to_end(source.key)  # not the one to make room
+        child = self._open(source.tenant, None, now, parent=source)
+        child.inherit(source, messages, pending)
+        self._points.setdefault((child.tenant, child.chain[-1]), {})[child.key] = None
+        self._bytes += child.cost - SESSION_BYTES
+        self._rest(child, TurnId(child.last_turn), now, f"forked from {source.public_id}")
+        self._make_room(0)
+        return child
+
     def sibling(
         self, source: Session, keys: tuple[bytes, ...], now: float, answers: tuple[str, ...] = ()
     ) -> Lease:
         """Lease the first turn of a new session that shares `source`'s committed history."""
         child = self._open(source.tenant, None, now, parent=source)
-        shared = _common(source.chain, keys)
+        shared = common(source.chain, keys)
         child.replies = {i: ids for i, ids in source.replies.items() if i < shared}
         child.chain = source.chain[:shared]
         self._bytes += child.cost - SESSION_BYTES
@@ -170,20 +202,24 @@ class SessionDirectory:
                 return self._sessions[key]
         return None
 
-    def _longest(self, claim: Claim, family: SessionId | None) -> Session | None:
-        """The session with the longest committed history that is a proper prefix of the request.
+    def _longest(self, claim: Claim, anchor: Session | None) -> Session | None:
+        """The longest committed history (in the anchor's family, if any) that is a proper prefix.
 
-        At equal length one that can simply go on (at its tip, at rest), then the latest used.
+        At equal length the anchor, then what can simply go on (at its tip, at rest), then the latest
+        used. Forks that have not begun a turn are for those who name them.
         """
         for key in reversed(claim.keys[:-1]):
             names = self._points.get((claim.tenant, key))
             if not names:
                 continue
             at_key = [self._sessions[name] for name in names]
-            if family is not None:
-                at_key = [session for session in at_key if session.family == family]
+            if anchor is not None:
+                at_key = [session for session in at_key if session.family == anchor.family]
             if at_key:
-                return max(at_key, key=lambda s: (s.tip == key, s.running is None, s.active))
+                return max(
+                    at_key,
+                    key=lambda s: (s.tip == key, s is anchor, s.last_turn > 0, not s.running, s.active),
+                )
         return None
 
     @staticmethod
@@ -222,7 +258,9 @@ class SessionDirectory:
         shared: int = 0,
         opened: bool = False,
     ) -> Lease:
-        self._waits.pop(session.key, None)
+        since = self._waits.pop(session.key, None)
+        pending = [session.pending[call] for call in answers if call in session.pending]
+        waits = tuple((call.name, now - since) for call in pending) if since is not None else ()
         session.last_turn += 1
         session.running = TurnId(session.last_turn)
         session.active = now
@@ -232,7 +270,9 @@ class SessionDirectory:
         booked = self._keep(session, None)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
         replies = dict(session.replies)
-        return Lease(session, session.running, keys, replies, answers, copied_from, shared, opened, booked)
+        return Lease(
+            session, session.running, keys, replies, answers, copied_from, shared, opened, waits, booked
+        )
 
     # --- the end of a turn -----------------------------------------------------------
 
@@ -312,7 +352,7 @@ class SessionDirectory:
         """A sibling brought results: the session that made the calls need not wait for them."""
         for call in lease.answers:
             key = self._calls.get((lease.session.tenant, call))
-            if key is None or key == lease.key:
+            if key is None or key == lease.key or call in lease.session.pending:
                 continue
             issuer = self._sessions[key]
             if issuer.pending.pop(call, None) is None:
@@ -330,6 +370,13 @@ class SessionDirectory:
             self._released.append((session.key, session.engine_turn))
 
     # --- bounds ----------------------------------------------------------------------
+
+    def expire(self, now: float, ttl: float) -> None:
+        """Forget sessions that were idle for `ttl` seconds. Those that wait for a tool are not idle."""
+        for session in [s for s in self._sessions.values() if now - s.active >= ttl]:
+            if session.running is None and session.key not in self._waits:
+                self._forget(session)
+                self._evicted.append(session.key)
 
     def _make_room(self, coming: int = 1) -> None:
         while len(self._sessions) + coming > self._max_sessions or self._bytes > self._max_bytes:
@@ -362,19 +409,8 @@ class SessionDirectory:
             if not names:
                 del self._points[(session.tenant, point)]
         for call in session.issued:
-            del self._calls[(session.tenant, call)]
+            if self._calls.get((session.tenant, call)) == session.key:  # a fork's calls are its parent's
+                del self._calls[(session.tenant, call)]
         self._bytes -= session.cost
         session.state = SessionState.FINISHED
         return self._book.forget(session) if self._book is not None and session.booked else None
-
-
-def _common(left: Sequence[bytes], right: Sequence[bytes]) -> int:
-    """How many leading keys agree. Keys are chained, so agreement at i means agreement before."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[middle - 1] == right[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -11,8 +11,11 @@ from agentserve.messages import StateChange
 from agentserve.server.engine_port import Engine
 from agentserve.server.sessions.answer import Outcome
 from agentserve.server.sessions.book import booked
+from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.session_record import CommittedTurn, Lease, committed_turn
+from agentserve.server.sessions.transcript import Told
+from agentserve.server.sessions.turns import Piece
 from agentserve.server.text_port import JsonObject
 from agentserve.text.unfinished import told_as_text
 from agentserve.types import SessionId, TurnId
@@ -50,13 +53,24 @@ class SessionSeat:
     """A turn of a session in the directory."""
 
     def __init__(
-        self, lease: Lease, directory: SessionDirectory, engine: Engine, clock: Clock, chain: Chain
+        self,
+        lease: Lease,
+        directory: SessionDirectory,
+        engine: Engine,
+        clock: Clock,
+        chain: Chain,
+        *,
+        chronicle: Chronicle,
+        told: Told | None = None,
     ) -> None:
+        """`told`: what the request said; None where nobody need be able to go on without saying it again."""
         self.lease = lease
         self._directory = directory
         self._engine = engine
         self._clock = clock
         self._chain = chain
+        self._chronicle = chronicle
+        self._told = told
         self._over = False
 
     @property
@@ -73,6 +87,12 @@ class SessionSeat:
 
     def note(self, change: StateChange) -> None:
         self._directory.note(self.lease.session, change.turn, change.state, change.at, change.reason)
+        if self.live and change.turn == self.turn:
+            self._chronicle.noted(self.lease.session, change)
+
+    def watch(self, piece: Piece) -> None:
+        if self._directory.find(self.key) is not None:  # what is closed keeps no events
+            self._chronicle.piece(self.lease, piece)
 
     async def begun(self) -> None:
         await booked(self.lease.booked)
@@ -83,10 +103,12 @@ class SessionSeat:
         self._over = True
         done = self._directory.commit(self.lease, turn)
         if done:
-            self._engine.park(self.key, self.turn, bool(turn.calls))
+            self._chronicle.committed(self.lease, self._told, reply_message(outcome))
+            self._engine.park(self.key, self.turn, bool(turn.calls), tuple(call.name for call in turn.calls))
         else:  # closed meanwhile; the engine must not keep what nobody will name again
             self._engine.close(self.key)
-        self._tell_engine()
+            self._chronicle.gone(self.key)
+        self._settle()
         return done
 
     def _committed(self, prompt: array[int], outcome: Outcome) -> CommittedTurn:
@@ -115,12 +137,15 @@ class SessionSeat:
         if self._over:
             return
         self._over = True
-        if self._directory.rollback(self.lease, self._clock.now(), reason):
+        vanished = self._directory.rollback(self.lease, self._clock.now(), reason)
+        pending = self.lease.session.pending
+        if vanished:
             self._engine.close(self.key)
-        elif self.lease.session.pending:
+        elif pending:
             # The rolled back turn ended the engine's wait; the results are still to come.
-            self._engine.park(self.key, self.turn, True)
-        self._tell_engine()
+            self._engine.park(self.key, self.turn, True, tuple(call.name for call in pending.values()))
+        self._chronicle.rolled_back(self.lease, reason, vanished=vanished)
+        self._settle()
 
     def _reply_key(self, outcome: Outcome) -> bytes:
         before = self.lease.keys[-1] if self.lease.keys else b""
@@ -129,11 +154,19 @@ class SessionSeat:
         [message] = told_as_text([reply_message(outcome)], cut, shown=False)
         return self._chain(before, dict(message))
 
-    def _tell_engine(self) -> None:
-        for key, turn in self._directory.take_released():
-            self._engine.park(key, turn, False)
-        for key in self._directory.take_evicted():
-            self._engine.close(key)
+    def _settle(self) -> None:
+        settle(self._directory, self._engine, self._chronicle)
+
+
+def settle(directory: SessionDirectory, engine: Engine, chronicle: Chronicle) -> None:
+    """Tell everybody of waits that have ended, and of sessions that were forgotten, since the last call."""
+    for key, turn in directory.take_released():
+        engine.park(key, turn, False)
+        if (session := directory.find(key)) is not None:
+            chronicle.rested(session, session.history[-1].reason)
+    for key in directory.take_evicted():
+        engine.close(key)
+        chronicle.gone(key)
 
 
 class OneShotSeat:

@@ -6,12 +6,15 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from agentserve.types import SessionId, SessionState, TurnId
 
 KEY_BYTES = 96  # a chain key and its share of list and index
 SESSION_BYTES = 2048
+MOST_NAMES = 16  # of the tools that a wait is for; the history shows no more
+NO_TURN = TurnId(0)  # numbers of turns begin with 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class Transition:
     at: float  # monotonic clock, seconds
     turn: TurnId
     reason: str = ""
+    tools: tuple[str, ...] = ()  # names of those it waits for, in call order
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,20 @@ class Session:
     def tip(self) -> bytes | None:
         return self.chain[-1] if self.chain else None
 
+    def ended_at(self, messages: int) -> bool:
+        """Whether a turn of its own was committed with the first `messages` messages."""
+        return 0 < messages <= len(self.chain) and self.chain[messages - 1] in self.points
+
+    def inherit(self, source: Session, messages: int, pending: Sequence[PendingCall]) -> None:
+        """Begin a fork with the first messages of `source`, where a turn ended, and calls to wait for."""
+        self.chain = source.chain[:messages]
+        self.replies = {i: ids for i, ids in source.replies.items() if i < messages}
+        self.points[self.chain[-1]] = self.length = source.points[self.chain[-1]]
+        self.committed = sum(key in source.points for key in self.chain)
+        self.pending = {call.id: replace(call, turn=NO_TURN) for call in pending}
+        self.issued = dict.fromkeys(self.pending, True)
+        self.engine_turn = NO_TURN
+
     @property
     def cost(self) -> int:
         kept = sum(len(ids) for ids in self.replies.values())
@@ -111,11 +129,15 @@ class Session:
 
     def rest(self, turn: TurnId, at: float, reason: str = "") -> None:
         """Its turn is over; it waits for the results that are still to come."""
-        self.move(SessionState.WAITING_TOOL if self.pending else SessionState.IDLE, turn, at, reason)
+        state = SessionState.WAITING_TOOL if self.pending else SessionState.IDLE
+        tools = tuple(call.name for call in islice(self.pending.values(), MOST_NAMES))
+        self.move(state, turn, at, reason, tools)
 
-    def move(self, state: SessionState, turn: TurnId, at: float, reason: str = "") -> None:
+    def move(
+        self, state: SessionState, turn: TurnId, at: float, reason: str = "", tools: tuple[str, ...] = ()
+    ) -> None:
         if self.state is not state or reason or not self.history:
-            self.history.append(Transition(state, at, turn, reason))
+            self.history.append(Transition(state, at, turn, reason, tools))
         self.state = state
 
 
@@ -131,6 +153,7 @@ class Lease:
     copied_from: Session | None = None  # set when this turn opened a sibling
     shared: int = 0  # tokens that a sibling has in common with `copied_from`, at least
     opened: bool = False  # the session is new
+    waits: tuple[tuple[str, float], ...] = ()  # tools whose results the request brings, and seconds waited
     booked: Future[None] | None = None  # when the turn's number is on disk; None: it need not be
 
     @property
@@ -172,3 +195,15 @@ def committed_turn(
         handed={id_: True for id_, _, _ in calls} | dict(handed or {}),
         usage=dict(usage or {}),
     )
+
+
+def common(left: Sequence[bytes], right: Sequence[bytes]) -> int:
+    """How many leading keys agree. Keys are chained, so agreement at i means agreement before."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[middle - 1] == right[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

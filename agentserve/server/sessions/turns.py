@@ -76,6 +76,7 @@ class TurnSpec:
     answer: Callable[[], Answer]
     namespace: str = ""
     priority: int = 0
+    watch: Emit | None = None  # sees each piece when it is made, however slowly the pieces are read
 
 
 class TurnRunner:
@@ -94,6 +95,11 @@ class TurnRunner:
         specs = [spec for group in groups for spec in group]
         places = [place for group in groups for place in [(group[0], asyncio.Event())] * len(group)]
 
+        def emit(index: int, spec: TurnSpec, piece: Piece) -> None:
+            if spec.watch is not None:
+                spec.watch(piece)
+            queue.put_nowait((index, piece))
+
         async def guarded(index: int, spec: TurnSpec) -> None:
             problem: BaseException | None = None
             leader, prompt_ready = places[index]
@@ -102,7 +108,7 @@ class TurnRunner:
                     await prompt_ready.wait()
                     if spec.seat.live:
                         self._engine.fork(leader.seat.key, spec.seat.key, len(spec.prompt))
-                await self._run(spec, lambda piece: queue.put_nowait((index, piece)), prompt_ready)
+                await self._run(spec, lambda piece: emit(index, spec, piece), prompt_ready)
             except asyncio.CancelledError:
                 spec.seat.rollback("cancelled")  # does nothing after an end of its own
                 raise

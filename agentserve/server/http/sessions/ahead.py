@@ -1,0 +1,119 @@
+"""What is certain of a session's next prompt while a tool's output still grows."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from agentserve.messages import ToolSignal, pack_tokens
+from agentserve.server.errors import ApiError
+from agentserve.server.http import history
+from agentserve.server.http.chat_request import render, template_of
+from agentserve.server.http.context import ServerContext
+from agentserve.server.http.sessions.going_on import TurnOptions, next_request
+from agentserve.server.http.sessions.taking import outstanding
+from agentserve.server.limits import Limits
+from agentserve.server.sessions.session_record import Session
+from agentserve.server.sessions.transcript import Held, Transcript
+from agentserve.server.text_port import ChatTemplate
+from tiering.policy.base import Signal
+
+FIRST_CHARS = 512  # less is not worth a chunk of prefill
+STEP_CHARS = 2048
+GROWTH = 1.5  # each time the whole prompt is rendered anew
+UNCERTAIN_TOKENS = 4  # the last ones may come out otherwise when the text goes on
+_EMPTY = Held(b'""', b"", 0)
+_PROBE = "\n#"  # goes on otherwise than any end of a message
+
+
+class Ahead:
+    """Tells a session's worker of the growing result of one call. Nobody relies on it, and it holds up
+    nobody: it renders beside the upload, and leaves out what came meanwhile."""
+
+    def __init__(self, context: ServerContext, session: Session, call: str) -> None:
+        self._context = context
+        self._session = session
+        self._call = call
+        self._next = FIRST_CHARS
+        self._work: asyncio.Task[None] | None = None
+
+    def signal(self, signal: Signal, tokens: array[int] | None = None) -> None:
+        """Early news for the worker; not of a session that it does not know to wait."""
+        session = self._session
+        turn = session.engine_turn
+        if turn is None or session.running is not None or self._context.directory.find(session.key) is None:
+            return
+        packed = b"" if tokens is None else pack_tokens(tokens)
+        self._context.engine.tell(ToolSignal(session.key, turn, signal, packed))
+
+    def grown(self, parts: Sequence[str], size: int) -> None:
+        """The result has `size` characters by now, `parts` joined."""
+        if size < self._next or (self._work is not None and not self._work.done()):
+            return
+        kept = self._context.chronicle.transcripts.get(self._session.key)
+        if kept is None or outstanding(self._session, kept)[:1] != [self._call]:
+            return  # what stands before it in the prompt is not known yet
+        self._next = max(int(size * GROWTH), size + STEP_CHARS)
+        self._work = asyncio.create_task(self._tell(kept, "".join(parts)))
+
+    async def end(self) -> None:
+        """No signal comes after this."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+
+    async def _tell(self, kept: Transcript, text: str) -> None:
+        context, session = self._context, self._session
+        was_cut = context.directory.cut
+        cut = {call for call, whole in session.issued.items() if not whole and was_cut(session.tenant, call)}
+        try:
+            tokens = await context.off_loop(
+                certain_tokens,
+                template_of(context),
+                kept,
+                calls=list(session.pending),
+                growing=self._call,
+                text=text,
+                cut=cut,
+                spliced=dict(session.replies),
+                limits=context.options.limits,
+            )
+        except ApiError:
+            return  # the end of the upload will tell
+        if len(tokens) > session.length:
+            self.signal(Signal.STREAMING, tokens)
+
+
+def certain_tokens(
+    template: ChatTemplate,
+    kept: Transcript,
+    *,
+    calls: Sequence[str],
+    growing: str,
+    text: str,
+    cut: set[str],
+    spliced: Mapping[int, array[int]],
+    limits: Limits,
+) -> array[int]:
+    """The beginning of the next prompt that stays as it is however `growing`'s result `text` goes on.
+
+    Up to a few tokens, where a tokenizer looks far ahead: good enough to be computed ahead.
+    """
+
+    def prompt(content: str) -> array[int]:
+        held = {call: kept.held.get(call, _EMPTY) for call in calls}
+        held[growing] = Held(msgspec.json.encode(content), b"", 0)
+        fields = next_request(kept, held, TurnOptions())
+        messages = history.message_dicts(fields.messages, limits, cut)
+        tools = history.tool_dicts(fields.tools, limits)
+        return render(template, fields, messages, tools, spliced)
+
+    one, other = prompt(text), prompt(text + _PROBE)
+    same = next(
+        (i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right),
+        min(len(one), len(other)),
+    )
+    return one[: max(same - UNCERTAIN_TOKENS, 0)]

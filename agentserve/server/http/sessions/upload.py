@@ -1,0 +1,88 @@
+"""POST …/tool_results/{call_id}/stream: a tool's output as the body, while it is produced.
+
+The worker hears that the result is coming when the connection opens, and again with its first bytes;
+as it grows, what is certain of the next prompt is told, to be computed ahead. Only the end of the
+body makes it a result: an upload that breaks off leaves nothing.
+"""
+
+from __future__ import annotations
+
+import codecs
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from agentserve.server.errors import ApiError
+from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.sessions.ahead import Ahead
+from agentserve.server.http.sessions.going_on import TurnOptions
+from agentserve.server.http.sessions.lookup import found
+from agentserve.server.http.sessions.results import take
+from agentserve.server.http.sessions.taking import Incoming, sort_out
+from agentserve.server.http.sse import ClientGone
+from agentserve.server.limits import Limits, check_text
+from agentserve.server.sessions.session_record import Session
+from tiering.policy.base import Signal
+
+
+async def tool_result_stream(request: Request) -> Response:
+    """`?epoch=`, `?stream=true` and `?max_tokens=` are as in the body of a plain result."""
+    context = context_of(request)
+    call = request.path_params["call_id"]
+    epoch = _number(request, "epoch")
+    options = TurnOptions(
+        stream=request.query_params.get("stream") in ("1", "true"), max_tokens=_number(request, "max_tokens")
+    )
+    session = found(context, request)
+    _check_call(context, session, call, epoch)
+    ahead = Ahead(context, session, call)
+    try:
+        ahead.signal(Signal.CONNECTED)
+        content = await _text(request, context.options.limits, ahead)
+    finally:
+        await ahead.end()
+    check_text([content], context.options.limits, "body")
+    return await take(context, request, [Incoming.checked(call, content, epoch, "body")], options)
+
+
+def _check_call(context: ServerContext, session: Session, call: str, epoch: int | None) -> None:
+    """Refuse what cannot be taken whatever the body will be, before it is read."""
+    kept = context.chronicle.transcripts.get(session.key)
+    known = (kept.held.get(call) or kept.answers.get(call)) if kept else None
+    sort_out(session, kept, [Incoming(call, "", known.digest if known else b"", epoch)])
+
+
+async def _text(request: Request, limits: Limits, ahead: Ahead) -> str:
+    """The body as text, read to its end."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    parts: list[str] = []
+    size, chars = 0, 0
+    try:
+        async for part in request.stream():
+            if part and not size:
+                ahead.signal(Signal.STREAMING)
+            size += len(part)
+            if size > limits.body_bytes:
+                raise ApiError(
+                    f"The tool's output is larger than {limits.body_bytes} bytes.",
+                    status=413,
+                    code="request_too_large",
+                )
+            parts.append(decoder.decode(part))
+            chars += len(parts[-1])
+            ahead.grown(parts, chars)
+        parts.append(decoder.decode(b"", final=True))
+    except ClientDisconnect:
+        raise ClientGone from None
+    except UnicodeDecodeError:
+        raise ApiError("The tool's output is not UTF-8.", param="body", code="invalid_text") from None
+    return "".join(parts)
+
+
+def _number(request: Request, name: str) -> int | None:
+    given = request.query_params.get(name)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdecimal()) or len(given) > 18:
+        raise ApiError(f"{name}: must be a whole number", param=name, code="invalid_value")
+    return int(given)

@@ -1,0 +1,162 @@
+"""The last events of every session, numbered, for readers who come and go.
+
+A reader keeps a place, not a queue: whoever reads slowly finds that events are gone and how many, and
+holds nobody's memory. Bounded per session and over all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from agentserve.types import SessionId
+
+EVENT_BYTES = 160  # of an event besides its data
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    number: int  # counts the session's events from 1
+    kind: str
+    data: bytes  # one line of ASCII JSON
+
+    @property
+    def cost(self) -> int:
+        return EVENT_BYTES + len(self.data)
+
+
+class EventLog:
+    """One session's events. `name` tells its numbers from those of another log, an earlier
+    process's too."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.size_bytes = 0
+        self.closed = False  # nothing more will come
+        self._events: deque[Event] = deque()
+        self._last = 0
+        self._changed: asyncio.Event | None = None
+
+    @property
+    def last(self) -> int:
+        """The number of the latest event; 0 before the first."""
+        return self._last
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest event that is kept, else of the next."""
+        return self._events[0].number if self._events else self._last + 1
+
+    @property
+    def waited_for(self) -> bool:
+        """A reader has all there is, and waits for more."""
+        return self._changed is not None
+
+    def append(self, kind: str, data: bytes) -> None:
+        self._last += 1
+        event = Event(self._last, kind, data)
+        self._events.append(event)
+        self.size_bytes += event.cost
+        self._wake()
+
+    def drop(self) -> None:
+        """Forget the oldest event."""
+        self.size_bytes -= self._events.popleft().cost
+
+    def clear(self) -> None:
+        self._events.clear()
+        self.size_bytes = 0
+
+    def close(self) -> None:
+        self.closed = True
+        self._wake()
+
+    def since(self, number: int) -> tuple[int, Event | None]:
+        """(how many events after `number` are gone, the oldest one that is left)."""
+        lost = max(self.first - number - 1, 0)
+        place = max(number + 1, self.first) - self.first
+        return lost, self._events[place] if place < len(self._events) else None
+
+    async def wait(self) -> None:
+        """Until something is appended, or the log is closed."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+
+class EventLogs:
+    """The logs of all sessions. When all together are too long, the longest silent are emptied first."""
+
+    def __init__(
+        self,
+        new_name: Callable[[], str],
+        *,
+        log_bytes: int = 256 << 10,
+        max_bytes: int = 64 << 20,
+    ) -> None:
+        self._new_name = new_name
+        self._log_bytes = log_bytes
+        self._max_bytes = max_bytes
+        self._logs: OrderedDict[SessionId, EventLog] = OrderedDict()  # the longest silent first
+        self._bytes = 0
+        self._shut = False
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def of(self, key: SessionId) -> EventLog:
+        """The session's log, begun now if it has none. Only for sessions that exist."""
+        log = self._logs.get(key)
+        if log is None:
+            log = self._logs[key] = EventLog(self._new_name())
+            if self._shut:
+                log.close()
+        return log
+
+    def publish(self, key: SessionId, kind: str, data: Mapping[str, object]) -> None:
+        """`data` must be JSON; events larger than a session may keep are sent without it."""
+        line = json.dumps(data, ensure_ascii=True, separators=(",", ":")).encode()
+        if len(line) + EVENT_BYTES > self._log_bytes:
+            line = json.dumps({"turn": data.get("turn"), "too_large": len(line)}).encode()
+        log = self.of(key)
+        self._logs.move_to_end(key)
+        before = log.size_bytes
+        log.append(kind, line)
+        while log.size_bytes > self._log_bytes and log.first < log.last:
+            log.drop()
+        self._bytes += log.size_bytes - before
+        if self._bytes > self._max_bytes:
+            self._make_room(log)
+
+    def forget(self, key: SessionId) -> None:
+        """The session is gone: readers get what is there, and then the end."""
+        log = self._logs.pop(key, None)
+        if log is not None:
+            self._bytes -= log.size_bytes
+            log.close()
+
+    def shut(self) -> None:
+        """The server leaves: readers get what is there, and then the end."""
+        self._shut = True
+        for log in self._logs.values():
+            log.close()
+
+    def _make_room(self, latest: EventLog) -> None:
+        for log in self._logs.values():
+            if self._bytes <= self._max_bytes:
+                return
+            if log is not latest and log.size_bytes:
+                self._bytes -= log.size_bytes
+                log.clear()

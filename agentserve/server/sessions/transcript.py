@@ -1,0 +1,194 @@
+"""The messages of sessions, and the tool results that are there before their turn can begin.
+
+The directory names a history by keys; who goes on without sending it again needs its words. They are
+kept beside the directory, written with a turn's commit, bounded in bytes: a session whose messages
+were dropped goes on where its client sends them. Plain values, no event loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+
+import msgspec
+
+from agentserve.server.sessions.session_record import Lease
+from agentserve.server.text_port import JsonObject
+from agentserve.text.conversation import parse_message
+from agentserve.types import SessionId
+
+OVERHEAD_BYTES = 1024  # of a transcript besides its texts
+MOST_ANSWERS = 4096  # per session; older results are no longer known as repeats, their calls as answered
+INHERITED = 0  # the number under which a fork knows the history it began with
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a request said, as far as a later turn needs it."""
+
+    messages: bytes  # a JSON list of at least one message, as the client wrote them
+    settings: bytes  # a JSON object: the request's other fields
+    results: dict[str, bytes] = {}  # calls it answers -> digest of the result
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A tool result that was taken and is not yet part of a committed turn."""
+
+    content: bytes  # JSON, a string or a list of text parts
+    digest: bytes  # of the texts; empty: made up by us, for a call that will get no result
+    epoch: int  # of the session when it was taken
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A result that is part of the history."""
+
+    digest: bytes
+    epoch: int
+    turn: int  # the one that it began
+
+
+class Transcript(msgspec.Struct, frozen=True):
+    """One session's words up to its last committed turn. A value: changes make a new one."""
+
+    session: SessionId
+    messages: bytes  # a JSON list; the reply of the last turn is its last message
+    settings: bytes
+    marks: tuple[tuple[int, int], ...]  # (turn, number of messages up to its reply), oldest first
+    held: dict[str, Held] = {}
+    answers: dict[str, Answer] = {}
+
+    @property
+    def cost(self) -> int:
+        """Bytes, roughly."""
+        held = sum(len(result.content) + 200 for result in self.held.values())
+        return (
+            OVERHEAD_BYTES
+            + len(self.messages)
+            + len(self.settings)
+            + held
+            + 64 * len(self.marks)
+            + 160 * len(self.answers)
+        )
+
+    def at(self, turn: int) -> int | None:
+        """How many messages the history had when `turn` was committed; None: no such turn."""
+        return next((count for number, count in self.marks if number == turn), None)
+
+
+def write_json(value: object) -> bytes:
+    """JSON of what may hold half a surrogate pair: no client can send one, a model can write one."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(value, ensure_ascii=True).encode()
+
+
+def read_messages(data: bytes) -> list[JsonObject]:
+    """What `write_json` wrote of a list of messages."""
+    try:
+        return msgspec.json.decode(data, type=list[JsonObject])
+    except msgspec.DecodeError:
+        found: list[JsonObject] = json.loads(data)
+        return found
+
+
+def result_digest(content: object) -> bytes:
+    """Equal for contents that say the same: a string, and that string as a text part.
+
+    Raises TextError for what is no content of a message.
+    """
+    parts = parse_message({"role": "tool", "content": content}).parts
+    return sha256(msgspec.json.encode(parts)).digest()
+
+
+class Transcripts:
+    """All sessions' transcripts; the longest unused go first when `max_bytes` are full."""
+
+    def __init__(self, max_bytes: int = 256 << 20) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[SessionId, Transcript] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def get(self, key: SessionId) -> Transcript | None:
+        return self._kept.get(key)
+
+    def committed(self, lease: Lease, told: Told, reply: JsonObject) -> None:
+        """A turn was committed: `reply` is its message. What was held for it is answered now."""
+        before = self._kept.get(lease.key)
+        count = len(lease.keys) + 1
+        epoch = lease.session.epoch
+        marks = before.marks if before else ()
+        answers = dict(before.answers) if before else {}
+        for call, digest in told.results.items():
+            held = before.held.get(call) if before else None
+            known = held if held is not None and held.digest == digest else None
+            answers[call] = Answer(digest, known.epoch if known else epoch, lease.turn)
+        for call, result in (before.held if before else {}).items():
+            if not result.digest and call in answers:  # nobody's result: any that comes differs
+                answers[call] = Answer(b"", result.epoch, lease.turn)
+        self._put(
+            Transcript(
+                session=lease.key,
+                messages=told.messages[:-1] + b"," + write_json(reply) + b"]",
+                settings=told.settings,
+                marks=(*marks, (int(lease.turn), count)),
+                answers=dict(list(answers.items())[-MOST_ANSWERS:]),
+            )
+        )
+
+    def rolled_back(self, key: SessionId) -> None:
+        """A turn was undone: results stay taken, but those we made up may still come."""
+        kept = self._kept.get(key)
+        if kept is not None and any(not result.digest for result in kept.held.values()):
+            self._put(_with_held(kept, {call: held for call, held in kept.held.items() if held.digest}))
+
+    def take(self, key: SessionId, results: Mapping[str, Held]) -> None:
+        """Hold results until the session's turn begins. The transcript must be there."""
+        kept = self._kept[key]
+        self._put(_with_held(kept, {**kept.held, **results}))
+
+    def put_back(self, key: SessionId, held: Mapping[str, Held]) -> None:
+        """Undo `take`: hold what was held before it."""
+        if (kept := self._kept.get(key)) is not None:
+            self._put(_with_held(kept, dict(held)))
+
+    def fork(self, source: SessionId, child: SessionId, messages: Sequence[JsonObject]) -> None:
+        """A child that shares the first messages. Settings go with it, results that are held do not."""
+        kept = self._kept[source]
+        self._put(Transcript(child, write_json(messages), kept.settings, ((INHERITED, len(messages)),)))
+
+    def forget(self, key: SessionId) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._bytes -= kept.cost
+
+    # --- for a journal -----------------------------------------------------------------
+
+    def export(self, key: SessionId) -> Transcript | None:
+        """All there is of a session, as a value that msgspec can write."""
+        return self._kept.get(key)
+
+    def restore(self, transcript: Transcript) -> None:
+        self._put(transcript)
+
+    def _put(self, transcript: Transcript) -> None:
+        self.forget(transcript.session)
+        cost = transcript.cost
+        if cost > self._max_bytes:
+            return
+        self._kept[transcript.session] = transcript
+        self._bytes += cost
+        while self._bytes > self._max_bytes:
+            self.forget(next(iter(self._kept)))
+
+
+def _with_held(kept: Transcript, held: dict[str, Held]) -> Transcript:
+    return msgspec.structs.replace(kept, held=held)
