@@ -52,6 +52,7 @@ class Rig:
         template: Any = None,
         directory: Any = None,
         journal: Any = None,
+        clock: Any = None,
         **options: Any,
     ) -> None:
         self.engine = engine or ScriptedEngine()
@@ -67,6 +68,7 @@ class Rig:
             grammar_maker=self.grammars,
             directory=directory,
             journal=journal,
+            clock=clock,
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Sequence
 
 from agentserve.server.sessions.book import StorageError
-from agentserve.server.sessions.store import Change, Delete, Forget, Put, Stored, Table
+from agentserve.server.sessions.environment import Table
+from agentserve.server.sessions.store import Change, Delete, Forget, Put, Stored
 
 
 class MemoryStore:

@@ -15,16 +15,9 @@ from pathlib import Path
 
 from agentserve.clock import Clock
 from agentserve.server.sessions.book import booked
+from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.session_record import CommittedTurn, Session
-from agentserve.server.sessions.store import (
-    Delete,
-    Forget,
-    Put,
-    SessionStore,
-    Stored,
-    Table,
-    turn_name,
-)
+from agentserve.server.sessions.store import Delete, Forget, Put, SessionStore, Stored, turn_name
 from agentserve.server.sessions.stored import head_bytes, read_session, turn_bytes
 from agentserve.server.sessions.writer import Failure, GroupWriter
 

@@ -18,13 +18,22 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
 from agentserve.server.sessions.book import StorageError
+from agentserve.server.sessions.environment import (
+    DATA,
+    FIRST_MAP,
+    Open,
+    Record,
+    Table,
+    attach,
+    damage,
+    salvaged,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +41,6 @@ FORMAT = 1
 _FORMAT_NAME = b"format"
 _DIGEST_BYTES = 8
 _NUMBER_BYTES = 8
-_FIRST_MAP = 64 << 20  # bytes of address space; doubled when full, so the disk is the limit
-
-Open = Callable[..., Any]
-"""As `lmdb.open`."""
-
-
-class Table(Enum):
-    META = b"meta"
-    HEADS = b"heads"
-    TURNS = b"turns"
-    DAMAGED = b"damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +82,18 @@ def turn_name(session: bytes, turn: int) -> bytes:
 class SessionStore:
     """One environment, open. Used by one thread at a time."""
 
-    def __init__(self, folder: Path, opener: Open = lmdb.open) -> None:
-        """Opens or makes it. ValueError, in one line, if another server has it or its format is not
-        ours; OSError where the folder cannot be used."""
+    def __init__(
+        self, folder: Path, opener: Open = lmdb.open, check: Callable[[Path], str | None] = damage
+    ) -> None:
+        """Opens or makes it. ValueError, in one line, if another server has it, its format is not ours
+        or the folder cannot be used. `check` says what is wrong with an environment."""
         self._folder = folder
         self._open = opener
+        self._check = check
         self._env: Any = None
         self._tables: dict[Table, Any] = {}
         self._lock = -1
-        self._map = _FIRST_MAP
+        self._map = FIRST_MAP
         try:
             _make(folder)
             self._lock = _locked(folder)
@@ -105,7 +106,7 @@ class SessionStore:
             raise
 
     def read(self) -> dict[bytes, Stored]:
-        """Everything, by session. Call it before the first `write`."""
+        """Everything, by session. StorageError."""
         found: dict[bytes, Stored] = {}
         try:
             with self._env.begin() as txn:
@@ -114,9 +115,7 @@ class SessionStore:
                         for name, sealed in cursor:
                             _file(found, table, name, sealed)
         except lmdb.Error as error:
-            self._replace(str(error))
-            kept = [change for key, stored in found.items() for change in _rewritten(key, stored)]
-            self.write(kept)
+            raise StorageError(f"{self._folder}: {_line(error)}") from error
         return found
 
     def write(self, changes: Sequence[Change]) -> None:
@@ -152,27 +151,17 @@ class SessionStore:
 
     def _start(self) -> None:
         """Open the environment; one that LMDB cannot read is replaced."""
-        try:
+        reason = self._check(self._folder)
+        if reason is None:
             self._attach()
-        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PanicError) as error:
-            self._replace(str(error))
+        else:
+            self._replace(reason, salvaged(self._folder))
 
     def _attach(self) -> None:
-        self._env = self._open(
-            str(self._folder), map_size=self._map, max_dbs=len(Table), mode=0o600, lock=False
-        )
+        self._env, self._tables = attach(self._folder, self._open, self._map)
         self._map = int(self._env.info()["map_size"])
-        self._make_readable()
-        self._tables = {table: self._env.open_db(table.value) for table in Table}
         self._check_format()
         _sync(self._folder)
-
-    def _make_readable(self) -> None:
-        """Fill up a file that was cut: what is missing then reads as damage, and is no bus error."""
-        size = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
-        data = self._folder / "data.mdb"
-        if data.stat().st_size < size:
-            os.truncate(data, size)
 
     def _check_format(self) -> None:
         with self._env.begin(write=True) as txn:
@@ -187,15 +176,21 @@ class SessionStore:
                     "move the folder away, or use the version that wrote it"
                 )
 
-    def _replace(self, reason: str) -> None:
-        self._drop()
-        data = self._folder / "data.mdb"
+    def _replace(self, reason: str, records: Sequence[Record]) -> None:
+        """Begin anew with what could be read; the old file stays beside the new one."""
+        data = self._folder / DATA
         count = len(list(self._folder.glob("damaged-*.mdb")))
         aside = self._folder / f"damaged-{count + 1}.mdb"
         with suppress(FileNotFoundError):
             data.rename(aside)
         log.error("the sessions in %s cannot all be read (%s): kept as %s", self._folder, reason, aside.name)
         self._attach()
+        self._transact(lambda txn: self._put_back(txn, records))
+
+    def _put_back(self, txn: Any, records: Sequence[Record]) -> None:
+        for table, name, sealed in records:
+            if 0 < len(name) <= self._env.max_key_size():
+                txn.put(name, sealed, db=self._tables[table])
 
     def _apply(self, txn: Any, changes: Sequence[Change]) -> None:
         for change in changes:
@@ -244,12 +239,6 @@ def _file(found: dict[bytes, Stored], table: Table, name: bytes, sealed: bytes) 
         stored.head = content
     else:
         stored.turns[int.from_bytes(number, "big")] = content
-
-
-def _rewritten(session: bytes, stored: Stored) -> list[Change]:
-    heads = [] if stored.head is None else [Put(Table.HEADS, session, stored.head)]
-    turns = [Put(Table.TURNS, turn_name(session, n), content) for n, content in stored.turns.items()]
-    return [*heads, *turns]
 
 
 def _seal(table: Table, name: bytes, content: bytes) -> bytes:

@@ -121,6 +121,8 @@ def read_session(
     done = head.running is not None and head.running == last
     if len(numbers) != head.committed + done or last > head.last_turn:
         raise ValueError(f"{len(numbers)} turns up to {last}, its head knows {head.committed}")
+    if head.running not in (None, head.last_turn):
+        raise ValueError(f"it runs turn {head.running} after turn {head.last_turn}")
     _complete(session, head, done, monotonic)
     if not done:
         return session, None if head.since is None else monotonic(head.since)
