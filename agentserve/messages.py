@@ -229,6 +229,16 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="ended"):
     error: str = ""
 
 
+class Decided(msgspec.Struct, frozen=True):
+    """One decision of the policy about a session at rest, and where its blocks were then."""
+
+    at: float  # monotonic seconds
+    choice: str
+    reason: str
+    price: float
+    residency: Residency
+
+
 class SessionView(msgspec.Struct, frozen=True):
     """One session as the worker sees it."""
 
@@ -246,6 +256,7 @@ class SessionView(msgspec.Struct, frozen=True):
     reason: str = ""
     price: float = 0.0
     until: float | None = None  # when it is looked at again, monotonic seconds
+    decisions: tuple[Decided, ...] = ()  # the last ones that changed something, oldest first
 
 
 class TiersView(msgspec.Struct, frozen=True):

@@ -145,19 +145,39 @@ def _places(session: Session, now: float) -> Iterator[RenderableType]:
             f"    decided: {_decision(decision)} (costs {float(decision['price']):.3g} s per second"
             f"{'; looked at again ' + again if again else ''})"
         )
+    yield from _decisions(session.get("decisions") or [], session)
     outstanding = session.get("pending_tool_calls") or []
     if outstanding:
         yield Text("    waits for " + ", ".join(plain(call.get("name", "?")) for call in outstanding))
 
 
-def bar(residency: Mapping[str, Any]) -> Text:
-    """Blocks by place, from the fastest to those that would be computed again, on BAR columns."""
+def _decisions(made: Sequence[Mapping[str, Any]], session: Session) -> Iterator[RenderableType]:
+    """What was decided when, on the timeline's clock, and where the blocks were at that moment."""
+    if not made:
+        return
+    history = session.get("history") or made
+    table = Table(box=None, pad_edge=False)
+    for name in ("at", "decided", "because", "blocks were"):
+        table.add_column(name, justify="right" if name == "at" else "left", overflow="fold")
+    for each in made:
+        table.add_row(
+            f"{float(each['at']) - float(history[0]['at']):.3f} s",
+            Text(plain(each.get("choice", ""))),
+            Text(plain(each.get("reason", ""))),
+            bar(each.get("residency") or {}, BAR // 2).append(f" {place(each.get('residency'))}"),
+        )
+    yield Text()
+    yield table
+
+
+def bar(residency: Mapping[str, Any], columns: int = BAR) -> Text:
+    """Blocks by place, from the fastest to those that would be computed again."""
     total = sum(int(residency.get(name, 0)) for name in PLACES)
     shown, before = Text(), 0
     for name, (sign, colour) in PLACES.items():
         count = int(residency.get(name, 0))
         if count and total:
-            left, right = (round(n * BAR / total) for n in (before, before + count))
+            left, right = (round(n * columns / total) for n in (before, before + count))
             shown.append(sign * max(1, right - left), colour)
         before += count
     return shown

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from agentserve.core.radix import common_prefix
 from agentserve.core.session import NO_TURN
-from agentserve.messages import pack_tokens
+from agentserve.messages import Decided, pack_tokens
 from agentserve.types import SessionId, TurnId
 from tiering.copies import Standing
 from tiering.keys import block_key
@@ -23,6 +24,7 @@ from tiering.types import Tier
 
 NO_HINTS = Hints()
 NOWHERE = Residency(0, 0, 0, 0)
+MOST_DECISIONS = 16  # kept per session, for operators
 
 
 class Stage(Enum):
@@ -53,6 +55,14 @@ class Known:
     residency: Residency = NOWHERE
     measured: float = -math.inf  # when the residency was taken
     timer: int = 0  # number of the timer that counts
+    decisions: deque[Decided] = field(default_factory=lambda: deque(maxlen=MOST_DECISIONS))
+
+    def decided(self, decision: Decision, at: float) -> None:
+        """Keep what was chosen; that the same is chosen again for the same reason is no news."""
+        last, self.decision = self.decisions[-1] if self.decisions else None, decision
+        choice = decision.choice.value
+        if last is None or (last.choice, last.reason) != (choice, decision.reason) or last.at < self.since:
+            self.decisions.append(Decided(at, choice, decision.reason, decision.price, self.residency))
 
     @property
     def keep(self) -> bool:

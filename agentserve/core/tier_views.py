@@ -51,7 +51,13 @@ def tiers_view(
 
 def resting_view(view: SessionView, known: Known, residency: Residency) -> SessionView:
     """A session at rest: where its KV is, and what was decided last."""
-    view = msgspec.structs.replace(view, residency=residency, rested=known.since, tools=known.tools)
+    view = msgspec.structs.replace(
+        view,
+        residency=residency,
+        rested=known.since,
+        tools=known.tools,
+        decisions=tuple(known.decisions),
+    )
     decision = known.decision
     if decision is None or not known.told:
         return view

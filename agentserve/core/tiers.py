@@ -183,7 +183,7 @@ class Tiers:
     def _decide(self, known: Known) -> None:
         known.timer = 0
         decision = self.policy.decide(known.id, self._value.measure(known), self._value.market())
-        known.decision = decision
+        known.decided(decision, self._now)
         self._choices[decision.choice] += 1
         if decision.choice is Choice.DROP:
             self._devalue(known)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from agentserve.cli.main import app
 from agentserve.cli.session_view import ago, bar, listing, place, plain, story, waits
 from agentserve.cli.sessions import ask
-from agentserve.messages import SessionView
+from agentserve.messages import Decided, SessionView
 from agentserve.types import SessionId, SessionState, TurnId
 from tests.api_rig import TOOLS, Rig, hermes, served, user
 from tests.fakes import ScriptedEngine, say
@@ -30,6 +30,10 @@ def view(session: SessionId, at: float) -> SessionView:
         session, SessionState.WAITING_TOOL, TurnId(1), 70, 64, 4, 0,
         residency=Residency(device=1, host=2, disk=0, gone=1, copied=1), rested=at, tools=("weather",),
         decision="host", reason="a long wait", price=0.25, until=at + 3600.0,
+        decisions=(
+            Decided(at + 1.0, "hold", "back soon", 0.5, Residency(4, 0, 0, 0)),
+            Decided(at + 2.0, "host", "a long wait", 0.25, Residency(1, 2, 0, 1, 1)),
+        ),
     )  # fmt: skip
 
 
@@ -87,9 +91,15 @@ async def test_one_session_is_drawn(rig: tuple[Rig, str]) -> None:
         "waits for weather",
     ):
         assert part in result.output
+    at = [n for n, line in enumerate(lines) if line.split()[:2] == ["at", "decided"]]
+    first, second = lines[at[0] + 1 : at[0] + 3]
+    assert first.split()[1:] == ["s", "hold", "back", "soon", "█" * 20, "device", "4"]
+    assert "host     a long wait  █████▓▓▓▓▓▓▓▓▓▓░░░░░ device 1, host 2, gone 1" in second
     shown = json.loads((await run("show", "waits", "--json", "--url", rig[1])).output)
     assert shown["pending_tool_calls"][0]["name"] == "weather"
     assert shown["history"][-1]["tools"] == ["weather"]
+    assert [made["choice"] for made in shown["decisions"]] == ["hold", "host"]
+    assert shown["decisions"][0]["residency"]["device"] == 4
     assert "no tiers below it" in (await run("show", "idle", "--url", rig[1])).output
 
 
@@ -144,6 +154,7 @@ def test_names_cannot_write_to_the_terminal() -> None:
         "residency": {"device": 1, "host": 0, "disk": 0, "gone": 0, "copied": 0},
         "decision": {"choice": HOSTILE, "reason": HOSTILE, "price": 0.0, "until": None},
         "pending_tool_calls": [{"name": HOSTILE}],
+        "decisions": [{"at": 1.0, "choice": HOSTILE, "reason": HOSTILE}],
     }  # fmt: skip
     text = drawn(listing([session], 5.0), *story(session, 5.0))
     assert "\x1b" not in text

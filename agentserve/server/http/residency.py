@@ -6,6 +6,7 @@ from agentserve.messages import SessionView
 from agentserve.server.engine_port import TierReport
 from agentserve.server.http.context import ServerContext
 from agentserve.server.text_port import JsonObject
+from tiering.policy.base import Residency
 
 
 def placement(context: ServerContext, view: SessionView | None) -> JsonObject:
@@ -16,14 +17,7 @@ def placement(context: ServerContext, view: SessionView | None) -> JsonObject:
     """
     residency, decision, rested = None, None, None
     if view is not None and view.residency is not None:
-        found = view.residency
-        residency = {
-            "device": found.device,
-            "host": found.host,
-            "disk": found.disk,
-            "gone": found.gone,
-            "copied": found.copied,
-        }
+        residency = _blocks(view.residency)
     if view is not None and view.decision:
         until = view.until
         decision = {
@@ -39,6 +33,30 @@ def placement(context: ServerContext, view: SessionView | None) -> JsonObject:
         "decision": decision,
         "rested_at": rested,
         "waiting_for": list(view.tools) if view is not None else [],
+    }
+
+
+def decisions(context: ServerContext, view: SessionView | None) -> list[JsonObject]:
+    """What the policy decided about a session of late, oldest first, and where its blocks were each time."""
+    return [
+        {
+            "at": round(context.unix(made.at), 6),
+            "choice": made.choice,
+            "reason": made.reason,
+            "price": made.price,
+            "residency": _blocks(made.residency),
+        }
+        for made in (view.decisions if view is not None else ())
+    ]
+
+
+def _blocks(residency: Residency) -> JsonObject:
+    return {
+        "device": residency.device,
+        "host": residency.host,
+        "disk": residency.disk,
+        "gone": residency.gone,
+        "copied": residency.copied,
     }
 
 

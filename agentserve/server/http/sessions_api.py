@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.context import ServerContext, context_of
-from agentserve.server.http.residency import placement
+from agentserve.server.http.residency import decisions, placement
 from agentserve.server.http.sampling import number
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.sessions.book import booked
@@ -55,6 +55,7 @@ async def get_session(request: Request) -> Response:
     reply["computed_tokens"] = view.computed if view else 0
     reply["preemptions"] = view.preemptions if view else 0
     reply.update(placement(context, view))
+    reply["decisions"] = decisions(context, view)
     reply["usage"] = dict(session.usage)
     reply["pending_tool_calls"] = [
         {
