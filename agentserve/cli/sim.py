@@ -84,11 +84,11 @@ def replay(
 ) -> None:
     """Feed a recorded log into a new core and compare every plan."""
     from agentserve.core.record import decode_entries
-    from agentserve.sim.replay import ReplayError
+    from agentserve.sim.replay import ReplayError, named_parts
     from agentserve.sim.replay import replay as feed
 
     try:
-        found = feed(decode_entries(log.read_bytes()))
+        found = feed(decode_entries(log.read_bytes()), named_parts)
     except (OSError, ReplayError, msgspec.MsgspecError) as error:
         fail(f"{log}: {error}")
     if found.differs_at is not None:

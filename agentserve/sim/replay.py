@@ -29,6 +29,8 @@ from agentserve.core.record import (
     orders_digest,
     plan_digest,
 )
+from tiering.policy.registry import policy_named
+from tiering.prices import PriceBook
 
 
 class ReplayError(ValueError):
@@ -40,6 +42,15 @@ class Replay(msgspec.Struct, frozen=True):
     commands: int
     differs_at: int | None  # number of the first plan that came out otherwise; nothing after it was run
     cut: bool = False  # the log ends in the middle of an entry: its process was killed
+
+
+def named_parts(setup: TierSetup) -> TierParts:
+    """The policy and the price book that a worker begins with. ReplayError for an unknown policy."""
+    try:
+        policy = policy_named(setup.policy, setup.prices)
+    except ValueError as error:
+        raise ReplayError(str(error)) from None
+    return TierParts(setup, policy, PriceBook(setup.prices))
 
 
 def replay(entries: Iterable[Entry], parts: Callable[[TierSetup], TierParts] | None = None) -> Replay:

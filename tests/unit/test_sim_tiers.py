@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from agentserve.core.config import CoreConfig
@@ -10,7 +11,7 @@ from agentserve.core.market import TierParts, TierSetup
 from agentserve.core.record import Entry, Ordered, Ticked, Transferred, decode_entries, encode_entry
 from agentserve.sim.executor import WrongKV
 from agentserve.sim.mover import Faults, FixedPrices, SimMover
-from agentserve.sim.replay import ReplayError, replay
+from agentserve.sim.replay import ReplayError, named_parts, replay
 from agentserve.sim.run import Outcome, Simulation
 from agentserve.sim.workload import WorkloadSpec, context_after, make_workload
 from agentserve.types import FinishReason
@@ -134,6 +135,15 @@ def test_a_log_with_other_answers_is_noticed() -> None:
     finished(oversubscribed(6, 0.5, 5, None, log))
     changed = [entry for entry in log if not isinstance(entry, Transferred)]
     assert replay(changed, parts).differs_at is not None
+
+
+def test_the_policies_that_can_be_asked_for_are_found_by_name() -> None:
+    setup = tier_parts(4).setup
+    assert named_parts(setup).policy.name == "lru"
+    assert named_parts(setup).book.prices() == setup.prices
+    unknown = msgspec.structs.replace(setup, policy="best")
+    with pytest.raises(ReplayError, match="unknown tier policy 'best'"):
+        named_parts(unknown)
 
 
 def test_a_log_with_tiers_needs_its_policy() -> None:
