@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import select
 import threading
 from collections.abc import Callable, Iterator
@@ -417,3 +418,54 @@ def test_threads_end(tmp_path: Path) -> None:
     rig.move(Move.SAVE)
     rig.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kv-")]
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_ordered_and_taken_back_every_transfer_ends_once(tmp_path: Path, seed: int) -> None:
+    """Threads run freely; the model knows which blocks must be in a slot or on disk."""
+    rig, choose = Rig(tmp_path / "kv"), random.Random(seed)
+    rig.move(Move.SAVE)
+    on_disk: set[int] = set()
+    under_way: dict[int, tuple[Move, list[int]]] = {}
+    ended: list[int] = []
+
+    def learn(done: list[TransferDone]) -> None:
+        for end in done:
+            move, numbers = under_way.pop(end.id)
+            ended.append(end.id)
+            assert len(end.ok) == len(numbers)
+            assert not (end.cancelled and any(end.ok))
+            moved = {number for number, ok in zip(numbers, end.ok, strict=True) if ok}
+            if move is Move.WRITE:
+                on_disk.update(moved)
+            elif move is Move.DROP:
+                on_disk.difference_update(moved)
+            elif move is Move.FETCH and not end.cancelled:
+                assert moved == set(numbers), end.error
+            else:
+                assert end.cancelled or moved == set(numbers) or "cancelled after" in end.error
+
+    for _ in range(150):
+        busy = {number for _, numbers in under_way.values() for number in numbers}
+        free = [number for number in range(PAGES) if number not in busy]
+        move = choose.choice(list(Move))
+        if move in (Move.FETCH, Move.DROP):
+            free = [number for number in free if number in on_disk]
+        numbers = choose.sample(free, min(len(free), choose.randrange(1, 8)))
+        number = rig.submit(move, [rig.blocks[at] for at in numbers], urgent=choose.random() < 0.3)
+        under_way[number] = (move, numbers)
+        if choose.random() < 0.3:
+            rig.mover.cancel(choose.choice(list(under_way)))
+        learn(rig.mover.poll())
+        assert rig.mover.pending == len(under_way)
+    while under_way:
+        learn(rig.wait())
+    assert sorted(ended) == list(range(2, rig.ids + 1))
+    assert {entry.key for entry in rig.disk.entries()} == {rig.blocks[number].key for number in on_disk}
+    assert rig.disk.distrusted == 0
+    assert rig.holds(range(PAGES))
+    rig.wipe()
+    assert all(rig.move(Move.FETCH, [rig.blocks[number] for number in sorted(on_disk)]).ok)
+    assert all(rig.holds(range(number, number + 1)) for number in on_disk)
+    rig.close()

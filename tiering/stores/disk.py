@@ -6,6 +6,7 @@ One thread at a time. A system or LMDB error is an answer (`error`), never an ex
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from tiering.types import Block, DiskEntry
 
 log = logging.getLogger(__name__)
 
-PAGE = 4096
+PAGE = mmap.PAGESIZE  # LMDB's pages are the system's
 _LMDB_HEAD = 16  # bytes of LMDB's own before a value with pages of its own
 LEAST_HEADROOM = 1 << 20
 HEADROOM_SHARE = 16  # one part in so many

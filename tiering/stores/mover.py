@@ -98,7 +98,8 @@ class Mover:
     def close(self, timeout: float = CLOSE_SECONDS) -> bool:
         """Take everything back and end the threads; `poll` tells the rest. Idempotent.
 
-        Waits up to `timeout` seconds for a step of each thread. False if a thread hangs in a store or the device: then leave the stores open and end the process.
+        Waits up to `timeout` seconds for the step that each thread is in. False if one hangs in a store
+        or the device: then leave the stores open and end the process.
         """
         if self._closed is None:
             lanes = (self._host_lane, self._disk_lane)
