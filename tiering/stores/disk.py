@@ -80,32 +80,18 @@ class DiskStore:
         self.capacity = capacity_of(self.budget)
         if self.capacity < footprint(block_bytes):
             raise ValueError(f"a disk budget of {budget} bytes holds no block of {block_bytes} bytes")
-        self.used = 0  # bytes of the capacity, own blocks
-        self.distrusted = 0  # blocks that were deleted because they could not be believed
         self._namespace = namespace
         self._fault = fault
         self._writer = Writer(codec)
         self._reader = Reader(block_bytes)
         self._own = open_environment(folder, namespace, self.budget)
         self._adopted: list[tuple[Environment, dict[bytes, int]]] = []
-        self._sizes: dict[bytes, int] = {}
-        self._order = 0
+        self._sizes = _sizes(self._own)
+        self._order = self._own.stock[-1].order if self._own.stock else 0
         self._broken = ""
         self._grown = False  # the map is larger than the budget, for the sake of a deletion
-        self._take_stock()
-
-    def _take_stock(self) -> None:
-        try:
-            lost = self._own.unindexed()
-            if lost:
-                log.warning("%d blocks in %s have no index: deleted", len(lost), self._own.folder)
-                self._delete(lost)
-            for found in self._own.found():
-                self._sizes[found.key] = footprint(found.length)
-                self._order = found.order
-        except (lmdb.Error, OSError) as error:
-            self._failed("reading the index", error)
-        self.used = sum(self._sizes.values())
+        self.used = sum(self._sizes.values())  # bytes of the capacity, own blocks
+        self.distrusted = 0  # blocks that were deleted because they could not be believed
 
     def entries(self) -> list[DiskEntry]:
         """What there is, in the order of writing; adopted blocks first. Reads no values.
@@ -128,9 +114,7 @@ class DiskStore:
         model's, cut off, not synced): those are deleted.
         """
         environment = adopt_environment(folder, self._namespace)
-        self._adopted.append(
-            (environment, {found.key: footprint(found.length) for found in environment.found()})
-        )
+        self._adopted.append((environment, _sizes(environment)))
 
     # --- writing ---------------------------------------------------------------------------
 
@@ -193,8 +177,7 @@ class DiskStore:
             for key in keys:
                 theirs.pop(key, None)
             if not theirs:
-                self._adopted.remove((environment, theirs))
-                environment.close(remove=True)
+                self._disown(environment, remove=True)
         mine = [key for key in keys if key in self._sizes]
         error = self._broken or self._delete(mine)
         return Stored(tuple(key not in self._sizes for key in keys), error)
@@ -213,9 +196,8 @@ class DiskStore:
             except lmdb.MapFullError as error:
                 if attempt == 2:
                     return self._failed("deleting", error)
-                if attempt == 1 or not self._make_room():
-                    self._own.handle.set_mapsize(self.budget + RESERVE)
-                    self._grown = True
+                if (attempt == 1 or not self._make_room()) and not self._grow():
+                    return self._failed("deleting", error)
             except (lmdb.Error, OSError) as error:
                 return self._failed("deleting", error)
         for key in keys:
@@ -227,7 +209,8 @@ class DiskStore:
     def fetch(self, block: Block, take: Callable[[Bytes], None]) -> str:
         """Give the verified bytes of `block` to `take`; they are there until it returns.
 
-        Returns why not, else "". What is not believed is deleted. An exception of `take` passes.
+        Returns why not, else "". What is not believed is deleted. What `take` raises passes, unless it
+        is an OSError.
         """
         if self._broken:
             return self._broken
@@ -246,7 +229,7 @@ class DiskStore:
                     take(verdict)
                     return ""
         except (lmdb.Error, OSError) as error:
-            return self._failed("reading", error)
+            return self._failed("reading", error, source)
         self.distrusted += 1
         log.warning("a block in %s is deleted: %s", source.folder, verdict.reason)
         self.delete_many([block.key])
@@ -278,10 +261,33 @@ class DiskStore:
             return False
         return True
 
-    def _failed(self, doing: str, error: Exception) -> str:
-        line = f"{doing} {self._own.folder}: {' '.join(str(error).split()) or type(error).__name__}"
-        if isinstance(error, _TREE_IS_BROKEN) and not self._broken:
+    def _grow(self) -> bool:
+        """Let the map be larger than the budget, for the sake of a deletion."""
+        try:
+            self._own.handle.set_mapsize(self.budget + RESERVE)
+        except (lmdb.Error, OSError):
+            return False
+        self._grown = True
+        return True
+
+    def _disown(self, environment: Environment, remove: bool) -> None:
+        self._adopted = [(other, sizes) for other, sizes in self._adopted if other is not environment]
+        environment.close(remove)
+
+    def _failed(self, doing: str, error: Exception, source: Environment | None = None) -> str:
+        """What happened, in one line. A tree that cannot be trusted is not used any more."""
+        source = source or self._own
+        line = f"{doing} {source.folder}: {' '.join(str(error).split()) or type(error).__name__}"
+        if not isinstance(error, _TREE_IS_BROKEN) or self._broken:
+            return self._broken or line
+        if source is self._own:
             self._broken = f"not used until the next start, which begins afresh: {line}"
-            self._own.distrust()
-            log.error("KV on disk is %s", self._broken)
-        return self._broken or line
+            source.distrust()
+        else:
+            self._disown(source, remove=True)
+        log.error("KV on disk is broken: %s", line)
+        return line
+
+
+def _sizes(environment: Environment) -> dict[bytes, int]:
+    return {found.key: footprint(found.length) for found in environment.stock}

@@ -37,6 +37,8 @@ class Mover:
         host: HostStore | None,
         disk: DiskStore | None,
         clock: Clock,
+        *,
+        step_bytes: int = STEP_BYTES,
         fault: Fault = no_fault,
     ) -> None:
         if host is not None and host.block_bytes != device.block_bytes:
@@ -45,7 +47,7 @@ class Mover:
         self._host = host
         self._disk = disk
         self._fault = fault
-        self._step_blocks = max(1, STEP_BYTES // device.block_bytes)
+        self._step_blocks = max(1, step_bytes // device.block_bytes)
         self._lock = threading.Lock()
         self._done: list[TransferDone] = []
         self._open: dict[int, Lane | None] = {}  # submitted, and not yet given out by poll
