@@ -145,14 +145,15 @@ class Environment:
         """remove: delete everything in it, too."""
         self.closed = True
         try:
-            if self._writable and not self._distrusted and not remove:
-                self.handle.sync(True)
-                self.handle.close()
-                _mark(self.folder, _SYNCED, "")
-            else:
+            try:
+                if self._writable and not self._distrusted and not remove:
+                    self.handle.sync(True)
+            finally:
                 self.handle.close()
             if remove:
                 _wipe(self.folder)
+            elif self._writable and not self._distrusted:
+                _mark(self.folder, _SYNCED, "")
         except (lmdb.Error, OSError) as error:
             log.warning("KV on disk in %s may be lost: it could not be written out: %s", self.folder, error)
         finally:
