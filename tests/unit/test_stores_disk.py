@@ -19,7 +19,7 @@ from tests.kv_blocks import (
     open_store,
     put,
 )
-from tiering.stores.disk import DiskStore, block_footprint, capacity_of, footprint
+from tiering.stores.disk import HEADER_ROOM, DiskStore, block_footprint, capacity_of, footprint
 from tiering.stores.disk_format import ZSTD, value_bytes
 from tiering.stores.environment import StoreBusy, StoreError, orphans, worker_folder
 from tiering.types import DiskEntry
@@ -42,7 +42,7 @@ def test_blocks_come_back_bit_for_bit_and_survive_a_restart(tmp_path: Path) -> N
     assert all(has(store, block) for block in blocks)
     store.close()
     again = open_store(tmp_path)
-    assert again.entries() == [DiskEntry(block.key, SIZE) for block in blocks]
+    assert again.entries() == [DiskEntry(block.key, BLOCK_BYTES + HEADER_ROOM) for block in blocks]
     assert again.used == 20 * SIZE
     assert all(has(again, block) for block in blocks)
     again.close()
@@ -95,6 +95,15 @@ def test_a_budget_that_holds_no_block_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no block"):
         DiskStore(tmp_path, NAMESPACE, 1 << 20, BLOCK_BYTES)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_blocks_that_fill_the_room_and_no_more_are_never_refused(store: DiskStore) -> None:
+    """As one who plans counts: KV and a header for a new block, what `entries` says for others."""
+    planned = store.room // (BLOCK_BYTES + HEADER_ROOM)
+    assert planned == FITS
+    assert put(store, chain(planned)) == (True,) * planned
+    assert sum(entry.nbytes for entry in store.entries()) <= store.room
+    assert put(store, chain(1, first=10**6)) == (False,)
 
 
 def test_the_room_of_a_block_can_be_told_beforehand(store: DiskStore) -> None:

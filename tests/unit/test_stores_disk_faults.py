@@ -174,13 +174,38 @@ def test_what_fails_while_writing_fails_alone(tmp_path: Path, point: str, error:
     store.close()
 
 
-def test_a_read_error_is_a_miss_and_deletes_nothing(tmp_path: Path) -> None:
+def test_a_read_error_is_a_miss_and_the_block_is_deleted(tmp_path: Path) -> None:
+    """Who ordered it forgets it: kept, it would take room that nobody can free."""
     fault = At(DISK_READ, OSError(errno.EIO, "Input/output error"))
     store = faulty(tmp_path, fault)
     put(store, [A])
     assert "Input/output error" in str(fetched(store, A))
     fault.on = False
+    assert not has(store, A)
+    assert (store.entries(), store.used) == ([], 0)
+    assert put(store, [A]) == (True,)
     assert has(store, A)
+    store.close()
+
+
+def test_what_could_not_be_deleted_then_is_deleted_before_the_next_write(tmp_path: Path) -> None:
+    troubles = [DISK_READ, DISK_COMMIT]
+
+    def fault(point: str, data: Bytes | None) -> None:
+        if point in troubles:
+            raise OSError(errno.EIO, "Input/output error")
+
+    store = faulty(tmp_path, fault)
+    troubles.clear()
+    put(store, [A])
+    used = store.used
+    troubles += [DISK_READ, DISK_COMMIT]
+    assert not has(store, A)
+    assert store.used == used
+    troubles.clear()
+    put(store, [B])
+    assert [entry.key for entry in store.entries()] == [B.key]
+    assert store.used == used
     store.close()
 
 
@@ -236,7 +261,8 @@ def test_a_device_that_fails_is_not_the_disks_fault(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="device lost"):
         store.fetch(A, fail)
-    assert has(store, A)
+    assert store.distrusted == 0
+    assert store.entries() == []
     store.close()
 
 

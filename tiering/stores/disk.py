@@ -23,6 +23,7 @@ from tiering.types import Block, DiskEntry
 log = logging.getLogger(__name__)
 
 PAGE = mmap.PAGESIZE  # LMDB's pages are the system's
+HEADER_ROOM = 256  # what who plans writes counts for a block besides its KV
 _LMDB_HEAD = 16  # bytes of LMDB's own before a value with pages of its own
 LEAST_HEADROOM = 1 << 20
 HEADROOM_SHARE = 16  # one part in so many
@@ -36,10 +37,7 @@ def footprint(value: int) -> int:
 
 
 def block_footprint(block_bytes: int, page_size: int) -> int:
-    """Bytes on disk of a block that is not compressed: `capacity` divided by it is how many fit.
-
-    page_size: tokens of a page.
-    """
+    """Bytes on disk of a block that is not compressed. page_size: tokens of a page."""
     return footprint(value_bytes(4 * page_size, block_bytes))
 
 
@@ -62,8 +60,12 @@ class DiskStore:
     RESERVE, when a reader elsewhere keeps everything that was freed and a deletion needs room).
 
     namespace: of the model (weights, numbers, kernels); blocks of another one are deleted at the start.
-    codec: how payloads are written; both kinds are read.
+    page_size: tokens of a block. codec: how payloads are written; both kinds are read.
     Raises StoreBusy or StoreError (`environment`) if it cannot be had.
+
+    `capacity` and `used` are bytes in the file. Who plans does not know LMDB's pages: `room` and the
+    sizes of `entries` are in its terms, `block_bytes + HEADER_ROOM` for a block that is not compressed.
+    Blocks that fill `room` and no more are never refused.
     """
 
     def __init__(
@@ -73,12 +75,17 @@ class DiskStore:
         budget: int,
         block_bytes: int,
         *,
+        page_size: int = 16,
         codec: int = PLAIN,
         fault: Fault = no_fault,
     ) -> None:
         self.budget = budget // PAGE * PAGE
-        self.capacity = capacity_of(self.budget)
-        if self.capacity < footprint(block_bytes):
+        self._full = block_footprint(block_bytes, page_size)
+        self._counted = block_bytes + HEADER_ROOM
+        fits = capacity_of(self.budget) // self._full
+        self.capacity = fits * self._full
+        self.room = fits * self._counted
+        if not self.room:
             raise ValueError(f"a disk budget of {budget} bytes holds no block of {block_bytes} bytes")
         self._namespace = namespace
         self._fault = fault
@@ -88,23 +95,21 @@ class DiskStore:
         self._adopted: list[tuple[Environment, dict[bytes, int]]] = []
         self._sizes = _sizes(self._own)
         self._order = self._own.stock[-1].order if self._own.stock else 0
+        self._condemned: dict[bytes, None] = {}  # to be deleted as soon as something can be
         self._broken = ""
         self._grown = False  # the map is larger than the budget, for the sake of a deletion
         self.used = sum(self._sizes.values())  # bytes of the capacity, own blocks
         self.distrusted = 0  # blocks that were deleted because they could not be believed
 
     def entries(self) -> list[DiskEntry]:
-        """What there is, in the order of writing; adopted blocks first. Reads no values.
-
-        `nbytes` is what a block takes of the capacity.
-        """
+        """What there is, in the order of writing; adopted blocks first. Reads no values."""
         sizes: dict[bytes, int] = {}
         for _, theirs in self._adopted:
             sizes |= theirs
         for key, size in self._sizes.items():
             sizes.pop(key, None)
             sizes[key] = size
-        return [DiskEntry(key, size) for key, size in sizes.items()]
+        return [DiskEntry(key, size * self._counted // self._full) for key, size in sizes.items()]
 
     def adopt(self, folder: Path) -> None:
         """Serve the blocks in `folder` too, written by a worker that is no more. They are outside the
@@ -123,6 +128,8 @@ class DiskStore:
         are refused."""
         if self._broken:
             return Stored((False,) * len(blocks), self._broken)
+        if self._condemned and not self._delete([key for key in self._condemned if key in self._sizes]):
+            self._condemned.clear()
         for attempt in range(3):
             try:
                 return self._put(blocks)
@@ -209,30 +216,37 @@ class DiskStore:
     def fetch(self, block: Block, take: Callable[[Bytes], None]) -> str:
         """Give the verified bytes of `block` to `take`; they are there until it returns.
 
-        Returns why not, else "". What is not believed is deleted. What `take` raises passes, unless it
-        is an OSError.
+        Returns why not, else "". Then, and when `take` raises (which passes, unless it is an OSError),
+        the block is deleted: whoever wanted it forgets it, and its room must not be lost.
         """
         if self._broken:
             return self._broken
         source = self._source(block.key)
         if source is None:
             return "missing on disk"
+        reason = "not taken"
         try:
-            self._fault(DISK_READ, None)
-            with source.handle.begin(db=source.blocks, buffers=True) as txn:
-                value = txn.get(block.key)
-                if value is None:
-                    verdict: Bytes | Distrust = Distrust("missing on disk")
-                else:
-                    verdict = self._reader.payload(block, np.frombuffer(value, dtype=np.uint8))
-                if not isinstance(verdict, Distrust):
-                    take(verdict)
-                    return ""
+            reason = self._read(source, block, take)
         except (lmdb.Error, OSError) as error:
-            return self._failed("reading", error, source)
+            reason = self._failed("reading", error, source)
+        finally:
+            if reason and self.delete_many([block.key]).error:
+                self._condemned[block.key] = None
+        return reason
+
+    def _read(self, source: Environment, block: Block, take: Callable[[Bytes], None]) -> str:
+        self._fault(DISK_READ, None)
+        with source.handle.begin(db=source.blocks, buffers=True) as txn:
+            value = txn.get(block.key)
+            if value is None:
+                verdict: Bytes | Distrust = Distrust("missing on disk")
+            else:
+                verdict = self._reader.payload(block, np.frombuffer(value, dtype=np.uint8))
+            if not isinstance(verdict, Distrust):
+                take(verdict)
+                return ""
         self.distrusted += 1
         log.warning("a block in %s is deleted: %s", source.folder, verdict.reason)
-        self.delete_many([block.key])
         return verdict.reason
 
     def _source(self, key: bytes) -> Environment | None:

@@ -16,7 +16,7 @@ from tiering.stores.buffers import Bytes
 from tiering.stores.disk import DiskStore
 from tiering.stores.faults import HOST_COPY, Fault, no_fault
 from tiering.stores.host import HostStore
-from tiering.stores.lanes import Lane, Task
+from tiering.stores.lanes import Lane, Task, one_line
 from tiering.stores.pages import DevicePages
 from tiering.types import Block, Move, Transfer, TransferDone
 
@@ -143,7 +143,10 @@ class Mover:
                 if task.cancelled:
                     break
                 task.tried = at + 1
-                error = self._copy_block(task.transfer.move, task.transfer.blocks[at])
+                try:
+                    error = self._copy_block(task.transfer.move, task.transfer.blocks[at])
+                except Exception as problem:  # one block's: the others are tried all the same
+                    error = one_line(problem)
                 if error:
                     task.fail(error)
                 else:
