@@ -19,7 +19,14 @@ from tests.kv_blocks import (
     open_store,
     put,
 )
-from tiering.stores.disk import HEADER_ROOM, DiskStore, block_footprint, capacity_of, footprint
+from tiering.stores.disk import (
+    HEADER_ROOM,
+    DiskStore,
+    adopt_orphans,
+    block_footprint,
+    capacity_of,
+    footprint,
+)
 from tiering.stores.disk_format import ZSTD, value_bytes
 from tiering.stores.environment import StoreBusy, StoreError, orphans, worker_folder
 from tiering.types import DiskEntry
@@ -186,6 +193,24 @@ def test_an_orphans_blocks_are_served_until_they_are_dropped(tmp_path: Path) -> 
     assert orphans(tmp_path, 1) == []
     open_store(theirs).close()
     store.close()
+
+
+def test_all_orphans_go_to_the_first_that_asks(tmp_path: Path) -> None:
+    blocks = chain(6)
+    for number, namespace in ((2, NAMESPACE), (3, b"o" * 32), (4, NAMESPACE)):
+        orphan = open_store(worker_folder(tmp_path, number), namespace)
+        put(orphan, blocks[number : number + 1])
+        orphan.close()
+    first, second = (open_store(worker_folder(tmp_path, number)) for number in (0, 1))
+    adopt_orphans(first, tmp_path, 2)
+    adopt_orphans(second, tmp_path, 2)
+    assert [entry.key for entry in first.entries()] == [blocks[2].key, blocks[4].key]
+    assert second.entries() == []
+    assert orphans(tmp_path, 2) == [worker_folder(tmp_path, 2), worker_folder(tmp_path, 4)]
+    first.close()
+    adopt_orphans(second, tmp_path, 2)
+    assert has(second, blocks[4])
+    second.close()
 
 
 def test_an_orphan_that_nobody_can_use_is_deleted(tmp_path: Path) -> None:

@@ -16,7 +16,15 @@ import numpy as np
 
 from tiering.stores.buffers import Bytes
 from tiering.stores.disk_format import PLAIN, Distrust, Reader, Writer, value_bytes
-from tiering.stores.environment import RESERVE, Environment, adopt_environment, open_environment
+from tiering.stores.environment import (
+    RESERVE,
+    Environment,
+    StoreBusy,
+    StoreError,
+    adopt_environment,
+    open_environment,
+    orphans,
+)
 from tiering.stores.faults import DISK_COMMIT, DISK_MAP, DISK_PAYLOAD, DISK_READ, Fault, no_fault
 from tiering.types import Block, DiskEntry
 
@@ -301,6 +309,18 @@ class DiskStore:
             self._disown(source, remove=True)
         log.error("KV on disk is broken: %s", line)
         return line
+
+
+def adopt_orphans(store: DiskStore, data_dir: Path, workers: int) -> None:
+    """Have `store` serve what workers left in `data_dir` that a server of `workers` workers does not
+    have. Each folder goes to the worker that asks first; what is of no use is deleted."""
+    for folder in orphans(data_dir, workers):
+        try:
+            store.adopt(folder)
+        except StoreBusy:
+            continue
+        except StoreError as error:
+            log.warning("%s", error)
 
 
 def _sizes(environment: Environment) -> dict[bytes, int]:
