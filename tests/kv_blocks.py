@@ -53,4 +53,4 @@ def has(store: DiskStore, block: Block) -> bool:
 
 
 def open_store(folder: Path, namespace: bytes = NAMESPACE, budget: int = BUDGET) -> DiskStore:
-    return DiskStore(folder, namespace, budget, BLOCK_BYTES)
+    return DiskStore(folder, namespace, budget, BLOCK_BYTES, page_size=4)

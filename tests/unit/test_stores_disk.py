@@ -19,7 +19,14 @@ from tests.kv_blocks import (
     open_store,
     put,
 )
-from tiering.stores.disk import DiskStore, block_footprint, capacity_of, footprint
+from tiering.stores.disk import (
+    HEADER_ROOM,
+    DiskStore,
+    adopt_orphans,
+    block_footprint,
+    capacity_of,
+    footprint,
+)
 from tiering.stores.disk_format import ZSTD, value_bytes
 from tiering.stores.environment import StoreBusy, StoreError, orphans, worker_folder
 from tiering.types import DiskEntry
@@ -42,7 +49,7 @@ def test_blocks_come_back_bit_for_bit_and_survive_a_restart(tmp_path: Path) -> N
     assert all(has(store, block) for block in blocks)
     store.close()
     again = open_store(tmp_path)
-    assert again.entries() == [DiskEntry(block.key, SIZE) for block in blocks]
+    assert again.entries() == [DiskEntry(block.key, BLOCK_BYTES + HEADER_ROOM) for block in blocks]
     assert again.used == 20 * SIZE
     assert all(has(again, block) for block in blocks)
     again.close()
@@ -97,6 +104,15 @@ def test_a_budget_that_holds_no_block_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_blocks_that_fill_the_room_and_no_more_are_never_refused(store: DiskStore) -> None:
+    """As one who plans counts: KV and a header for a new block, what `entries` says for others."""
+    planned = store.room // (BLOCK_BYTES + HEADER_ROOM)
+    assert planned == FITS
+    assert put(store, chain(planned)) == (True,) * planned
+    assert sum(entry.nbytes for entry in store.entries()) <= store.room
+    assert put(store, chain(1, first=10**6)) == (False,)
+
+
 def test_the_room_of_a_block_can_be_told_beforehand(store: DiskStore) -> None:
     put(store, chain(3))
     assert store.used == 3 * block_footprint(BLOCK_BYTES, page_size=4)
@@ -115,7 +131,7 @@ def test_compressed_blocks_take_less_room_and_any_store_reads_them(tmp_path: Pat
     even = [np.full(BLOCK_BYTES, number, dtype=np.uint8) for number in range(10)]
     store = DiskStore(tmp_path, NAMESPACE, BUDGET, BLOCK_BYTES, codec=ZSTD)
     assert all(store.put_many(list(zip(blocks, even, strict=True))).ok)
-    assert store.used == 10 * 4096
+    assert store.used == 10 * footprint(100) < 10 * SIZE
     store.close()
     plain = open_store(tmp_path)
     assert [fetched(plain, block) for block in blocks] == [raw.tobytes() for raw in even]
@@ -177,6 +193,24 @@ def test_an_orphans_blocks_are_served_until_they_are_dropped(tmp_path: Path) -> 
     assert orphans(tmp_path, 1) == []
     open_store(theirs).close()
     store.close()
+
+
+def test_all_orphans_go_to_the_first_that_asks(tmp_path: Path) -> None:
+    blocks = chain(6)
+    for number, namespace in ((2, NAMESPACE), (3, b"o" * 32), (4, NAMESPACE)):
+        orphan = open_store(worker_folder(tmp_path, number), namespace)
+        put(orphan, blocks[number : number + 1])
+        orphan.close()
+    first, second = (open_store(worker_folder(tmp_path, number)) for number in (0, 1))
+    adopt_orphans(first, tmp_path, 2)
+    adopt_orphans(second, tmp_path, 2)
+    assert [entry.key for entry in first.entries()] == [blocks[2].key, blocks[4].key]
+    assert second.entries() == []
+    assert orphans(tmp_path, 2) == [worker_folder(tmp_path, 2), worker_folder(tmp_path, 4)]
+    first.close()
+    adopt_orphans(second, tmp_path, 2)
+    assert has(second, blocks[4])
+    second.close()
 
 
 def test_an_orphan_that_nobody_can_use_is_deleted(tmp_path: Path) -> None:

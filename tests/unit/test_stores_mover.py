@@ -2,122 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import select
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from agentserve.clock import WallClock
-from tests.kv_blocks import NAMESPACE, chain
 from tests.kv_pages import KV_DTYPES
-from tiering.stores import mover as mover_module
-from tiering.stores.buffers import Bytes
-from tiering.stores.disk import DiskStore
+from tests.mover_rig import PAGES, PATIENCE, Rig, replace_block
 from tiering.stores.faults import DISK_COMMIT, DISK_PAYLOAD, DISK_READ, HOST_COPY
 from tiering.stores.host import HostStore
 from tiering.stores.mover import Mover
-from tiering.stores.pages import PoolPages
-from tiering.types import Block, Move, Transfer, TransferDone
-
-PAGES = 24
-PATIENCE = 60.0  # seconds: only a mover that hangs takes them
-
-
-class Gate:
-    """Holds threads at points of the stores until they are let go."""
-
-    def __init__(self) -> None:
-        self.reached: dict[str, threading.Semaphore] = {}
-        self.open: dict[str, threading.Semaphore] = {}
-        self.error: dict[str, Exception] = {}
-        self.spoil: Callable[[Bytes], None] | None = None
-
-    def hold(self, point: str) -> None:
-        """From now on everybody who comes to `point` waits there."""
-        self.reached[point], self.open[point] = threading.Semaphore(0), threading.Semaphore(0)
-
-    def await_arrival(self, point: str) -> None:
-        assert self.reached[point].acquire(timeout=PATIENCE)
-
-    def let_pass(self, point: str, times: int = 1) -> None:
-        self.open[point].release(times)
-
-    def release(self) -> None:
-        gates, self.open = self.open, {}
-        for gate in gates.values():
-            gate.release(1000)
-
-    def __call__(self, point: str, data: Bytes | None) -> None:
-        gate = self.open.get(point)
-        if gate is not None:
-            self.reached[point].release()
-            assert gate.acquire(timeout=PATIENCE)
-        if point in self.error:
-            raise self.error[point]
-        if data is not None and self.spoil is not None:
-            self.spoil(data)
-
-
-@dataclass
-class Rig:
-    folder: Path
-    dtype: torch.dtype = torch.bfloat16
-    gate: Gate = field(default_factory=Gate)
-
-    def __post_init__(self) -> None:
-        shapes = [(PAGES, 2, 2, 4, 2, 40), (PAGES, 3, 2, 4, 2, 40)]
-        self.storages = [torch.zeros(shape, dtype=self.dtype) for shape in shapes]
-        for number, storage in enumerate(self.storages):
-            raw = storage.view(torch.uint8)
-            random = np.random.default_rng(number).integers(0, 256, raw.numel(), dtype=np.uint8)
-            raw.copy_(torch.from_numpy(random).view(raw.shape))
-        self.before = [self.raw(group).clone() for group in (0, 1)]
-        self.pages = PoolPages(self.storages)
-        self.host = HostStore(PAGES, self.pages.block_bytes)
-        self.disk = DiskStore(self.folder, NAMESPACE, 4 << 20, self.pages.block_bytes, fault=self.gate)
-        self.mover = Mover(self.pages, self.host, self.disk, WallClock(), self.gate)
-        self.blocks = chain(PAGES, groups=2)
-        self.ids = 0
-
-    def raw(self, group: int) -> torch.Tensor:
-        return self.storages[group].view(torch.uint8)
-
-    def wipe(self) -> None:
-        for group in (0, 1):
-            self.raw(group).fill_(255)
-
-    def holds(self, numbers: range) -> bool:
-        """Whether these pages have what they had at first."""
-        at = list(numbers)
-        return all(torch.equal(self.raw(group)[at], self.before[group][at]) for group in (0, 1))
-
-    def submit(self, move: Move, blocks: list[Block] | None = None, urgent: bool = False) -> int:
-        self.ids += 1
-        chosen = self.blocks if blocks is None else blocks
-        self.mover.submit(Transfer(self.ids, move, tuple(chosen), urgent))
-        return self.ids
-
-    def wait(self, count: int = 1) -> list[TransferDone]:
-        done: list[TransferDone] = []
-        while len(done) < count:
-            assert select.select([self.mover.fileno()], [], [], PATIENCE)[0], "nothing more ended"
-            done += self.mover.poll()
-        return done
-
-    def move(self, move: Move, blocks: list[Block] | None = None) -> TransferDone:
-        self.submit(move, blocks)
-        (done,) = self.wait()
-        return done
-
-    def close(self) -> None:
-        self.gate.release()
-        assert self.mover.close(PATIENCE)
-        self.disk.close()
+from tiering.types import Move, Transfer, TransferDone
 
 
 @pytest.fixture
@@ -128,9 +28,11 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 @pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def paced(tmp_path: Path) -> Iterator[Rig]:
     """Two blocks a step."""
-    monkeypatch.setattr(mover_module, "STEP_BYTES", 2 * 2 * 2 * 4 * 2 * 40 * 2 * 5 // 2)
+    rig = Rig(tmp_path / "kv", step_blocks=2)
+    yield rig
+    rig.close()
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
@@ -163,11 +65,6 @@ def test_blocks_go_to_other_pages_and_slots_than_they_came_from(rig: Rig) -> Non
     for number in range(PAGES):
         for group, page in enumerate(back[number].pages):
             assert torch.equal(rig.raw(group)[page], rig.before[group][number])
-
-
-def replace_block(block: Block, **changes: object) -> Block:
-    fields = {name: getattr(block, name) for name in block.__struct_fields__}
-    return Block(**(fields | changes))
 
 
 def test_seconds_and_pending(rig: Rig) -> None:
@@ -203,18 +100,17 @@ def test_urgent_ones_go_first_others_in_order(rig: Rig) -> None:
     assert [done.id for done in rig.wait(5)] == [first, *urgent, *plain]
 
 
-@pytest.mark.usefixtures("small_steps")
-def test_an_urgent_fetch_does_not_wait_for_the_end_of_a_long_write(rig: Rig) -> None:
-    rig.move(Move.SAVE)
-    rig.move(Move.WRITE, rig.blocks[:2])
-    rig.gate.hold(DISK_COMMIT)
-    write = rig.submit(Move.WRITE, rig.blocks[2:])
-    rig.gate.await_arrival(DISK_COMMIT)  # in its first step
-    fetch = rig.submit(Move.FETCH, rig.blocks[:2], urgent=True)
-    rig.gate.let_pass(DISK_COMMIT)
-    assert [done.id for done in rig.wait()] == [fetch]
-    rig.gate.release()
-    (done,) = rig.wait()
+def test_an_urgent_fetch_does_not_wait_for_the_end_of_a_long_write(paced: Rig) -> None:
+    paced.move(Move.SAVE)
+    paced.move(Move.WRITE, paced.blocks[:2])
+    paced.gate.hold(DISK_COMMIT)
+    write = paced.submit(Move.WRITE, paced.blocks[2:])
+    paced.gate.await_arrival(DISK_COMMIT)  # in its first step
+    fetch = paced.submit(Move.FETCH, paced.blocks[:2], urgent=True)
+    paced.gate.let_pass(DISK_COMMIT)
+    assert [done.id for done in paced.wait()] == [fetch]
+    paced.gate.release()
+    (done,) = paced.wait()
     assert (done.id, all(done.ok)) == (write, True)
 
 
@@ -275,19 +171,18 @@ def test_a_load_is_taken_back_between_two_blocks(rig: Rig, move: Move) -> None:
     assert all(rig.move(move).ok)
 
 
-@pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("move", [Move.SAVE, Move.WRITE])
-def test_what_was_copied_before_it_was_taken_back_is_told(rig: Rig, move: Move) -> None:
+def test_what_was_copied_before_it_was_taken_back_is_told(paced: Rig, move: Move) -> None:
     point, at_a_time = (HOST_COPY, 1) if move is Move.SAVE else (DISK_COMMIT, 2)
-    rig.gate.hold(point)
-    number = rig.submit(move)
+    paced.gate.hold(point)
+    number = paced.submit(move)
     for _ in range(4 // at_a_time):
-        rig.gate.await_arrival(point)
-        rig.gate.let_pass(point)
-    rig.gate.await_arrival(point)
-    rig.mover.cancel(number)
-    rig.gate.release()
-    (done,) = rig.wait()
+        paced.gate.await_arrival(point)
+        paced.gate.let_pass(point)
+    paced.gate.await_arrival(point)
+    paced.mover.cancel(number)
+    paced.gate.release()
+    (done,) = paced.wait()
     moved = 4 + at_a_time  # the one at the gate, too
     assert done.ok == (True,) * moved + (False,) * (PAGES - moved)
     assert not done.cancelled
@@ -417,3 +312,53 @@ def test_threads_end(tmp_path: Path) -> None:
     rig.move(Move.SAVE)
     rig.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kv-")]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_ordered_and_taken_back_every_transfer_ends_once(tmp_path: Path, seed: int) -> None:
+    """Threads run freely; the model knows which blocks must be in a slot or on disk."""
+    rig, choose = Rig(tmp_path / "kv", step_blocks=2), random.Random(seed)
+    rig.move(Move.SAVE)
+    on_disk: set[int] = set()
+    under_way: dict[int, tuple[Move, list[int]]] = {}
+    ended: list[int] = []
+
+    def learn(done: list[TransferDone]) -> None:
+        for end in done:
+            move, numbers = under_way.pop(end.id)
+            ended.append(end.id)
+            assert len(end.ok) == len(numbers)
+            assert not (end.cancelled and any(end.ok))
+            moved = {number for number, ok in zip(numbers, end.ok, strict=True) if ok}
+            if move is Move.WRITE:
+                on_disk.update(moved)
+            elif move is Move.DROP:
+                on_disk.difference_update(moved)
+            elif move is Move.FETCH and not end.cancelled:
+                assert moved == set(numbers), end.error
+            else:
+                assert end.cancelled or moved == set(numbers) or "cancelled after" in end.error
+
+    for _ in range(150):
+        busy = {number for _, numbers in under_way.values() for number in numbers}
+        free = [number for number in range(PAGES) if number not in busy]
+        move = choose.choice(list(Move))
+        if move in (Move.FETCH, Move.DROP):
+            free = [number for number in free if number in on_disk]
+        numbers = choose.sample(free, min(len(free), choose.randrange(1, 8)))
+        number = rig.submit(move, [rig.blocks[at] for at in numbers], urgent=choose.random() < 0.3)
+        under_way[number] = (move, numbers)
+        if choose.random() < 0.3:
+            rig.mover.cancel(choose.choice(list(under_way)))
+        learn(rig.mover.poll())
+        assert rig.mover.pending == len(under_way)
+    while under_way:
+        learn(rig.wait())
+    assert sorted(ended) == list(range(2, rig.ids + 1))
+    assert {entry.key for entry in rig.disk.entries()} == {rig.blocks[number].key for number in on_disk}
+    assert rig.disk.distrusted == 0
+    assert rig.holds(range(PAGES))
+    rig.wipe()
+    assert all(rig.move(Move.FETCH, [rig.blocks[number] for number in sorted(on_disk)]).ok)
+    assert all(rig.holds(range(number, number + 1)) for number in on_disk)
+    rig.close()

@@ -6,6 +6,7 @@ One thread at a time. A system or LMDB error is an answer (`error`), never an ex
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,22 @@ import numpy as np
 
 from tiering.stores.buffers import Bytes
 from tiering.stores.disk_format import PLAIN, Distrust, Reader, Writer, value_bytes
-from tiering.stores.environment import RESERVE, Environment, adopt_environment, open_environment
+from tiering.stores.environment import (
+    RESERVE,
+    Environment,
+    StoreBusy,
+    StoreError,
+    adopt_environment,
+    open_environment,
+    orphans,
+)
 from tiering.stores.faults import DISK_COMMIT, DISK_MAP, DISK_PAYLOAD, DISK_READ, Fault, no_fault
 from tiering.types import Block, DiskEntry
 
 log = logging.getLogger(__name__)
 
-PAGE = 4096
+PAGE = mmap.PAGESIZE  # LMDB's pages are the system's
+HEADER_ROOM = 256  # what who plans writes counts for a block besides its KV
 _LMDB_HEAD = 16  # bytes of LMDB's own before a value with pages of its own
 LEAST_HEADROOM = 1 << 20
 HEADROOM_SHARE = 16  # one part in so many
@@ -35,10 +45,7 @@ def footprint(value: int) -> int:
 
 
 def block_footprint(block_bytes: int, page_size: int) -> int:
-    """Bytes on disk of a block that is not compressed: `capacity` divided by it is how many fit.
-
-    page_size: tokens of a page.
-    """
+    """Bytes on disk of a block that is not compressed. page_size: tokens of a page."""
     return footprint(value_bytes(4 * page_size, block_bytes))
 
 
@@ -61,8 +68,12 @@ class DiskStore:
     RESERVE, when a reader elsewhere keeps everything that was freed and a deletion needs room).
 
     namespace: of the model (weights, numbers, kernels); blocks of another one are deleted at the start.
-    codec: how payloads are written; both kinds are read.
+    page_size: tokens of a block. codec: how payloads are written; both kinds are read.
     Raises StoreBusy or StoreError (`environment`) if it cannot be had.
+
+    `capacity` and `used` are bytes in the file. Who plans does not know LMDB's pages: `room` and the
+    sizes of `entries` are in its terms, `block_bytes + HEADER_ROOM` for a block that is not compressed.
+    Blocks that fill `room` and no more are never refused.
     """
 
     def __init__(
@@ -72,52 +83,41 @@ class DiskStore:
         budget: int,
         block_bytes: int,
         *,
+        page_size: int = 16,
         codec: int = PLAIN,
         fault: Fault = no_fault,
     ) -> None:
         self.budget = budget // PAGE * PAGE
-        self.capacity = capacity_of(self.budget)
-        if self.capacity < footprint(block_bytes):
+        self._full = block_footprint(block_bytes, page_size)
+        self._counted = block_bytes + HEADER_ROOM
+        fits = capacity_of(self.budget) // self._full
+        self.capacity = fits * self._full
+        self.room = fits * self._counted
+        if not self.room:
             raise ValueError(f"a disk budget of {budget} bytes holds no block of {block_bytes} bytes")
-        self.used = 0  # bytes of the capacity, own blocks
-        self.distrusted = 0  # blocks that were deleted because they could not be believed
         self._namespace = namespace
         self._fault = fault
         self._writer = Writer(codec)
         self._reader = Reader(block_bytes)
         self._own = open_environment(folder, namespace, self.budget)
         self._adopted: list[tuple[Environment, dict[bytes, int]]] = []
-        self._sizes: dict[bytes, int] = {}
-        self._order = 0
+        self._sizes = _sizes(self._own)
+        self._order = self._own.stock[-1].order if self._own.stock else 0
+        self._condemned: dict[bytes, None] = {}  # to be deleted as soon as something can be
         self._broken = ""
         self._grown = False  # the map is larger than the budget, for the sake of a deletion
-        self._take_stock()
-
-    def _take_stock(self) -> None:
-        try:
-            lost = self._own.unindexed()
-            if lost:
-                log.warning("%d blocks in %s have no index: deleted", len(lost), self._own.folder)
-                self._delete(lost)
-            for found in self._own.found():
-                self._sizes[found.key] = footprint(found.length)
-                self._order = found.order
-        except (lmdb.Error, OSError) as error:
-            self._failed("reading the index", error)
-        self.used = sum(self._sizes.values())
+        self.used = sum(self._sizes.values())  # bytes of the capacity, own blocks
+        self.distrusted = 0  # blocks that were deleted because they could not be believed
 
     def entries(self) -> list[DiskEntry]:
-        """What there is, in the order of writing; adopted blocks first. Reads no values.
-
-        `nbytes` is what a block takes of the capacity.
-        """
+        """What there is, in the order of writing; adopted blocks first. Reads no values."""
         sizes: dict[bytes, int] = {}
         for _, theirs in self._adopted:
             sizes |= theirs
         for key, size in self._sizes.items():
             sizes.pop(key, None)
             sizes[key] = size
-        return [DiskEntry(key, size) for key, size in sizes.items()]
+        return [DiskEntry(key, size * self._counted // self._full) for key, size in sizes.items()]
 
     def adopt(self, folder: Path) -> None:
         """Serve the blocks in `folder` too, written by a worker that is no more. They are outside the
@@ -127,9 +127,7 @@ class DiskStore:
         model's, cut off, not synced): those are deleted.
         """
         environment = adopt_environment(folder, self._namespace)
-        self._adopted.append(
-            (environment, {found.key: footprint(found.length) for found in environment.found()})
-        )
+        self._adopted.append((environment, _sizes(environment)))
 
     # --- writing ---------------------------------------------------------------------------
 
@@ -138,6 +136,8 @@ class DiskStore:
         are refused."""
         if self._broken:
             return Stored((False,) * len(blocks), self._broken)
+        if self._condemned and not self._delete([key for key in self._condemned if key in self._sizes]):
+            self._condemned.clear()
         for attempt in range(3):
             try:
                 return self._put(blocks)
@@ -192,8 +192,7 @@ class DiskStore:
             for key in keys:
                 theirs.pop(key, None)
             if not theirs:
-                self._adopted.remove((environment, theirs))
-                environment.close(remove=True)
+                self._disown(environment, remove=True)
         mine = [key for key in keys if key in self._sizes]
         error = self._broken or self._delete(mine)
         return Stored(tuple(key not in self._sizes for key in keys), error)
@@ -212,9 +211,8 @@ class DiskStore:
             except lmdb.MapFullError as error:
                 if attempt == 2:
                     return self._failed("deleting", error)
-                if attempt == 1 or not self._make_room():
-                    self._own.handle.set_mapsize(self.budget + RESERVE)
-                    self._grown = True
+                if (attempt == 1 or not self._make_room()) and not self._grow():
+                    return self._failed("deleting", error)
             except (lmdb.Error, OSError) as error:
                 return self._failed("deleting", error)
         for key in keys:
@@ -226,29 +224,37 @@ class DiskStore:
     def fetch(self, block: Block, take: Callable[[Bytes], None]) -> str:
         """Give the verified bytes of `block` to `take`; they are there until it returns.
 
-        Returns why not, else "". What is not believed is deleted. An exception of `take` passes.
+        Returns why not, else "". Then, and when `take` raises (which passes, unless it is an OSError),
+        the block is deleted: whoever wanted it forgets it, and its room must not be lost.
         """
         if self._broken:
             return self._broken
         source = self._source(block.key)
         if source is None:
             return "missing on disk"
+        reason = "not taken"
         try:
-            self._fault(DISK_READ, None)
-            with source.handle.begin(db=source.blocks, buffers=True) as txn:
-                value = txn.get(block.key)
-                if value is None:
-                    verdict: Bytes | Distrust = Distrust("missing on disk")
-                else:
-                    verdict = self._reader.payload(block, np.frombuffer(value, dtype=np.uint8))
-                if not isinstance(verdict, Distrust):
-                    take(verdict)
-                    return ""
+            reason = self._read(source, block, take)
         except (lmdb.Error, OSError) as error:
-            return self._failed("reading", error)
+            reason = self._failed("reading", error, source)
+        finally:
+            if reason and self.delete_many([block.key]).error:
+                self._condemned[block.key] = None
+        return reason
+
+    def _read(self, source: Environment, block: Block, take: Callable[[Bytes], None]) -> str:
+        self._fault(DISK_READ, None)
+        with source.handle.begin(db=source.blocks, buffers=True) as txn:
+            value = txn.get(block.key)
+            if value is None:
+                verdict: Bytes | Distrust = Distrust("missing on disk")
+            else:
+                verdict = self._reader.payload(block, np.frombuffer(value, dtype=np.uint8))
+            if not isinstance(verdict, Distrust):
+                take(verdict)
+                return ""
         self.distrusted += 1
         log.warning("a block in %s is deleted: %s", source.folder, verdict.reason)
-        self.delete_many([block.key])
         return verdict.reason
 
     def _source(self, key: bytes) -> Environment | None:
@@ -277,10 +283,45 @@ class DiskStore:
             return False
         return True
 
-    def _failed(self, doing: str, error: Exception) -> str:
-        line = f"{doing} {self._own.folder}: {' '.join(str(error).split()) or type(error).__name__}"
-        if isinstance(error, _TREE_IS_BROKEN) and not self._broken:
+    def _grow(self) -> bool:
+        """Let the map be larger than the budget, for the sake of a deletion."""
+        try:
+            self._own.handle.set_mapsize(self.budget + RESERVE)
+        except (lmdb.Error, OSError):
+            return False
+        self._grown = True
+        return True
+
+    def _disown(self, environment: Environment, remove: bool) -> None:
+        self._adopted = [(other, sizes) for other, sizes in self._adopted if other is not environment]
+        environment.close(remove)
+
+    def _failed(self, doing: str, error: Exception, source: Environment | None = None) -> str:
+        """What happened, in one line. A tree that cannot be trusted is not used any more."""
+        source = source or self._own
+        line = f"{doing} {source.folder}: {' '.join(str(error).split()) or type(error).__name__}"
+        if not isinstance(error, _TREE_IS_BROKEN) or self._broken:
+            return self._broken or line
+        if source is self._own:
             self._broken = f"not used until the next start, which begins afresh: {line}"
-            self._own.distrust()
-            log.error("KV on disk is %s", self._broken)
-        return self._broken or line
+            source.distrust()
+        else:
+            self._disown(source, remove=True)
+        log.error("KV on disk is broken: %s", line)
+        return line
+
+
+def adopt_orphans(store: DiskStore, data_dir: Path, workers: int) -> None:
+    """Have `store` serve what workers left in `data_dir` that a server of `workers` workers does not
+    have. Each folder goes to the worker that asks first; what is of no use is deleted."""
+    for folder in orphans(data_dir, workers):
+        try:
+            store.adopt(folder)
+        except StoreBusy:
+            continue
+        except StoreError as error:
+            log.warning("%s", error)
+
+
+def _sizes(environment: Environment) -> dict[bytes, int]:
+    return {found.key: footprint(found.length) for found in environment.stock}

@@ -80,33 +80,43 @@ def boot_id() -> str:
 
 
 class Environment:
-    """An open environment and what lies in it. `blocks`: key -> value; `index`: key -> order, length
-    (LMDB touches a whole value to tell its length)."""
+    """An open environment. `blocks`: key -> value; `index`: key -> order, length (LMDB touches a whole
+    value to tell its length); `stock`: what the index named when it was opened, in the order of writing."""
 
     def __init__(self, folder: Path, handle: lmdb.Environment, owner: int, writable: bool) -> None:
         self.folder = folder
         self.handle = handle
         self.blocks = handle.open_db(b"blocks", create=writable)
         self.index = handle.open_db(b"index", create=writable)
+        self.stock = self._found()
         self._meta = handle.open_db(b"meta", create=False)
         self.closed = False
         self._distrusted = False
         self._owner = owner
         self._writable = writable
 
-    def found(self) -> list[Found]:
+    def _found(self) -> list[Found]:
         """What the index names, in the order of writing."""
+        found = []
         with self.handle.begin(db=self.index) as txn:
-            found = [Found(key, *_RECORD.unpack(record)) for key, record in txn.cursor()]
+            for key, record in txn.cursor():
+                if len(record) != _RECORD.size:
+                    raise _Distrusted("its index cannot be read")
+                found.append(Found(key, *_RECORD.unpack(record)))
         return sorted(found, key=lambda entry: entry.order)
 
-    def unindexed(self) -> list[bytes]:
-        """Keys of values that the index does not name. Reads all values if there are any."""
+    def delete_unindexed(self) -> None:
+        """Delete values that the index does not name. Reads all values if there seem to be any."""
         with self.handle.begin() as txn:
             if txn.stat(self.blocks)["entries"] == txn.stat(self.index)["entries"]:
-                return []
+                return
             keys = txn.cursor(self.blocks).iternext(keys=True, values=False)
-            return [key for key in keys if txn.get(key, db=self.index) is None]
+            lost = [key for key in keys if txn.get(key, db=self.index) is None]
+        if lost:
+            log.warning("%d blocks in %s are not in its index: deleted", len(lost), self.folder)
+            with self.handle.begin(write=True) as txn:
+                for key in lost:
+                    txn.delete(key, db=self.blocks)
 
     def put(self, txn: lmdb.Transaction, key: bytes, value: memoryview, order: int) -> None:
         txn.put(key, value, db=self.blocks)
@@ -126,20 +136,24 @@ class Environment:
     def distrust(self) -> None:
         """Do not open this again as it is."""
         self._distrusted = True
-        _mark(self.folder, _UNSURE, "")
+        try:
+            _mark(self.folder, _UNSURE, "")
+        except OSError as error:
+            log.warning("%s cannot be marked as broken: %s", self.folder, error)
 
     def close(self, remove: bool = False) -> None:
         """remove: delete everything in it, too."""
         self.closed = True
         try:
-            if self._writable and not self._distrusted and not remove:
-                self.handle.sync(True)
-                self.handle.close()
-                _mark(self.folder, _SYNCED, "")
-            else:
+            try:
+                if self._writable and not self._distrusted and not remove:
+                    self.handle.sync(True)
+            finally:
                 self.handle.close()
             if remove:
                 _wipe(self.folder)
+            elif self._writable and not self._distrusted:
+                _mark(self.folder, _SYNCED, "")
         except (lmdb.Error, OSError) as error:
             log.warning("KV on disk in %s may be lost: it could not be written out: %s", self.folder, error)
         finally:
@@ -216,7 +230,9 @@ def _open(folder: Path, namespace: bytes, map_bytes: int, owner: int) -> Environ
     try:
         _check(handle, folder, namespace)
         handle.reader_check()
-        return Environment(folder, handle, owner, writable=True)
+        environment = Environment(folder, handle, owner, writable=True)
+        environment.delete_unindexed()
+        return environment
     except BaseException:
         handle.close()
         raise

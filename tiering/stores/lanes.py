@@ -12,6 +12,10 @@ from tiering.types import Move, Transfer, TransferDone
 LOADS = (Move.LOAD, Move.FETCH)
 
 
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class Task:
     """A transfer under way. Its lane's thread owns it until it is reported."""
 
@@ -133,7 +137,7 @@ class Lane:
         except StopIteration:
             return True
         except Exception as error:  # whatever a device or a store raises: the session computes instead
-            task.fail(" ".join(str(error).split()) or type(error).__name__)
+            task.fail(one_line(error))
             return True
         finally:
             task.seconds += self._clock.now() - start

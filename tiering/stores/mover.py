@@ -16,7 +16,7 @@ from tiering.stores.buffers import Bytes
 from tiering.stores.disk import DiskStore
 from tiering.stores.faults import HOST_COPY, Fault, no_fault
 from tiering.stores.host import HostStore
-from tiering.stores.lanes import Lane, Task
+from tiering.stores.lanes import Lane, Task, one_line
 from tiering.stores.pages import DevicePages
 from tiering.types import Block, Move, Transfer, TransferDone
 
@@ -37,6 +37,8 @@ class Mover:
         host: HostStore | None,
         disk: DiskStore | None,
         clock: Clock,
+        *,
+        step_bytes: int = STEP_BYTES,
         fault: Fault = no_fault,
     ) -> None:
         if host is not None and host.block_bytes != device.block_bytes:
@@ -45,7 +47,7 @@ class Mover:
         self._host = host
         self._disk = disk
         self._fault = fault
-        self._step_blocks = max(1, STEP_BYTES // device.block_bytes)
+        self._step_blocks = max(1, step_bytes // device.block_bytes)
         self._lock = threading.Lock()
         self._done: list[TransferDone] = []
         self._open: dict[int, Lane | None] = {}  # submitted, and not yet given out by poll
@@ -98,7 +100,8 @@ class Mover:
     def close(self, timeout: float = CLOSE_SECONDS) -> bool:
         """Take everything back and end the threads; `poll` tells the rest. Idempotent.
 
-        Waits up to `timeout` seconds for a step of each thread. False if a thread hangs in a store or the device: then leave the stores open and end the process.
+        Waits up to `timeout` seconds for the step that each thread is in. False if one hangs in a store
+        or the device: then leave the stores open and end the process.
         """
         if self._closed is None:
             lanes = (self._host_lane, self._disk_lane)
@@ -140,7 +143,10 @@ class Mover:
                 if task.cancelled:
                     break
                 task.tried = at + 1
-                error = self._copy_block(task.transfer.move, task.transfer.blocks[at])
+                try:
+                    error = self._copy_block(task.transfer.move, task.transfer.blocks[at])
+                except Exception as problem:  # one block's: the others are tried all the same
+                    error = one_line(problem)
                 if error:
                     task.fail(error)
                 else:
