@@ -52,7 +52,7 @@ def test_half_a_surrogate_pair_from_the_model_loses_nothing() -> None:
     found = kept.get(SessionId("s"))
     assert found is not None
     assert read_messages(found.messages) == [{"role": "user"}, odd]
-    kept.fork(SessionId("s"), SessionId("c"), read_messages(found.messages))
+    kept.fork(found, SessionId("c"), read_messages(found.messages))
     assert read_messages(kept.get(SessionId("c")).messages) == [{"role": "user"}, odd]  # type: ignore[union-attr]
 
 

@@ -160,10 +160,9 @@ class Transcripts:
         if (kept := self._kept.get(key)) is not None:
             self._put(_with_held(kept, dict(held)))
 
-    def fork(self, source: SessionId, child: SessionId, messages: Sequence[JsonObject]) -> None:
+    def fork(self, source: Transcript, child: SessionId, messages: Sequence[JsonObject]) -> None:
         """A child that shares the first messages. Settings go with it, results that are held do not."""
-        kept = self._kept[source]
-        self._put(Transcript(child, write_json(messages), kept.settings, ((INHERITED, len(messages)),)))
+        self._put(Transcript(child, write_json(messages), source.settings, ((INHERITED, len(messages)),)))
 
     def forget(self, key: SessionId) -> None:
         kept = self._kept.pop(key, None)
