@@ -17,7 +17,6 @@ from agentserve.server.errors import ApiError
 from agentserve.server.http.sampling import ModelFacts
 from agentserve.server.http.sessions.background import Background
 from agentserve.server.http.sessions.exclusive import Exclusive
-from agentserve.server.http.sessions.hint_port import ReadHints
 from agentserve.server.http.structure import Grammars
 from agentserve.server.http.translate import bad_value
 from agentserve.server.limits import Limits
@@ -62,7 +61,6 @@ class ServerContext:
     chronicle: Chronicle
     background: Background  # turns that go on without a reader
     exclusive: Exclusive  # one at a time may begin a session's next turn
-    read_hints: ReadHints | None
     metrics: Metrics
     runner: TurnRunner
     clock: Clock
