@@ -80,7 +80,12 @@ def test_a_rollback_keeps_what_came_and_drops_what_was_made_up() -> None:
     found = kept.get(key)
     assert found is not None
     assert found.held == {"one": came}
-    kept.put_back(key, {})
+    kept.take(key, {"three": came})
+    kept.put_back(found)
+    assert kept.get(key) == found
+    kept.committed(lease("s", 2, 3), told({}, {}, {}), REPLY)
+    kept.put_back(found)  # of an older turn
+    assert kept.get(key).held == {}  # type: ignore[union-attr]
     assert kept.size_bytes == kept.get(key).cost  # type: ignore[union-attr]
 
 

@@ -155,10 +155,11 @@ class Transcripts:
         kept = self._kept[key]
         self._put(_with_held(kept, {**kept.held, **results}))
 
-    def put_back(self, key: SessionId, held: Mapping[str, Held]) -> None:
-        """Undo `take`: hold what was held before it."""
-        if (kept := self._kept.get(key)) is not None:
-            self._put(_with_held(kept, dict(held)))
+    def put_back(self, before: Transcript) -> None:
+        """Undo `take`: hold what was held before it, unless a turn was committed since."""
+        kept = self._kept.get(before.session)
+        if kept is not None and kept.marks == before.marks:
+            self._put(_with_held(kept, before.held))
 
     def fork(self, source: Transcript, child: SessionId, messages: Sequence[JsonObject]) -> None:
         """A child that shares the first messages. Settings go with it, results that are held do not."""

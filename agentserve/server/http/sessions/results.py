@@ -19,7 +19,7 @@ from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sessions.taking import Incoming, Taking
 from agentserve.server.limits import Limits, check_text
 from agentserve.server.sessions.session_record import Session
-from agentserve.server.sessions.transcript import Held
+from agentserve.server.sessions.transcript import Held, Transcript
 from agentserve.server.text_port import JsonObject
 
 MOST_RESULTS = 1024  # in one request
@@ -75,7 +75,7 @@ async def take(
         try:
             fields, job = await next_turn(context, session, kept, options)
         except BaseException:
-            context.chronicle.transcripts.put_back(session.key, taken.before)
+            context.chronicle.transcripts.put_back(taken.before or kept)
             raise
         _tell(context, session, taken)
     return await respond(context, request, fields, job)
@@ -84,14 +84,13 @@ async def take(
 @dataclass(frozen=True, slots=True)
 class _Taken:
     results: Taking
-    before: dict[str, Held]  # what was held until now
+    before: Transcript | None  # as it was until now
 
 
 def _take(context: ServerContext, session: Session, results: Sequence[Incoming], *, go_on: bool) -> _Taken:
     transcripts = context.chronicle.transcripts
     kept = transcripts.get(session.key)
     sorted_out = taking.sort_out(session, kept, results)
-    before = dict(kept.held) if kept else {}
     fresh = dict(sorted_out.fresh)
     if go_on:
         if session.running is not None:
@@ -109,7 +108,7 @@ def _take(context: ServerContext, session: Session, results: Sequence[Incoming],
         transcripts.take(session.key, fresh)
         if transcripts.get(session.key) is None:  # it alone is larger than all may be
             raise taking.transcript_gone(session)
-    return _Taken(sorted_out, before)
+    return _Taken(sorted_out, kept)
 
 
 def _tell(context: ServerContext, session: Session, taken: _Taken) -> None:
