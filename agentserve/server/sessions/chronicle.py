@@ -49,7 +49,7 @@ class Chronicle:
         session = lease.session
         self.say(session, "turn_rolled_back", turn=lease.turn, epoch=session.epoch, reason=reason)
         if vanished:
-            self.gone(session.key)
+            self.gone(session.key, "its only turn was rolled back")
         else:
             self.transcripts.rolled_back(session.key)
             self._state(session, reason)
@@ -58,10 +58,12 @@ class Chronicle:
         """A wait of the session has ended without a turn of its own."""
         self._state(session, reason)
 
-    def gone(self, key: SessionId) -> None:
+    def gone(self, key: SessionId, reason: str) -> None:
         """The session was closed, or forgotten for want of room or of use."""
         self.transcripts.forget(key)
-        self.events.forget(key)
+        if key in self.events:
+            self.events.publish(key, "closed", {"reason": reason})
+            self.events.forget(key)
 
     def say(self, session: Session, kind: str, **data: object) -> None:
         """An event of a session; its turn is the last one where `data` names none."""

@@ -121,7 +121,7 @@ class SessionSeat:
             self._engine.park(self.key, self.turn, bool(calls), tuple(name for _, name, _ in calls))
         else:  # closed meanwhile; the engine must not keep what nobody will name again
             self._engine.close(self.key)
-            self._chronicle.gone(self.key)
+            self._chronicle.gone(self.key, "closed while its turn ran")
         self._settle()
         return done
 
@@ -158,7 +158,7 @@ def settle(directory: SessionDirectory, engine: Engine, chronicle: Chronicle) ->
             chronicle.rested(session, session.history[-1].reason)
     for key in directory.take_evicted():
         engine.close(key)
-        chronicle.gone(key)
+        chronicle.gone(key, "unused for too long, or no room")
 
 
 class OneShotSeat:
