@@ -22,6 +22,7 @@ from agentserve.server.http.structure import Grammars
 from agentserve.server.http.translate import bad_value
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.answer import ToolParser
+from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.journal import Journal
@@ -115,6 +116,11 @@ class ServerContext:
         """Refuse what could not be kept before anything is computed for it. StorageFailed."""
         if self.journal is not None:
             await self.journal.ready()
+
+    async def keep_words(self, session: Session) -> None:
+        """What was taken for a session, or given to it, does not end with the server. StorageFailed."""
+        words = self.chronicle.transcripts.export(session.key) if self.directory.durable else b""
+        await booked(self.directory.keep_words(session, words))
 
     async def off_loop(
         self, work: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs

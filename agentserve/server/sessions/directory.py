@@ -69,6 +69,10 @@ class SessionDirectory:
         return len(self._sessions)
 
     @property
+    def durable(self) -> bool:
+        return self._book is not None
+
+    @property
     def size_bytes(self) -> int:
         return self._bytes
 
@@ -117,7 +121,8 @@ class SessionDirectory:
             session.history = deque(session.history, self._history)
             for point in session.points:
                 self._points.setdefault((session.tenant, point), {})[session.key] = None
-            self._calls |= {(session.tenant, call): session.key for call in session.issued}
+            made = session.issued.keys() - session.inherited
+            self._calls |= {(session.tenant, call): session.key for call in made}
             self._bytes += session.cost
             self._leases = max(self._leases, session.used)
             if session.running is not None:
@@ -170,12 +175,16 @@ class SessionDirectory:
         """A session at rest on the first messages, waiting for `pending`. ValueError: no turn ended there."""
         if not source.ended_at(messages):
             raise ValueError(f"no turn ended with message {messages}")
-        self._sessions.move_to_end(source.key)  # not the one to make room
+        self._use(source)  # not the one to make room
         child = self._open(source.tenant, None, now, parent=source)
         child.inherit(source, messages, pending)
+        self._use(child)
         self._points.setdefault((child.tenant, child.chain[-1]), {})[child.key] = None
         self._bytes += child.cost - SESSION_BYTES
         self._rest(child, TurnId(child.last_turn), now, f"forked from {source.public_id}")
+        if self._book is not None:
+            child.booked = True
+            child.booking = self._book.open(child, child.beginning(), self._waits.get(child.key))
         self._make_room(0)
         return child
 
@@ -264,9 +273,7 @@ class SessionDirectory:
         session.last_turn += 1
         session.running = TurnId(session.last_turn)
         session.active = now
-        self._leases += 1
-        session.used = self._leases
-        self._sessions.move_to_end(session.key)
+        self._use(session)
         booked = self._keep(session, None)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
         replies = dict(session.replies)
@@ -274,14 +281,24 @@ class SessionDirectory:
             session, session.running, keys, replies, answers, copied_from, shared, opened, waits, booked
         )
 
+    def _use(self, session: Session) -> None:
+        self._leases += 1
+        session.used = self._leases
+        self._sessions.move_to_end(session.key)
+
     # --- the end of a turn -----------------------------------------------------------
 
-    def write(self, lease: Lease, turn: CommittedTurn) -> Future[None] | None:
-        """Tell the book of a turn that is complete. It is committed when that is done; None: at once."""
+    def write(self, lease: Lease, turn: CommittedTurn, words: bytes = b"") -> Future[None] | None:
+        """Tell the book of a turn that is complete, and what its session's transcript will be. It is
+        committed when that is done; None: at once."""
         if self._book is None or not self.holds(lease):
             return None
         lease.session.booked = True
-        return self._book.add(lease.session, turn)
+        return self._book.add(lease.session, turn, words)
+
+    def keep_words(self, session: Session, words: bytes) -> Future[None] | None:
+        """Its transcript changed, without a turn of its own."""
+        return self._book.words(session, words) if self._book is not None and session.booked else None
 
     def commit(self, lease: Lease, turn: CommittedTurn) -> bool:
         """Make the turn part of its session. False when the session was closed meanwhile."""
