@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given, settings
@@ -113,7 +114,8 @@ class Server:
             if whole:
                 source = whole[pick % len(whole)]
                 pending = list(source.pending.values())[: more if more < 3 else None]
-                self.directory.fork(source, len(source.chain), pending, self.clock.now())
+                with suppress(DirectoryFull):
+                    self.directory.fork(source, len(source.chain), pending, self.clock.now())
         elif action == "close":
             sessions = list(self.directory.sessions(TENANT))
             if sessions:
@@ -156,8 +158,10 @@ def check(server: Server) -> None:
             assert at_rest(after, found) == at_rest(before, session)
             assert after.get(TENANT, session.public_id) is found
     asked = {(s.key, point) for s in known for point in s.points}
-    assert {(key, point) for (_, point), keys in after._points.items() for key in keys} == asked
-    assert after._calls == {(TENANT, call): s.key for s in known for call in s.issued.keys() - s.inherited}
+    assert {(key, point) for (_, point), keys in after._lineages.points.items() for key in keys} == asked
+    assert after._lineages.calls == {
+        (TENANT, call): s.key for s in known for call in s.issued.keys() - s.inherited
+    }
     assert after.size_bytes == sum(session.cost for session in known)
     assert list(after._waits.values()) == sorted(after._waits.values())
     journal._writer.close(30)

@@ -154,7 +154,7 @@ async def test_results_are_taken_across_restarts_without_the_history() -> None:
         store = k.store
     async with kept(store) as k:
         again = await k.rig.post(path, {"call_id": second, "content": "12:00"})
-        assert (again.status_code, again.json()["results"][second]) == (200, "repeated"), again.text
+        assert again.json()["results"] == [{"call_id": second, "status": "repeated"}], again.text
         conflict = await k.rig.post(path, {"call_id": second, "content": "13:00"})
         assert conflict.status_code == 409
         k.rig.engine.reply = say("done")
@@ -167,7 +167,7 @@ async def test_results_are_taken_across_restarts_without_the_history() -> None:
     async with kept(store) as k:
         assert (await k.rig.session("mine"))["turns"] == 2
         late = await k.rig.post(path, {"call_id": first, "content": "sunny"})
-        assert late.json()["results"][first] == "repeated", late.text
+        assert late.json()["results"] == [{"call_id": first, "status": "repeated"}], late.text
 
 
 async def test_a_result_the_disk_does_not_take_is_not_taken() -> None:
@@ -178,7 +178,7 @@ async def test_a_result_the_disk_does_not_take_is_not_taken() -> None:
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_failed")
         k.store.error = ""
         other = await k.rig.post(path, {"call_id": second, "content": "13:00"})  # no conflict
-        assert other.json()["results"][second] == "taken", other.text
+        assert other.json()["results"] == [{"call_id": second, "status": "taken"}], other.text
         reply = await k.rig.post(path, {"call_id": first, "content": "sunny"})
         assert reply.json()["choices"][0]["message"]["content"] == "done"
 
@@ -200,8 +200,8 @@ async def test_a_fork_outlives_the_server_and_its_calls_stay_its_parents() -> No
             after = await k.rig.session(name)
             for field in ("state", "turns", "epoch", "tokens", "messages", "pending_tool_calls", "history"):
                 assert after[field] == session[field], (name, field)
-        issuer = k.directory._issuer(Claim("default", None, tuple(calls), (b"x",)))
-        assert issuer is k.directory.get("default", "mine")
+        issuer = k.directory._lineages.issuer(Claim("default", None, tuple(calls), (b"x",)))
+        assert issuer == k.directory.get("default", "mine").key
         k.rig.engine.reply = say("the child's")
         results = [{"call_id": call, "content": "x"} for call in calls]
         reply = await k.rig.post(path.replace("mine", child["id"]), results)
