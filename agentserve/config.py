@@ -18,6 +18,7 @@ from agentserve.values import (
     ConfigError,
     at_least,
     boolean,
+    budget,
     choice,
     milliseconds,
     optional,
@@ -32,6 +33,7 @@ from agentserve.values import (
 DTYPES = ("bf16", "fp32")
 Weights = Literal["stored", "expanded"]
 Activations = Literal["float", "int8"]
+TIER_POLICIES = ("priced", "lru", "pin", "infercept", "continuum", "thunderagent", "mori")
 KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "int8")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -82,6 +84,15 @@ class WorkersConfig(msgspec.Struct, frozen=True):
     record: Path | None = None  # write the engine's ordered log here
 
 
+class StorageConfig(msgspec.Struct, frozen=True):
+    """Where KV goes that the device has no room for, and what outlives the process."""
+
+    host_kv: int = 0  # bytes of host memory per worker, taken at the start; 0: no host tier
+    disk_kv: int = 0  # bytes on disk, shared by all workers; 0: no disk tier
+    data_dir: Path | None = None  # sessions and KV are kept below it; None: nothing outlives the server
+    tier_policy: str = "priced"  # who decides what is kept where
+
+
 class ServeConfig(msgspec.Struct, frozen=True):
     """Everything `agentserve serve` can be told."""
 
@@ -89,6 +100,7 @@ class ServeConfig(msgspec.Struct, frozen=True):
     http: HttpConfig = HttpConfig()
     engine: EngineConfig = EngineConfig()
     workers: WorkersConfig = WorkersConfig()
+    storage: StorageConfig = StorageConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
@@ -110,6 +122,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "http": HttpConfig,
     "engine": EngineConfig,
     "workers": WorkersConfig,
+    "storage": StorageConfig,
 }
 
 # Flag name (without dashes) -> where it lives. The file knows each setting by section and name.
@@ -140,6 +153,10 @@ _FLAGS: dict[str, _Key] = {
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
     "hang_seconds": _Key("workers", "hang_seconds", positive_seconds),
     "record": _Key("workers", "record", optional(path)),
+    "host_kv": _Key("storage", "host_kv", budget),
+    "disk_kv": _Key("storage", "disk_kv", budget),
+    "data_dir": _Key("storage", "data_dir", optional(path)),
+    "tier_policy": _Key("storage", "tier_policy", choice(*TIER_POLICIES)),
     "log_level": _Key("", "log_level", choice(*LOG_LEVELS)),
 }
 
@@ -243,6 +260,17 @@ def _check(config: ServeConfig) -> None:
         )
     if config.model.device != "cpu" and not config.model.device.startswith("cuda"):
         raise ConfigError(f'device: expected "cpu", "cuda" or "cuda:N", got "{config.model.device}"')
+    _check_storage(config.storage)
+
+
+def _check_storage(storage: StorageConfig) -> None:
+    if storage.disk_kv and storage.data_dir is None:
+        raise ConfigError("disk_kv: say where (--data-dir, or [storage] data_dir)")
+    if storage.disk_kv and not storage.host_kv:
+        raise ConfigError(
+            "disk_kv: KV reaches the disk through host memory: give that some too "
+            "(--host-kv, or [storage] host_kv)"
+        )
 
 
 def is_loopback(host: str) -> bool:

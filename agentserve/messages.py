@@ -265,6 +265,7 @@ class TiersView(msgspec.Struct, frozen=True):
     failed: dict[str, int] = {}  # by move
     evicted: dict[str, int] = {}  # by tier
     decisions: dict[str, int] = {}  # by choice
+    waits: dict[str, tuple[int, int, int]] = {}  # by tool: ended, within their predicted median, and P90
     takeovers: int = 0  # times that the plain policy took over because it did better
     disk_error: str = ""  # why the disk is not used now; empty: it is in order, or there is none
 

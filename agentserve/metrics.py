@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from agentserve.messages import TurnUsage, WorkerView
+from agentserve.tier_metrics import TierMetrics
 from agentserve.types import FinishReason, SessionState
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -62,6 +63,7 @@ class Metrics:
         self._live = Gauge("agentserve_kv_pages_live", "Pages that running turns use", registry=made)
         self._running = Gauge("agentserve_engine_running", "Turns with a seat", registry=made)
         self._waiting = Gauge("agentserve_engine_waiting", "Turns in the queue", registry=made)
+        self.tiers = TierMetrics(made)
         self._errors = Counter(
             "agentserve_http_errors", "Error replies, by status class", ["status"], registry=made
         )
@@ -106,6 +108,7 @@ class Metrics:
         self._live.set(sum(view.pages_live for view in views))
         self._running.set(sum(view.running for view in views))
         self._waiting.set(sum(view.waiting for view in views))
+        self.tiers.set_workers(views)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -129,6 +129,16 @@ def size(raw: object) -> int:
     return value
 
 
+def budget(raw: object) -> int:
+    """Bytes as `size` reads them, or 0 for none."""
+    if raw == "0" or (raw == 0 and not isinstance(raw, bool)):
+        return 0
+    try:
+        return size(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or 0 for none") from None
+
+
 def show_size(count: int) -> str:
     """Bytes for people: 402653184 -> "384 MiB"."""
     number, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]

@@ -46,7 +46,16 @@ def hermes(name: str, arguments: str) -> str:
 class Rig:
     """An application and a client of it."""
 
-    def __init__(self, engine: ScriptedEngine | None = None, template: Any = None, **options: Any) -> None:
+    def __init__(
+        self,
+        engine: ScriptedEngine | None = None,
+        template: Any = None,
+        directory: Any = None,
+        journal: Any = None,
+        clock: Any = None,
+        chronicle: Any = None,
+        **options: Any,
+    ) -> None:
         self.engine = engine or ScriptedEngine()
         self.grammars = NoGrammars()
         self.app: Starlette = create_app(
@@ -58,6 +67,10 @@ class Rig:
             chain=chain,
             tool_parser=HermesParser,
             grammar_maker=self.grammars,
+            directory=directory,
+            journal=journal,
+            clock=clock,
+            chronicle=chronicle,
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"

@@ -22,7 +22,7 @@ from agentserve.messages import (
     WorkerView,
     unpack_tokens,
 )
-from agentserve.server.engine_port import EngineDown, FleetView, News, TurnEvent
+from agentserve.server.engine_port import EngineDown, FleetView, News, TierReport, TurnEvent
 from agentserve.types import FinishReason, SessionId, SessionState, TurnId
 from tests.hello import made_up_hello
 
@@ -168,6 +168,8 @@ class ScriptedEngine:
         self.closed: list[SessionId] = []
         self.grammars: dict[str, str] = {}
         self.resets = 0
+        self.tier_reports: tuple[TierReport, ...] = ()
+        self.views: dict[SessionId, SessionView] = {}  # of sessions; what is not here is made up
         self._cached: list[array[int]] = []
 
     def submit(self, command: Submit) -> AsyncIterator[TurnEvent]:
@@ -204,12 +206,20 @@ class ScriptedEngine:
         self.grammars[grammar_id] = compiled
 
     async def describe(self, session: SessionId | None = None) -> FleetView:
-        view = None
+        view = self.views.get(session) if session is not None else None
         known = [s for s in self.submits if s.session == session]
-        if session is not None and known:
+        if view is None and session is not None and known:
             size = len(known[-1].tokens) // 4
             view = SessionView(session, SessionState.IDLE, known[-1].turn, size, size, -(-size // 16), 0)
-        return FleetView((WorkerView(len(self.live), 0, 1, 64, 40, 20, 4),), view)
+        tiers = self.tier_reports[0].view if self.tier_reports else None
+        return FleetView((WorkerView(len(self.live), 0, 1, 64, 40, 20, 4, tiers),), view)
+
+    async def describe_sessions(self, sessions: Sequence[SessionId]) -> dict[SessionId, SessionView]:
+        views = [(await self.describe(session)).session for session in sessions]
+        return {view.session: view for view in views if view is not None}
+
+    def tiers(self) -> tuple[TierReport, ...]:
+        return self.tier_reports
 
     async def reset_prefix_cache(self) -> bool:
         self.resets += 1

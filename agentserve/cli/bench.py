@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from agentserve.cli.bench_agents import agents
 from agentserve.cli.bench_compare import compare
 from agentserve.cli.bench_kernels import bench_kernels
 from agentserve.cli.bench_quality import quality_bench
@@ -29,6 +30,7 @@ bench = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode=None,
 )
+bench.command("agents")(agents)
 bench.command("compare")(compare)
 bench.command("kernels")(bench_kernels)
 bench.command("quality")(quality_bench)

@@ -19,6 +19,7 @@ from agentserve.cli.demo import demo
 from agentserve.cli.doctor import doctor
 from agentserve.cli.output import fail
 from agentserve.cli.serve import serve
+from agentserve.cli.sessions import sessions
 from agentserve.cli.sim import sim
 from agentserve.values import ConfigError
 
@@ -41,6 +42,7 @@ for _name, _function in COMMANDS.items():
     app.command(_name)(_function)
 app.add_typer(bench, name="bench")
 app.add_typer(sim, name="sim")
+app.add_typer(sessions, name="sessions")
 
 
 def _show_version(asked: bool) -> None:

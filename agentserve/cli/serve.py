@@ -12,7 +12,7 @@ import typer
 
 from agentserve.cli.output import fail
 from agentserve.cli.packages import foreign_kernels
-from agentserve.config import ServeConfig, load
+from agentserve.config import ServeConfig, StorageConfig, load
 from agentserve.values import show_size
 
 if TYPE_CHECKING:
@@ -50,6 +50,20 @@ def serve(
     device_kv: Annotated[
         str | None,
         typer.Option(help="KV pool per worker, e.g. 512MiB.", show_default="from free memory"),
+    ] = None,
+    host_kv: Annotated[
+        str | None, typer.Option(help="Host memory for KV per worker, e.g. 2GiB.", show_default="0: none")
+    ] = None,
+    disk_kv: Annotated[
+        str | None, typer.Option(help="Disk for KV, all workers together.", show_default="0: none")
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Keep sessions and KV here, across restarts.", show_default="not kept"),
+    ] = None,
+    tier_policy: Annotated[
+        str | None,
+        typer.Option(help="What decides where KV waits: priced, lru, ...", show_default="priced"),
     ] = None,
     page_size: Annotated[str | None, typer.Option(help="Token slots per page.", show_default="16")] = None,
     max_num_seqs: Annotated[str | None, typer.Option(help="Turns per step.", show_default="64")] = None,
@@ -132,11 +146,19 @@ def ready_text(ready: Ready, settings: ServeConfig) -> str:
         f"  engine   {ready.workers} worker(s) on {hello.device}: {hello.backend_reason}",
         f"  KV pool  {show_size(hello.kv_bytes)} = {hello.pages} pages of {hello.page_size} tokens"
         f" per worker{sized}, {hello.kv_dtype}",
+        *_tiers(settings.storage),
         "",
         "Try:",
         "  " + " \\\n    ".join(request),
     ]
     return "\n".join(lines)
+
+
+def _tiers(storage: StorageConfig) -> list[str]:
+    if not storage.host_kv:
+        return []
+    disk = f", then {show_size(storage.disk_kv)} in {storage.data_dir}" if storage.disk_kv else ""
+    return [f"  below it {show_size(storage.host_kv)} of host memory per worker{disk}; {storage.tier_policy}"]
 
 
 def numbers(hello: Hello) -> str:

@@ -10,8 +10,10 @@ import msgspec
 import typer
 
 from agentserve.cli.output import fail
+from agentserve.cli.sim_policies import policies
 
 sim = typer.Typer(help="Run the engine core in virtual time.", no_args_is_help=True, rich_markup_mode=None)
+sim.command("policies")(policies)
 
 
 @sim.command("run")

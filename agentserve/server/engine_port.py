@@ -6,7 +6,7 @@ shows here: its running turns go on elsewhere and `Token.index` stays continuous
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,6 +18,7 @@ from agentserve.messages import (
     SessionView,
     StateChange,
     Submit,
+    TiersView,
     Token,
     ToolSignal,
     TurnEnded,
@@ -38,6 +39,14 @@ class FleetView(msgspec.Struct, frozen=True):
 
     workers: tuple[WorkerView, ...]
     session: SessionView | None = None
+
+
+class TierReport(msgspec.Struct, frozen=True):
+    """The tiers below one worker's device, as it last reported them."""
+
+    worker: int
+    view: TiersView
+    disk_failing_since: float | None = None  # monotonic seconds
 
 
 class TurnStream(Protocol):
@@ -91,6 +100,14 @@ class Engine(Protocol):
         ...
 
     async def describe(self, session: SessionId | None = None) -> FleetView: ...
+
+    async def describe_sessions(self, sessions: Sequence[SessionId]) -> dict[SessionId, SessionView]:
+        """Views of those that a worker knows; of those alone whose worker answers in time."""
+        ...
+
+    def tiers(self) -> tuple[TierReport, ...]:
+        """As last reported: asks nobody. Empty where there are no tiers below the device."""
+        ...
 
     async def reset_prefix_cache(self) -> bool:
         """Drop all cached pages no running turn uses; False when some worker did not answer."""

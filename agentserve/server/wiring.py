@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 
 from agentserve import __version__
+from agentserve.clock import WallClock
 from agentserve.config import ServeConfig
 from agentserve.models.source import resolve
 from agentserve.server.engine_port import Engine
@@ -16,6 +20,13 @@ from agentserve.server.http.context import ServerOptions
 from agentserve.server.http.hermes_calls import HermesGrammars, HermesParser
 from agentserve.server.launch import Prepared
 from agentserve.server.limits import Limits
+from agentserve.server.sessions.chronicle import Chronicle
+from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.events import EventLogs
+from agentserve.server.sessions.identity import new_session_id
+from agentserve.server.sessions.journal import Journal, OpenStore
+from agentserve.server.sessions.store import SessionStore
+from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.text_port import JsonObject
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.text import TextModel, canonical, load
@@ -24,8 +35,18 @@ from tools_bridge.compiler import GrammarCompiler
 log = logging.getLogger(__name__)
 
 
-def prepare_app(config: ServeConfig) -> Prepared:
-    """Everything of the API side that needs no worker. Raises ModelError or TextError (ValueErrors)."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Sessions on disk, and the directory they are in."""
+
+    directory: SessionDirectory
+    journal: Journal
+    chronicle: Chronicle
+
+
+def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Prepared:
+    """Everything of the API side that needs no worker. Raises ModelError or TextError (ValueErrors),
+    and a ValueError or OSError where sessions cannot be kept in the data directory."""
     source = resolve(config.model.name)
     text = load(source.path, config.model.chat_template)
     if not text.template.available:
@@ -44,10 +65,30 @@ def prepare_app(config: ServeConfig) -> Prepared:
         tool_wait_seconds=config.http.tool_wait_seconds,
         session_ttl_seconds=config.http.session_ttl_seconds,
     )
-    return Prepared(names[0], http_app(text, options))
+    folder = config.storage.data_dir
+    kept = None
+    if folder is not None:
+        kept = open_sessions(open_store(folder / "sessions"), text, options.tool_wait_seconds)
+    return Prepared(names[0], http_app(text, options, kept))
 
 
-def http_app(text: TextModel, options: ServerOptions) -> Callable[[Engine], Starlette]:
+def open_sessions(store: SessionStore, text: TextModel, max_wait: float) -> Kept:
+    """All sessions of the store, as they were but for turns that ran."""
+    clock = WallClock()
+    journal = Journal(store, text.digest(), clock, time.time)
+    directory = SessionDirectory(new_session_id, max_wait=max_wait, book=journal)
+    directory.restore(journal.sessions(), clock.now())
+    if len(directory) or journal.skipped:
+        log.info("%d session(s) are back, %d could not be read", len(directory), journal.skipped)
+    transcripts = Transcripts()
+    for transcript in journal.transcripts:
+        transcripts.restore(transcript)
+    return Kept(directory, journal, Chronicle(transcripts, EventLogs(lambda: secrets.token_hex(4))))
+
+
+def http_app(
+    text: TextModel, options: ServerOptions, kept: Kept | None = None
+) -> Callable[[Engine], Starlette]:
     """In two steps: this one may run in a thread while workers start, the result takes the engine."""
     shown = shown_bytes(text.tokenizer)
     template = text.template if text.template.available else None
@@ -63,6 +104,9 @@ def http_app(text: TextModel, options: ServerOptions) -> Callable[[Engine], Star
             chain=chain,
             tool_parser=HermesParser,
             grammar_maker=HermesGrammars(compiler),
+            directory=kept.directory if kept else None,
+            journal=kept.journal if kept else None,
+            chronicle=kept.chronicle if kept else None,
         )
 
     return build

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,12 @@ class TextModel:
         The one answer for whoever ends turns, masks ends or compiles grammars.
         """
         return tuple(sorted(self.tokenizer.eos_ids | self.template.stop_ids))
+
+    def digest(self) -> bytes:
+        """SHA-256 of tokenizer and template: ids made under one mean nothing under another. It takes
+        a moment (a vocabulary has megabytes)."""
+        written = repr((self.tokenizer.digest(), self.template.sources, self.end_ids))
+        return hashlib.sha256(written.encode("utf-8", "surrogatepass")).digest()
 
 
 def load(path: Path, chat_template: Path | None = None) -> TextModel:

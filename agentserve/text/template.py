@@ -74,6 +74,11 @@ class ChatTemplate:
     def available(self) -> bool:
         return self._chat is not None
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The templates as they are run; none where there is none."""
+        return self._chat.sources if self._chat is not None else ()
+
     def render(
         self,
         messages: Sequence[RawMessage],

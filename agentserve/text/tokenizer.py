@@ -7,6 +7,7 @@ whole, as a `transformers` tokenizer does.
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -40,6 +41,7 @@ class Tokenizer:
         self._suffix = vocabulary.suffix_ids
         self._strip = vocabulary.strips_leading_space
         self._cache = RunCache(cache_bytes)
+        self._control = vocabulary.control
         self.matcher = ControlMatcher(vocabulary.control)
         self.token_bytes: Sequence[bytes] = vocabulary.token_bytes
         self.vocab_size = len(vocabulary.token_bytes)
@@ -49,6 +51,21 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in vocabulary.control if token.special)
         self.special_texts = vocabulary.special_texts
         self.eos_ids = vocabulary.eos_ids
+
+    def digest(self) -> bytes:
+        """SHA-256 of all that decides which ids a text has and which text ids have."""
+        encoders = (self._encoders.first, self._encoders.after_control, self._encoders.joined)
+        written = {id(encoder): encoder.to_str() for encoder in encoders}  # often one, and megabytes
+        digest = hashlib.sha256()
+        for part in (
+            *(hashlib.sha256(written[id(encoder)].encode()).digest() for encoder in encoders),
+            *self.token_bytes,
+            repr((self._control, self._prefix, self._suffix, self._strip)).encode(),
+            repr((sorted(self.special_texts.items()), sorted(self.eos_ids))).encode(),
+        ):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+        return digest.digest()
 
     # --- text to ids ---------------------------------------------------------------------
 

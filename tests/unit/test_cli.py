@@ -219,6 +219,17 @@ def test_the_ready_text_names_the_numbers(fields: dict[str, str], lines: tuple[s
         assert line in text
 
 
+def test_the_ready_text_names_the_tiers() -> None:
+    ready = Ready("http://127.0.0.1:8000", "m", 1, hello())
+    assert "below it" not in ready_text(ready, load({"data_dir": "d"}))
+    text = ready_text(ready, load({"host_kv": "2GiB"}))
+    assert "  below it 2.0 GiB of host memory per worker; priced\n" in text
+    text = ready_text(
+        ready, load({"host_kv": "2GiB", "disk_kv": "20GiB", "data_dir": "d", "tier_policy": "lru"})
+    )
+    assert "  below it 2.0 GiB of host memory per worker, then 20.0 GiB in d; lru\n" in text
+
+
 def stream(*pieces: str, error: str = "") -> bytes:
     lines = [": keep-alive", ""]
     lines += [f"data: {json.dumps({'choices': [{'delta': {'content': piece}}]})}\n" for piece in pieces]

@@ -14,7 +14,7 @@ from agentserve import config as settings
 from agentserve.config import ServeConfig, is_loopback, load
 from agentserve.executor.pool import KV_DTYPES
 from agentserve.models.load import DTYPES, WeightStorage
-from agentserve.values import ConfigError, show_size, size
+from agentserve.values import ConfigError, budget, show_size, size
 from kernels.ops import Activations
 
 
@@ -70,6 +70,11 @@ count = 4
 threads = 2
 hang_seconds = 45
 record = "log"
+[storage]
+host_kv = "1GiB"
+disk_kv = "20GB"
+data_dir = "d"
+tier_policy = "lru"
 """))  # fmt: skip
     assert config.model.served_names == ("x", "y")
     assert config.model.chat_template == Path("t.jinja")
@@ -81,12 +86,14 @@ record = "log"
     assert config.engine.device_kv == 2_000_000_000
     assert config.engine.max_step_seconds == 0.25
     assert (config.workers.count, config.workers.threads, config.workers.record) == (4, 2, Path("log"))
+    assert (config.storage.host_kv, config.storage.disk_kv) == (2**30, 20 * 10**9)
+    assert (config.storage.data_dir, config.storage.tier_policy) == (Path("d"), "lru")
     assert config.log_level == "debug"
     assert (config.model.activations, config.engine.kv_dtype) == ("int8", "fp16")
     default = ServeConfig()
     other = load({}, write(tmp_path, '[model]\nweights = "expanded"'))  # goes with float activations only
     assert other.model.weights == "expanded"
-    for part in ("model", "http", "engine", "workers"):
+    for part in ("model", "http", "engine", "workers", "storage"):
         for name in getattr(config, part).__struct_fields__:
             found = {getattr(getattr(each, part), name) for each in (config, other)}
             assert found != {getattr(getattr(default, part), name)}, name
@@ -127,7 +134,7 @@ def test_flags_override_the_file_and_none_means_not_given(tmp_path: Path) -> Non
         ("[engine]\nmax_num_seqs = 1.5", "[engine] max_num_seqs: expected an integer ≥ 1, got 1.5"),
         ("[http]\nport = 65536", "[http] port: expected an integer ≥ 0 and ≤ 65535, got 65536"),
         ("[engine]\nmax_seqs = 1", "[engine] max_seqs: unknown setting; settings here are page_size,"),
-        ("[motor]\nx = 1", "motor: unknown section; sections are model, http, engine, workers"),
+        ("[motor]\nx = 1", "motor: unknown section; sections are model, http, engine, workers, storage"),
         ("port = 1", "port: unknown setting; settings here are log_level"),
         ('engine = "fast"', '[engine]: expected a table, got "fast"'),
         ('[model]\ndtype = "fp16"', '[model] dtype: expected one of bf16, fp32, got "fp16"'),
@@ -138,6 +145,12 @@ def test_flags_override_the_file_and_none_means_not_given(tmp_path: Path) -> Non
         ("[http]\ndrain_seconds = -1", "[http] drain_seconds: expected seconds, 0 to 86400, got -1"),
         ("[engine]\nmax_step_seconds = 0", "[engine] max_step_seconds: expected seconds, above 0, got 0"),
         ("[http]\ndrain_seconds = nan", "[http] drain_seconds: expected seconds, 0 to 86400, got nan"),
+        (
+            "[storage]\nhost_kv = -1",
+            "[storage] host_kv: expected a size in bytes such as 512MiB or 2GB, or 0",
+        ),
+        ("[storage]\nhost_kv = false", "[storage] host_kv: expected a size"),
+        ('[storage]\ntier_policy = "best"', "[storage] tier_policy: expected one of priced, lru, "),
         ('[model]\nname = ""', "[model] name: expected a text that is not empty"),
         ("x = [", "not TOML"),
     ],
@@ -169,6 +182,13 @@ def test_a_bad_file_is_one_line_with_place_and_reason(tmp_path: Path, text: str,
         ({"api_key": [" "]}, "--api-key"),
         ({"max_step_ms": "0"}, "--max-step-ms: expected milliseconds, above 0, got"),
         ({"max_step_ms": "nan"}, "--max-step-ms: expected milliseconds"),
+        (
+            {"host_kv": "much"},
+            "--host-kv: expected a size in bytes such as 512MiB or 2GB, or 0 for none, got",
+        ),
+        ({"tier_policy": "oracle"}, "--tier-policy: expected one of priced, lru, pin, infercept, continuum,"),
+        ({"disk_kv": "1GiB", "host_kv": "1GiB"}, "disk_kv: say where (--data-dir, or [storage] data_dir)"),
+        ({"disk_kv": "1GiB", "data_dir": "d"}, "disk_kv: KV reaches the disk through host memory"),
         ({"log_level": "loud"}, "--log-level: expected one of"),
     ],
 )
@@ -219,6 +239,15 @@ def test_sizes(text: object, count: int) -> None:
 def test_bad_sizes(text: object) -> None:
     with pytest.raises(ConfigError, match="expected a size"):
         size(text)
+
+
+def test_a_tier_of_no_bytes_is_no_tier() -> None:
+    for none in ("0", 0):
+        assert budget(none) == 0
+    assert budget("2KiB") == 2048
+    config = load({"host_kv": "0", "disk_kv": "0", "data_dir": "d"})
+    assert (config.storage.host_kv, config.storage.disk_kv) == (0, 0)
+    assert load({"data_dir": "auto"}).storage.data_dir is None
 
 
 @given(st.text(max_size=30))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentserve.server.sessions.directory import DirectoryFull, SessionDirectory
-from agentserve.server.sessions.session_record import Claim, Lease, common
+from agentserve.server.sessions.session_record import Claim, Lease, committed_turn, common
 from agentserve.types import SessionState, TurnId
 
 
@@ -44,7 +44,7 @@ class Harness:
     def commit(self, lease: Lease, *messages: str, calls: tuple[str, ...] = (), ids: str = "xy") -> bool:
         """`messages`: the request's messages and the reply."""
         self.now += 1
-        return self.directory.commit(
+        turn = committed_turn(
             lease,
             reply=keys_of(messages)[-1],
             length=10 * len(messages),
@@ -52,6 +52,7 @@ class Harness:
             calls=[(call, "tool", "{}") for call in calls],
             now=self.now,
         )
+        return self.directory.commit(lease, turn)
 
     def turn(self, *messages: str, calls: tuple[str, ...] = (), **who: object) -> Lease:
         lease = self.begin(*messages[:-1], **who)
@@ -64,11 +65,11 @@ class Harness:
         assert directory.size_bytes == sum(session.cost for session in sessions)
         assert {s.key for s in directory._public.values()} == {s.key for s in sessions}
         points = {(s.tenant, point, s.key) for s in sessions for point in s.points}
-        indexed = {(t, p, key) for (t, p), names in directory._points.items() for key in names}
+        indexed = {(t, p, key) for (t, p), names in directory._lineages.points.items() for key in names}
         assert points == indexed
         calls = {(s.tenant, call): s.key for s in sessions for call in s.issued}
         assert all(s.pending.keys() <= s.issued.keys() for s in sessions)
-        assert calls == directory._calls
+        assert calls == directory._lineages.calls
         waiting = {s.key for s in sessions if s.state is SessionState.WAITING_TOOL and s.running is None}
         assert waiting == directory._waits.keys()
         assert list(directory._waits.values()) == sorted(directory._waits.values())
@@ -226,7 +227,7 @@ def test_calls_are_forgotten_with_their_session() -> None:
     h.turn("u1", "call", "r1", "a2", named="s1", calls=())
     assert h.directory.size_bytes > before
     h.directory.close(first.session)
-    assert not h.directory._calls
+    assert not h.directory._lineages.calls
     assert h.begin("u1", "call", "r1", calls=("c1",)).session is not first.session
 
 
@@ -367,7 +368,7 @@ def test_bytes_are_bounded() -> None:
     h = Harness(max_bytes=20_000)
     for i in range(50):
         lease = h.begin(f"u{i}")
-        h.directory.commit(
+        turn = committed_turn(
             lease,
             reply=keys_of([f"u{i}", "a"])[-1],
             length=500,
@@ -375,6 +376,7 @@ def test_bytes_are_bounded() -> None:
             calls=[],
             now=float(i),
         )
+        h.directory.commit(lease, turn)
         assert h.directory.size_bytes <= 20_000
         h.check()
     assert 0 < len(h.directory) < 10
@@ -395,7 +397,8 @@ def test_history_is_bounded_and_ignores_stale_turns() -> None:
 def test_generated_ids_that_do_not_spell_the_reply_are_not_spliced() -> None:
     h = Harness()
     lease = h.begin("u1")
-    h.directory.commit(lease, reply=keys_of(["u1", "a1"])[-1], length=0, generated=None, calls=[], now=1.0)
+    reply = keys_of(["u1", "a1"])[-1]
+    h.directory.commit(lease, committed_turn(lease, reply=reply, length=0, generated=None, calls=[], now=1.0))
     assert h.begin("u1", "a1", "u2").spliced == {}
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.api_rig import CHAT, Rig, user
+from agentserve.messages import TiersView
+from agentserve.server.engine_port import TierReport
+from tests.api_rig import CHAT, TOOLS, Rig, hermes, user
 from tests.fakes import END, START, ScriptedEngine, say
 from tests.hello import made_up_hello
 
@@ -145,6 +148,50 @@ async def test_metrics_count_what_happened() -> None:
     assert samples["agentserve_kv_pages_live",] == 4
     assert samples["agentserve_http_errors_total", "4xx"] == 1
     assert samples["agentserve_workers",] == 1
+
+
+async def test_health_names_the_tiers_that_are_there() -> None:
+    rig = Rig()
+    assert (await rig.client.get("/health")).json()["tiers"] == {"device": {"state": "ok"}}
+    view = TiersView(policy="priced", host=3, host_slots=8, block_bytes=1000)
+    rig.engine.tier_reports = (TierReport(0, view),)
+    assert (await rig.client.get("/health")).json()["tiers"] == {
+        "device": {"state": "ok"},
+        "host": {"state": "ok", "bytes": 3000, "capacity_bytes": 8000},
+        "policy": "priced",
+    }
+
+
+async def test_health_says_since_when_and_why_a_disk_fails() -> None:
+    rig = Rig()
+    fine = TiersView(host_slots=8, block_bytes=1000, disk_budget=5000, disk_bytes=700)
+    bad = msgspec.structs.replace(fine, disk_error="no space left on device")
+    rig.engine.tier_reports = (TierReport(0, fine), TierReport(1, fine))
+    assert (await rig.client.get("/health")).json()["tiers"]["disk"] == {
+        "state": "ok",
+        "bytes": 1400,
+        "capacity_bytes": 10000,
+    }
+    context = rig.context
+    rig.engine.tier_reports = (TierReport(0, fine), TierReport(1, bad, context.clock_at_start + 2.0))
+    reply = await rig.client.get("/health")
+    assert (reply.status_code, reply.json()["status"]) == (200, "ok"), "it serves without its disk"
+    disk = reply.json()["tiers"]["disk"]
+    assert (disk["state"], disk["reason"], disk["workers"]) == ("failing", "no space left on device", [1])
+    assert disk["since"] == pytest.approx(context.started + 2.0, abs=1e-3)
+
+
+async def test_waits_for_tools_are_counted_by_name() -> None:
+    rig = Rig(ScriptedEngine(say(hermes("weather", '{"city": "Rome"}'))))
+    reply = await rig.chat([user("a")], tools=TOOLS)
+    call = reply["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "sunny"}
+    session = await rig.session(reply["session_id"])
+    assert (session["history"][-1]["state"], session["history"][-1]["tools"]) == ("WAITING_TOOL", ["weather"])
+    await rig.chat([user("a"), call, result], tools=TOOLS)
+    text = (await rig.client.get("/metrics")).text
+    assert 'agentserve_tool_wait_seconds_count{tool="weather"} 1.0' in text
+    assert 'agentserve_tier_hit_tokens_total{tier="disk"} 0.0' in text
 
 
 async def test_a_fault_of_ours_is_a_500_without_a_trace() -> None:

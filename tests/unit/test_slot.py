@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
-from agentserve.messages import WorkerView
+import msgspec
+
+from agentserve.messages import TiersView, WorkerView
 from agentserve.server.workers.slot import RestartPolicy, Slot
 from agentserve.server.workers.supervisor import WorkerProcess
 
@@ -49,6 +51,63 @@ def test_a_dead_workers_load_is_gone_and_its_pages_are_free() -> None:
     slot.last_view = WorkerView(2, 1, 3, 50, 10, 20, 20)
     slot.down(1.0)
     assert slot.last_view == WorkerView(0, 0, 0, 50, 50, 0, 0)
+
+
+def tiers(**changes: Any) -> WorkerView:
+    view = TiersView(host=3, host_slots=4, disk=5, disk_budget=100, block_bytes=10, moving=2, pinned=1)
+    return WorkerView(0, 0, 0, 50, 50, 0, 0, msgspec.structs.replace(view, **changes))
+
+
+def test_counters_go_on_where_the_last_worker_stopped() -> None:
+    slot = Slot(0, POLICY)
+    slot.up(WORKER, 0.0)
+    slot.report(tiers(hit_tokens={"host": 16}, moved={"save": (2, 0.5)}, takeovers=1), 1.0)
+    assert slot.view == slot.last_view, "as it was told"
+    slot.down(2.0)
+    left = slot.view
+    assert left is not None
+    assert left.tiers is not None
+    assert (left.tiers.host, left.tiers.moving, left.tiers.pinned) == (0, 0, 0), "gone with its memory"
+    assert (left.tiers.disk, left.tiers.hit_tokens) == (5, {"host": 16})
+    slot.down(2.0)  # a start that failed counts nothing twice
+    slot.up(WORKER, 3.0)
+    slot.report(
+        tiers(
+            hit_tokens={"host": 4, "disk": 8},
+            moved={"save": (1, 0.25), "load": (1, 1.0)},
+            waits={"grep": (3, 2, 1)},
+        ),
+        4.0,
+    )
+    for _ in range(2):  # looking changes nothing
+        view = slot.view
+        assert view is not None
+        assert view.tiers is not None
+        assert view.tiers.hit_tokens == {"host": 20, "disk": 8}
+        assert view.tiers.moved == {"save": (3, 0.75), "load": (1, 1.0)}
+        assert (view.tiers.host, view.tiers.moving, view.tiers.takeovers) == (3, 2, 1)
+    slot.down(5.0)
+    slot.up(WORKER, 6.0)
+    slot.report(tiers(waits={"grep": (1, 1, 1), "find": (1, 0, 0)}), 7.0)
+    view = slot.view
+    assert view is not None
+    assert view.tiers is not None
+    assert view.tiers.waits == {"grep": (4, 3, 2), "find": (1, 0, 0)}
+    assert view.tiers.hit_tokens == {"host": 20, "disk": 8}
+
+
+def test_a_disk_fails_since_it_was_first_said() -> None:
+    slot = Slot(0, POLICY)
+    slot.up(WORKER, 0.0)
+    for at, error, since in ((1.0, "", None), (2.0, "full", 2.0), (3.0, "lost", 2.0), (4.0, "", None)):
+        slot.report(tiers(disk_error=error), at)
+        assert slot.disk_failing_since == since
+    slot.report(tiers(disk_error="full"), 5.0)
+    slot.down(6.0)
+    assert slot.disk_failing_since is None
+    assert slot.view is not None
+    assert slot.view.tiers is not None
+    assert slot.view.tiers.disk_error == "", "nobody uses it now"
 
 
 def test_a_new_worker_owes_no_answer_of_the_last() -> None:

@@ -12,9 +12,9 @@ from agentserve.server.sessions.session_record import Lease, Session
 from agentserve.server.sessions.transcript import (
     Held,
     Told,
-    Transcript,
     Transcripts,
     read_messages,
+    read_transcript,
     result_digest,
 )
 from agentserve.text.errors import TextError
@@ -118,10 +118,14 @@ def test_a_journal_can_write_it_and_read_it_back() -> None:
     kept.committed(lease("s", 2, 3), told({}, {}, {}, one="rain"), REPLY)
     kept.take(key, {"two": Held(b'"x"', b"\xff\x00", 1)})
     value = kept.export(key)
-    again = msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=Transcript)
+    again = read_transcript(value, key, 4)
+    assert again == kept.get(key)
     other = Transcripts()
     other.restore(again)
     assert other.export(key) == value
+    assert Transcripts().export(key) == b""
+    for data, name, messages in ((value, "s", 2), (value, "other", 4), (value[:-1], "s", 4), (b"", "s", 4)):
+        assert read_transcript(data, SessionId(name), messages) is None
     assert other.size_bytes == kept.size_bytes
 
 

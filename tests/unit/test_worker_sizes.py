@@ -14,9 +14,19 @@ import torch
 from agentserve.config import load
 from agentserve.models.load import load_model, open_model
 from agentserve.models.source import ModelSource
+from agentserve.server.workers import sizes
 from agentserve.server.workers.build import _namespace
-from agentserve.server.workers.sizes import check_blocks, check_settings, kv_dtype_of
+from agentserve.server.workers.sizes import (
+    TierSizes,
+    check_blocks,
+    check_data_dir,
+    check_settings,
+    kv_dtype_of,
+    page_counts,
+    tier_sizes,
+)
 from agentserve.server.workers.spec import WorkerSpec, worker_spec
+from agentserve.types import KVGroup
 from kernels.reference import ReferenceOps
 from tests.unit.test_models_gguf import model
 from tests.unit.test_models_gguf_blocks import uniform, write
@@ -52,6 +62,77 @@ def test_kv_is_kept_in_the_models_numbers_unless_told_otherwise() -> None:
     assert kv_dtype_of(spec_of(dtype="fp32")) == torch.float32
     assert kv_dtype_of(spec_of(dtype="fp32", kv_dtype="bf16")) == torch.bfloat16
     assert kv_dtype_of(spec_of(kv_dtype="int8")) == torch.int8
+
+
+GROUPS = (KVGroup("full", (0,), 3000), KVGroup("window", (1,), 1096, window=8))  # a block: 4 KiB
+
+
+def test_without_tiers_nothing_is_sized() -> None:
+    assert tier_sizes(spec_of(), GROUPS, 0) is None
+    assert tier_sizes(spec_of(data_dir="d"), GROUPS, 0) is None
+
+
+def test_bytes_become_slots_and_a_share_of_the_disk() -> None:
+    flags = {"host_kv": "10KiB", "disk_kv": "90KiB", "data_dir": "d", "workers": 3}
+    spec = spec_of(**flags)
+    assert tier_sizes(spec, GROUPS, 30 << 10) == TierSizes(4096, 2, 30 << 10)
+    assert spec.data_dir == str(Path("d").absolute())
+    assert tier_sizes(spec, GROUPS, None) == TierSizes(4096, 2, 30 << 10), "a system that does not say"
+    only_host = spec_of(host_kv="4KiB")
+    assert tier_sizes(only_host, GROUPS, None) == TierSizes(4096, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"host_kv": "4095"},
+            "--host-kv 4.0 KiB per worker holds no block of 4.0 KiB: give it more",
+        ),
+        (
+            {"host_kv": "1MiB", "disk_kv": "8000", "data_dir": "d", "workers": 2},
+            "--disk-kv 3.9 KiB per worker holds no block of 4.0 KiB: give it more",
+        ),
+        (
+            {"host_kv": "1MiB", "workers": 3},
+            "--host-kv 1.0 MiB: 3 worker(s) would take 3.0 MiB of the 2.0 MiB that are free",
+        ),
+    ],
+)
+def test_tiers_that_cannot_be(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        tier_sizes(spec_of(**flags), GROUPS, 2 << 20)
+    assert str(caught.value) == message
+
+
+def test_a_data_dir_is_made_or_refused_in_one_line(tmp_path: Path) -> None:
+    check_data_dir(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"^--data-dir .*file/below: Not a directory$"):
+        check_data_dir(tmp_path / "file" / "below")
+    with pytest.raises(ValueError, match=r"^--data-dir .*file: File exists$"):
+        check_data_dir(tmp_path / "file")
+
+
+def test_tiers_are_refused_before_weights_are_read(tmp_path: Path, ops: ReferenceOps) -> None:
+    source = source_of(tmp_path, Kind.Q4_1)
+    config = open_model(source).config
+    with pytest.raises(ValueError, match=r"^--host-kv 5 B per worker holds no block of "):
+        check_settings(spec_of(host_kv="5"), source, config, ops)
+    with pytest.raises(ValueError, match=r"^--host-kv 8388608 TiB: 1 worker"):
+        check_settings(spec_of(host_kv=str(2**63 - 1)), source, config, ops)
+    flags = {"host_kv": "1MiB", "disk_kv": "1MiB", "data_dir": str(source.path)}
+    with pytest.raises(ValueError, match="File exists"):
+        check_settings(spec_of(**flags), source, config, ops)
+    check_settings(spec_of(**{**flags, "data_dir": str(tmp_path / "new")}), source, config, ops)
+
+
+def test_the_pool_leaves_room_for_the_host_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "available_memory", lambda: 10_000 << 10)
+    group = (KVGroup("full", (0,), 1024),)
+    assert page_counts(spec_of(workers=2), group, CPU) == (2000,)
+    assert page_counts(spec_of(workers=2, host_kv="1000KiB"), group, CPU) == (1600,)
 
 
 class OnlyOwn(ReferenceOps):

@@ -41,6 +41,7 @@ from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.events import EventLogs
 from agentserve.server.sessions.identity import new_session_id
+from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
@@ -60,6 +61,7 @@ def create_app(
     tool_parser: Callable[[], ToolParser],
     grammar_maker: GrammarMaker,
     directory: SessionDirectory | None = None,
+    journal: Journal | None = None,
     chronicle: Chronicle | None = None,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
@@ -68,7 +70,8 @@ def create_app(
     """The application on a running engine. Thread pools live as long as its lifespan.
 
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
-    canonical key of a history, `tool_parser` makes one parser per answer.
+    canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
+    `directory`; it is closed when the application ends.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -79,6 +82,8 @@ def create_app(
     clock = clock or WallClock()
     metrics = metrics or Metrics()
     started, epoch = wall(), clock.now()
+    if directory is None:  # one that is empty is false
+        directory = SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds)
     context = ServerContext(
         options=options,
         engine=engine,
@@ -88,7 +93,7 @@ def create_app(
         chain=chain,
         tool_parser=tool_parser,
         grammars=Grammars(grammar_maker, engine, grammar_pool),
-        directory=directory or SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds),
+        directory=directory,
         chronicle=chronicle or Chronicle(Transcripts(), EventLogs(lambda: secrets.token_hex(4))),
         background=Background(),
         exclusive=Exclusive(),
@@ -100,6 +105,7 @@ def create_app(
         clock_at_start=epoch,
         new_seed=lambda: secrets.randbits(63),
         text_pool=text_pool,
+        journal=journal,
     )
 
     app = Starlette(
@@ -137,6 +143,8 @@ def _lifespan(
             await context.background.stop()
             for pool in pools:
                 pool.shutdown(wait=False, cancel_futures=True)
+            if context.journal is not None:
+                await context.journal.close()
 
     return lifespan
 

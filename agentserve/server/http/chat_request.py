@@ -93,7 +93,10 @@ async def prepare_turns(
     claim = Claim(
         DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys, history.call_ids(messages)
     )
+    await context.check_storage()
     lease = begin(claim)
+    for tool, seconds in lease.waits:
+        context.metrics.tiers.waited(tool, seconds)
     seats = [_seat(context, lease, told)]
     try:
         prompt = await context.off_loop(render, template, fields, messages, tools, lease.spliced)

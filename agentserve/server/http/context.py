@@ -21,8 +21,10 @@ from agentserve.server.http.structure import Grammars
 from agentserve.server.http.translate import bad_value
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.answer import ToolParser
+from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain, settle
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.turns import TurnRunner
@@ -69,6 +71,7 @@ class ServerContext:
     clock_at_start: float
     new_seed: Callable[[], int]
     text_pool: Executor  # rendering and encoding long prompts stays off the event loop
+    journal: Journal | None = None  # keeps the directory on disk; None: sessions end with the server
 
     @property
     def facts(self) -> ModelFacts:
@@ -81,6 +84,8 @@ class ServerContext:
 
     def unix(self, at: float) -> float:
         """A moment of the monotonic clock as Unix time."""
+        if self.journal is not None:  # the same moment stays the same across restarts
+            return self.journal.unix(at)
         return self.started + at - self.clock_at_start
 
     def expired(self, session: Session) -> bool:
@@ -104,6 +109,16 @@ class ServerContext:
                 param="model",
                 code="model_not_found",
             )
+
+    async def check_storage(self) -> None:
+        """Refuse what could not be kept before anything is computed for it. StorageFailed."""
+        if self.journal is not None:
+            await self.journal.ready()
+
+    async def keep_words(self, session: Session) -> None:
+        """What was taken for a session, or given to it, does not end with the server. StorageFailed."""
+        words = self.chronicle.transcripts.export(session.key) if self.directory.durable else b""
+        await booked(self.directory.keep_words(session, words))
 
     async def off_loop(
         self, work: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs

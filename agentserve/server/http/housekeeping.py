@@ -13,22 +13,28 @@ from agentserve.server.http import history, sampling
 from agentserve.server.http.chat_request import render, template_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
+from agentserve.server.http.residency import tiers_health
 from agentserve.server.http.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest, decode
 from agentserve.server.http.wire import token_text
 from agentserve.server.limits import check_text
+from agentserve.server.sessions.journal import Journal
 from agentserve.server.text_port import JsonObject, Tokenizer
 
 
 async def health(request: Request) -> Response:
-    """200 while a worker lives, 503 otherwise; says what runs."""
+    """200 while a worker lives, 503 otherwise; says what runs.
+
+    "degraded": chat turns are refused, for the disk that has to keep them fails; text completions run.
+    """
     context = context_of(request)
     alive = context.engine.alive
     if not alive:
         return json_response({"status": "unavailable", "workers": 0}, status=503)
     hello = context.engine.hello
+    failing = context.journal is not None and context.journal.failure is not None
     return json_response(
         {
-            "status": "ok",
+            "status": "degraded" if failing else "ok",
             "workers": alive,
             "backend": hello.backend,
             "device": hello.device,
@@ -41,8 +47,22 @@ async def health(request: Request) -> Response:
             "page_size": hello.page_size,
             "pages": hello.pages,
             "kv_bytes": hello.kv_bytes,
+            "tiers": tiers_health(context),
+            **_storage(context.journal),
         }
     )
+
+
+def _storage(journal: Journal | None) -> JsonObject:
+    """How the disk that keeps sessions does; nothing where they are not kept."""
+    if journal is None:
+        return {}
+    failure = journal.failure
+    if failure is None:
+        return {"sessions_disk": {"state": "ok", "skipped": journal.skipped}}
+    journal.retry()  # the next to look may see it well
+    told = {"state": "failing", "since": round(failure.since, 3), "reason": failure.reason}
+    return {"sessions_disk": told | {"skipped": journal.skipped}}
 
 
 async def ping(request: Request) -> Response:

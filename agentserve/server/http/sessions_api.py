@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.residency import placement
 from agentserve.server.http.sampling import number
 from agentserve.server.http.sessions.lookup import found
+from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.text_port import JsonObject
 
 MOST_LISTED = 1000
+MOST_DETAILED = 200
 
 
 async def list_sessions(request: Request) -> Response:
-    """The sessions used last, newest first; `?limit=` bounds them (100 by default)."""
+    """The sessions used last, newest first; `?limit=` bounds them (100 by default).
+
+    With `?detail=true`, for at most MOST_DETAILED, also where their KV is: each one's worker is asked.
+    """
     context = context_of(request)
     wanted = request.query_params.get("limit", "100")
     if not wanted.isdecimal() or len(wanted) > 9:
         raise ApiError("limit: must be a whole number", param="limit")
-    limit = int(number("limit", int(wanted), 100, 1, MOST_LISTED))
+    detail = request.query_params.get("detail", "false")
+    if detail not in ("true", "false"):
+        raise ApiError("detail: must be true or false", param="detail")
+    most = MOST_DETAILED if detail == "true" else MOST_LISTED
+    limit = int(number("limit", int(wanted), 100, 1, most))
     context.expire()
-    listed: list[JsonObject] = []
-    for session in context.directory.sessions(DEFAULT_TENANT):
-        if len(listed) == limit:
-            break
-        listed.append(summary(context, session))
+    sessions = list(islice(context.directory.sessions(DEFAULT_TENANT), limit))
+    listed = [summary(context, session) for session in sessions]
+    if detail == "true":
+        views = await context.engine.describe_sessions([session.key for session in sessions])
+        for session, reply in zip(sessions, listed, strict=True):
+            reply.update(placement(context, views.get(session.key)))
     return json_response({"object": "list", "data": listed, "has_more": len(context.directory) > len(listed)})
 
 
@@ -41,6 +54,7 @@ async def get_session(request: Request) -> Response:
     reply["pages"] = view.pages if view else 0
     reply["computed_tokens"] = view.computed if view else 0
     reply["preemptions"] = view.preemptions if view else 0
+    reply.update(placement(context, view))
     reply["usage"] = dict(session.usage)
     reply["pending_tool_calls"] = [
         {
@@ -59,6 +73,7 @@ async def get_session(request: Request) -> Response:
             "at": round(context.unix(step.at), 6),
             "turn": step.turn,
             "reason": step.reason,
+            "tools": list(step.tools),
         }
         for step in session.history
     ]
@@ -66,12 +81,16 @@ async def get_session(request: Request) -> Response:
 
 
 async def delete_session(request: Request) -> Response:
-    """Close a session: its running turn is aborted, its tokens are forgotten."""
+    """Close a session: its running turn is aborted, its tokens are forgotten.
+
+    Where the disk does not take that it is closed, it is closed here, but a restart may bring it back.
+    """
     context = context_of(request)
     session = found(context, request)
-    context.directory.close(session)
+    forgotten = context.directory.close(session)
     context.engine.close(session.key)
     context.chronicle.gone(session.key, "deleted")
+    await booked(forgotten)
     return json_response({"id": session.public_id, "object": "agentserve.session", "deleted": True})
 
 

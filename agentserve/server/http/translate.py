@@ -7,6 +7,7 @@ from agentserve.server.errors import ApiError
 from agentserve.server.sessions.directory import DirectoryFull
 from agentserve.server.sessions.errors import (
     SessionClosed,
+    StorageFailed,
     TurnCancelled,
     TurnError,
     TurnFailed,
@@ -21,6 +22,7 @@ _TURNS: dict[type[TurnError], tuple[int, str]] = {
     TurnFailed: (500, "engine_error"),
     TurnCancelled: (409, "turn_cancelled"),
     SessionClosed: (409, "session_closed"),
+    StorageFailed: (503, "storage_failed"),
 }
 
 

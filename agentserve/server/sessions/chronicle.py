@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from agentserve.messages import StateChange
 from agentserve.server.sessions.answer import Delta, Outcome
 from agentserve.server.sessions.events import EventLogs
@@ -43,6 +45,10 @@ class Chronicle:
             self.transcripts.forget(lease.key)
         else:
             self.transcripts.committed(lease, told, reply)
+
+    def words_after(self, lease: Lease, told: Told | None, reply: JsonObject) -> bytes:
+        """The transcript as it will be once the turn is committed, for a book; empty: none."""
+        return b"" if told is None else msgspec.msgpack.encode(self.transcripts.after(lease, told, reply))
 
     def rolled_back(self, lease: Lease, reason: str, *, vanished: bool) -> None:
         """Deltas of the turn are void. `vanished`: so is its session, which had no other turn."""

@@ -9,21 +9,25 @@ messages up to there. A request extends a session when its keys run through the 
 A session whose last turn ended in tool calls waits for their results. The wait ends when they come,
 here or through a sibling, or after `max_wait` seconds: clients die, and waits without end would
 fill every place. Results that come later are still taken.
+
+A *book*, where there is one, is told every change that must outlive the process, when it happens.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 
+from agentserve.server.sessions.book import Book
+from agentserve.server.sessions.lineage import Lineages
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
     Claim,
+    CommittedTurn,
     Lease,
     PendingCall,
     Session,
-    Transition,
     common,
 )
 from agentserve.types import SessionId, SessionState, TurnId
@@ -44,23 +48,29 @@ class SessionDirectory:
         max_bytes: int = 1 << 30,
         history: int = 256,
         max_wait: float = 3600.0,
+        book: Book | None = None,
     ) -> None:
         self._new_id = new_id
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
         self._history = history
         self._max_wait = max_wait
+        self._book = book
         self._sessions: OrderedDict[SessionId, Session] = OrderedDict()  # least recently used first
         self._public: dict[tuple[str, str], Session] = {}
-        self._points: dict[tuple[str, bytes], dict[SessionId, None]] = {}
-        self._calls: dict[tuple[str, str], SessionId] = {}  # who made a call, answered or not
+        self._lineages = Lineages()
         self._waits: OrderedDict[SessionId, float] = OrderedDict()  # since when; the longest first
         self._evicted: list[SessionId] = []
         self._released: list[tuple[SessionId, TurnId]] = []
         self._bytes = 0
+        self._leases = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def durable(self) -> bool:
+        return self._book is not None
 
     @property
     def size_bytes(self) -> int:
@@ -79,7 +89,7 @@ class SessionDirectory:
 
     def cut(self, tenant: str, call_id: str) -> bool:
         """Whether a session that is still known handed out a tool call of this id that is not whole."""
-        key = self._calls.get((tenant, call_id))
+        key = self._lineages.maker(tenant, call_id)
         return key is not None and not self._sessions[key].issued[call_id]
 
     def by_state(self) -> dict[SessionState, int]:
@@ -99,6 +109,30 @@ class SessionDirectory:
         released, self._released = self._released, []
         return released
 
+    def restore(self, sessions: Iterable[tuple[Session, float | None]], now: float) -> None:
+        """Take in what a book gives back, each with the moment since when it waits for tools.
+
+        A turn that ran when the process died is rolled back. Of too many, those used last stay.
+        """
+        waits: list[tuple[float, SessionId]] = []
+        for session, since in sorted(sessions, key=lambda item: item[0].used):
+            self._sessions[session.key] = self._public[(session.tenant, session.public_id)] = session
+            session.booked = True
+            session.history = deque(session.history, self._history)
+            self._lineages.add(session)
+            self._bytes += session.cost
+            self._leases = max(self._leases, session.used)
+            if session.running is not None:
+                turn, session.running = session.running, None
+                session.epoch += 1
+                session.rest(turn, now, "the server was started again")
+                since = now if session.pending else None
+                self._keep(session, since)
+            if since is not None:
+                waits.append((since, session.key))
+        self._waits = OrderedDict((key, since) for since, key in sorted(waits))
+        self._make_room(0)
+
     # --- whose session is it ---------------------------------------------------------
 
     def begin(self, claim: Claim, now: float) -> Lease:
@@ -116,9 +150,10 @@ class SessionDirectory:
                 opened = self._open(claim.tenant, claim.named, now)
                 return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
         else:
-            anchor = self._issuer(claim)
+            issuer = self._lineages.issuer(claim)
+            anchor = None if issuer is None else self._sessions[issuer]
 
-        found = self._longest(claim, anchor)
+        found = self._lineages.longest(claim, anchor, self._sessions)
         if found is not None and found.running is None and self._extends(found, claim.keys):
             return self._lease(found, claim.keys, now, claim.call_ids)
         source = found or anchor
@@ -138,12 +173,17 @@ class SessionDirectory:
         """A session at rest on the first messages, waiting for `pending`. ValueError: no turn ended there."""
         if not source.ended_at(messages):
             raise ValueError(f"no turn ended with message {messages}")
-        self._sessions.move_to_end(source.key)  # not the one to make room
+        self._use(source)  # not the one to make room
+        self._keep(source, self._waits.get(source.key))
         child = self._open(source.tenant, None, now, parent=source)
         child.inherit(source, messages, pending)
-        self._points.setdefault((child.tenant, child.chain[-1]), {})[child.key] = None
+        self._use(child)
+        self._lineages.ended(child, child.chain[-1])
         self._bytes += child.cost - SESSION_BYTES
         self._rest(child, TurnId(child.last_turn), now, f"forked from {source.public_id}")
+        if self._book is not None:
+            child.booked = True
+            child.booking = self._book.open(child, child.beginning(), self._waits.get(child.key))
         self._make_room(0)
         return child
 
@@ -158,37 +198,6 @@ class SessionDirectory:
         self._bytes += child.cost - SESSION_BYTES
         ends = (source.points[key] for key in reversed(child.chain) if key in source.points)
         return self._lease(child, keys, now, answers, copied_from=source, shared=next(ends, 0), opened=True)
-
-    def _issuer(self, claim: Claim) -> Session | None:
-        """The session that made the calls: those with results here, else the latest in the history.
-
-        Equal histories of two clients differ in their call ids alone, so these decide whose it is.
-        """
-        for call in (*claim.call_ids, *reversed(claim.history_calls)):
-            key = self._calls.get((claim.tenant, call))
-            if key is not None:
-                return self._sessions[key]
-        return None
-
-    def _longest(self, claim: Claim, anchor: Session | None) -> Session | None:
-        """The longest committed history (in the anchor's family, if any) that is a proper prefix.
-
-        At equal length the anchor, then what can simply go on (at its tip, at rest), then the latest
-        used. Forks that have not begun a turn are for those who name them.
-        """
-        for key in reversed(claim.keys[:-1]):
-            names = self._points.get((claim.tenant, key))
-            if not names:
-                continue
-            at_key = [self._sessions[name] for name in names]
-            if anchor is not None:
-                at_key = [session for session in at_key if session.family == anchor.family]
-            if at_key:
-                return max(
-                    at_key,
-                    key=lambda s: (s.tip == key, s is anchor, s.last_turn > 0, not s.running, s.active),
-                )
-        return None
 
     @staticmethod
     def _extends(session: Session, keys: Sequence[bytes]) -> bool:
@@ -226,63 +235,53 @@ class SessionDirectory:
         shared: int = 0,
         opened: bool = False,
     ) -> Lease:
-        self._waits.pop(session.key, None)
+        since = self._waits.pop(session.key, None)
+        pending = [session.pending[call] for call in answers if call in session.pending]
+        waits = tuple((call.name, now - since) for call in pending) if since is not None else ()
         session.last_turn += 1
         session.running = TurnId(session.last_turn)
         session.active = now
-        self._sessions.move_to_end(session.key)
+        self._use(session)
+        booked = self._keep(session, None)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
         replies = dict(session.replies)
-        return Lease(session, session.running, keys, replies, answers, copied_from, shared, opened)
+        return Lease(
+            session, session.running, keys, replies, answers, copied_from, shared, opened, waits, booked
+        )
+
+    def _use(self, session: Session) -> None:
+        self._leases += 1
+        session.used = self._leases
+        self._sessions.move_to_end(session.key)
 
     # --- the end of a turn -----------------------------------------------------------
 
-    def commit(
-        self,
-        lease: Lease,
-        *,
-        reply: bytes,
-        length: int,
-        generated: array[int] | None,
-        calls: Sequence[tuple[str, str, str]],
-        now: float,
-        usage: Mapping[str, int] | None = None,
-        handed: Mapping[str, bool] | None = None,
-    ) -> bool:
-        """Make the turn part of the session: `reply` is the chain key with the answer, `calls` its
-        (id, name, arguments) still to be answered, `handed` the ids of all calls that the client got
-        and whether they are whole, `length` the tokens of prompt and answer. False when the session
-        was closed meanwhile.
+    def write(self, lease: Lease, turn: CommittedTurn, words: bytes = b"") -> Future[None] | None:
+        """Tell the book of a turn that is complete, and what its session's transcript will be. It is
+        committed when that is done; None: at once."""
+        if self._book is None or not self.holds(lease):
+            return None
+        lease.session.booked = True
+        return self._book.add(lease.session, turn, words)
 
-        `generated` None means that the ids do not spell the text the client got; the answer will be
-        encoded afresh.
-        """
+    def keep_words(self, session: Session, words: bytes) -> Future[None] | None:
+        """Its transcript changed, without a turn of its own."""
+        return self._book.words(session, words) if self._book is not None and session.booked else None
+
+    def commit(self, lease: Lease, turn: CommittedTurn) -> bool:
+        """Make the turn part of its session. False when the session was closed meanwhile."""
         session = lease.session
         if not self.holds(lease):
             return False
-        self._answered(lease, now)
+        self._answered(lease, turn.at)
         before = session.cost
-        session.running = None
-        session.committed += 1
-        session.active = now
-        session.length = length
-        session.chain = (*lease.keys, reply)
-        session.replies = dict(lease.spliced)
-        if generated is not None:
-            session.replies[len(lease.keys)] = generated
-        session.points[reply] = length
-        self._points.setdefault((session.tenant, reply), {})[session.key] = None
-        session.pending = {
-            id_: PendingCall(id_, name, arguments, lease.turn) for id_, name, arguments in calls
-        }
-        for id_, whole in (dict.fromkeys(session.pending, True) | dict(handed or {})).items():
-            session.issued[id_] = whole
-            self._calls[(session.tenant, id_)] = session.key
-        for name, amount in (usage or {}).items():
-            session.usage[name] = session.usage.get(name, 0) + amount
+        session.add(turn)
+        self._lineages.ended(session, turn.keys[-1])
+        for call in turn.handed:
+            self._lineages.made(session, call)
         self._bytes += session.cost - before
-        self._rest(session, lease.turn, now)
-        self.end_waits(now)
+        self._rest(session, lease.turn, turn.at)
+        self.end_waits(turn.at)
         self._make_room(0)
         return True
 
@@ -297,18 +296,20 @@ class SessionDirectory:
             self._forget(session)
             return True
         self._rest(session, lease.turn, now, reason)
+        if self._book is not None and session.booked:
+            self._book.undo(session, lease.turn, self._waits.get(session.key))
         return False
 
-    def close(self, session: Session) -> None:
-        """Forget a session; a turn that still runs will find its lease void."""
-        if session.key in self._sessions:
-            self._forget(session)
+    def close(self, session: Session) -> Future[None] | None:
+        """Forget a session; a turn that still runs will find its lease void. What is given back is done
+        when a restart would not bring it back; None: at once."""
+        return self._forget(session) if session.key in self._sessions else None
 
     def note(self, session: Session, turn: TurnId, state: SessionState, at: float, reason: str = "") -> None:
         """Record a public state. Those of a turn that no longer runs are stale and ignored."""
         if session.running == turn and session.key in self._sessions:
             session.engine_turn = turn
-            self._move(session, turn, state, at, reason)
+            session.move(state, turn, at, reason)
 
     def holds(self, lease: Lease) -> bool:
         """The turn may still be committed: it has not ended and its session was not closed."""
@@ -318,14 +319,10 @@ class SessionDirectory:
         """The session's turn is over. Calls that had no result before it still have none after a rollback."""
         if session.pending:
             self._waits[session.key] = now
-        state = SessionState.WAITING_TOOL if session.pending else SessionState.IDLE
-        self._move(session, turn, state, now, reason)
+        session.rest(turn, now, reason)
 
-    @staticmethod
-    def _move(session: Session, turn: TurnId, state: SessionState, at: float, reason: str) -> None:
-        if session.state is not state or reason or not session.history:
-            session.history.append(Transition(state, at, turn, reason))
-        session.state = state
+    def _keep(self, session: Session, since: float | None) -> Future[None] | None:
+        return self._book.keep(session, since) if self._book is not None and session.booked else None
 
     # --- waits for tools -------------------------------------------------------------
 
@@ -340,17 +337,21 @@ class SessionDirectory:
     def _answered(self, lease: Lease, now: float) -> None:
         """A sibling brought results: the session that made the calls need not wait for them."""
         for call in lease.answers:
-            key = self._calls.get((lease.session.tenant, call))
+            key = self._lineages.maker(lease.session.tenant, call)
             if key is None or key == lease.key or call in lease.session.pending:
                 continue
             issuer = self._sessions[key]
-            issuer.pending.pop(call, None)
+            if issuer.pending.pop(call, None) is None:
+                continue
             if not issuer.pending and issuer.key in self._waits:
                 self._release(issuer, now, f"answered in {lease.session.public_id}")
+            else:
+                self._keep(issuer, self._waits.get(issuer.key))
 
     def _release(self, session: Session, now: float, reason: str) -> None:
         del self._waits[session.key]
-        self._move(session, TurnId(session.last_turn), SessionState.IDLE, now, reason)
+        session.move(SessionState.IDLE, TurnId(session.last_turn), now, reason)
+        self._keep(session, None)
         if session.engine_turn is not None:
             self._released.append((session.key, session.engine_turn))
 
@@ -384,17 +385,11 @@ class SessionDirectory:
             waiting = waiting or session
         return waiting
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: Session) -> Future[None] | None:
         self._waits.pop(session.key, None)
         del self._sessions[session.key]
         del self._public[(session.tenant, session.public_id)]
-        for point in session.points:
-            names = self._points[(session.tenant, point)]
-            names.pop(session.key, None)
-            if not names:
-                del self._points[(session.tenant, point)]
-        for call in session.issued:
-            if self._calls.get((session.tenant, call)) == session.key:  # a fork's calls are its parent's
-                del self._calls[(session.tenant, call)]
+        self._lineages.remove(session)
         self._bytes -= session.cost
         session.state = SessionState.FINISHED
+        return self._book.forget(session) if self._book is not None and session.booked else None

@@ -24,3 +24,10 @@ class SessionClosed(TurnError):
 
     def __init__(self) -> None:
         super().__init__("The session was closed while its turn ran.")
+
+
+class StorageFailed(TurnError):
+    """What must outlive the server could not be written to disk."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The session could not be kept: {reason}.")

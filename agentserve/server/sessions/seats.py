@@ -10,9 +10,10 @@ from agentserve.clock import Clock
 from agentserve.messages import StateChange
 from agentserve.server.engine_port import Engine
 from agentserve.server.sessions.answer import Outcome
+from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
-from agentserve.server.sessions.session_record import Lease
+from agentserve.server.sessions.session_record import CommittedTurn, Lease, committed_turn
 from agentserve.server.sessions.transcript import Told
 from agentserve.server.sessions.turns import Piece
 from agentserve.server.text_port import JsonObject
@@ -71,6 +72,7 @@ class SessionSeat:
         self._chronicle = chronicle
         self._told = told
         self._over = False
+        self._written = False  # it may be on disk
 
     @property
     def key(self) -> SessionId:
@@ -93,16 +95,35 @@ class SessionSeat:
         if self._directory.find(self.key) is not None:  # what is closed keeps no events
             self._chronicle.piece(self.lease, piece)
 
-    def commit(self, prompt: array[int], outcome: Outcome) -> bool:
-        reply = self._reply_key(outcome)  # before anything is changed: an error here rolls back
+    async def begun(self) -> None:
+        await booked(self.lease.booked)
+
+    async def commit(self, prompt: array[int], outcome: Outcome) -> bool:
+        turn = self._committed(prompt, outcome)  # before anything is changed: an error here rolls back
+        reply = reply_message(outcome)
+        if self._directory.durable:
+            words = self._chronicle.words_after(self.lease, self._told, reply)
+            self._written = True
+            await booked(self._directory.write(self.lease, turn, words))  # so does one here, or a cancel
         self._over = True
+        done = self._directory.commit(self.lease, turn)
+        if done:
+            self._chronicle.committed(self.lease, self._told, reply)
+            self._engine.park(self.key, self.turn, bool(turn.calls), tuple(call.name for call in turn.calls))
+        else:  # closed meanwhile; the engine must not keep what nobody will name again
+            self._engine.close(self.key)
+            self._chronicle.gone(self.key, "closed while its turn ran")
+        self._settle()
+        return done
+
+    def _committed(self, prompt: array[int], outcome: Outcome) -> CommittedTurn:
         usage = outcome.usage
         calls = [(call.id, call.name, call.arguments) for call in outcome.calls] if outcome.has_calls else []
         generated = len(outcome.tokens if outcome.generated is None else outcome.generated)
         broken = any(not call.complete for call in outcome.calls)
-        done = self._directory.commit(
+        return committed_turn(
             self.lease,
-            reply=reply,
+            reply=self._reply_key(outcome),
             length=len(prompt) + generated,
             generated=None if broken else outcome.generated,
             calls=calls,
@@ -116,14 +137,6 @@ class SessionSeat:
                 "preemptions": usage.preemptions,
             },
         )
-        if done:
-            self._chronicle.committed(self.lease, self._told, reply_message(outcome))
-            self._engine.park(self.key, self.turn, bool(calls), tuple(name for _, name, _ in calls))
-        else:  # closed meanwhile; the engine must not keep what nobody will name again
-            self._engine.close(self.key)
-            self._chronicle.gone(self.key, "closed while its turn ran")
-        self._settle()
-        return done
 
     def rollback(self, reason: str) -> None:
         if self._over:
@@ -137,6 +150,8 @@ class SessionSeat:
             # The rolled back turn ended the engine's wait; the results are still to come.
             self._engine.park(self.key, self.turn, True, tuple(call.name for call in pending.values()))
         self._chronicle.rolled_back(self.lease, reason, vanished=vanished)
+        if self._written and not vanished:
+            self._directory.keep_words(self.lease.session, self._chronicle.transcripts.export(self.key))
         self._settle()
 
     def _reply_key(self, outcome: Outcome) -> bytes:
@@ -177,7 +192,10 @@ class OneShotSeat:
     def note(self, change: StateChange) -> None:
         """Nobody asks for the state of a one-shot turn."""
 
-    def commit(self, prompt: array[int], outcome: Outcome) -> bool:
+    async def begun(self) -> None:
+        """It has no number that must not be lost."""
+
+    async def commit(self, prompt: array[int], outcome: Outcome) -> bool:
         self.rollback("done")
         return True
 

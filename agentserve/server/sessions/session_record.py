@@ -5,12 +5,15 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from agentserve.types import SessionId, SessionState, TurnId
 
 KEY_BYTES = 96  # a chain key and its share of list and index
 SESSION_BYTES = 2048
+MOST_NAMES = 16  # of the tools that a wait is for; the history shows no more
 NO_TURN = TurnId(0)  # numbers of turns begin with 1
 
 
@@ -20,6 +23,7 @@ class Transition:
     at: float  # monotonic clock, seconds
     turn: TurnId
     reason: str = ""
+    tools: tuple[str, ...] = ()  # names of those it waits for, in call order
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,22 @@ class Claim:
     history_calls: tuple[str, ...] = ()  # all calls in the request's messages, in order
 
 
+@dataclass(frozen=True, slots=True)
+class CommittedTurn:
+    """All that one committed turn adds to its session."""
+
+    turn: TurnId
+    at: float  # monotonic clock, seconds
+    start: int  # where `keys` begin in the chain; a session's first turn brings the chain it shares too
+    keys: tuple[bytes, ...]  # one per message, the reply's last
+    replies: Mapping[int, array[int]]  # message index -> generated ids
+    length: int  # tokens of prompt and answer
+    calls: tuple[PendingCall, ...]  # still to be answered
+    handed: Mapping[str, bool]  # every call that the client got: whole?
+    usage: Mapping[str, int]
+    counts: int = 1  # turns it stands for: a fork begins with those of its parent
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """One session. Only the directory changes it; others read."""
@@ -61,11 +81,15 @@ class Session:
     running: TurnId | None = None
     engine_turn: TurnId | None = None  # the last turn whose state the engine reported
     length: int = 0  # tokens of the committed history; the ids are rendered again, with `replies`
+    used: int = 0  # the directory's count of leases at its last one: larger is later
+    booked: bool = False  # something of it may be in the book
     chain: tuple[bytes, ...] = ()
     replies: dict[int, array[int]] = field(default_factory=dict)  # message index -> generated ids
     points: dict[bytes, int] = field(default_factory=dict)  # committed at this key -> tokens up to there
     pending: dict[str, PendingCall] = field(default_factory=dict)
     issued: dict[str, bool] = field(default_factory=dict)  # all its calls, answered ones too: whole?
+    inherited: frozenset[str] = frozenset()  # those of them that its parent made
+    booking: Future[None] | None = None  # of a fork: when it is on disk; None: it need not be
     history: deque[Transition] = field(default_factory=deque)
     usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
 
@@ -85,12 +109,57 @@ class Session:
         self.committed = sum(key in source.points for key in self.chain)
         self.pending = {call.id: replace(call, turn=NO_TURN) for call in pending}
         self.issued = dict.fromkeys(self.pending, True)
+        self.inherited = frozenset(self.issued)
         self.engine_turn = NO_TURN
+
+    def beginning(self) -> CommittedTurn:
+        """Of a fork: what it was given, as a turn numbered 0."""
+        return CommittedTurn(
+            turn=NO_TURN,
+            at=self.active,
+            start=0,
+            keys=self.chain,
+            replies=self.replies,
+            length=self.length,
+            calls=tuple(self.pending.values()),
+            handed=self.issued,
+            usage={},
+            counts=self.committed,
+        )
 
     @property
     def cost(self) -> int:
         kept = sum(len(ids) for ids in self.replies.values())
         return SESSION_BYTES + 4 * kept + KEY_BYTES * (len(self.chain) + len(self.points) + len(self.issued))
+
+    def add(self, turn: CommittedTurn) -> None:
+        """Take a committed turn in: when it commits, and again when the session is read from disk."""
+        self.running = None
+        self.committed += turn.counts
+        self.active = turn.at
+        self.length = turn.length
+        self.chain = (*self.chain[: turn.start], *turn.keys)
+        self.replies = {**self.replies, **turn.replies}
+        self.points[turn.keys[-1]] = turn.length
+        self.pending = {call.id: call for call in turn.calls}
+        self.issued.update(turn.handed)
+        if turn.turn == NO_TURN:
+            self.inherited = frozenset(turn.handed)
+        for name, amount in turn.usage.items():
+            self.usage[name] = self.usage.get(name, 0) + amount
+
+    def rest(self, turn: TurnId, at: float, reason: str = "") -> None:
+        """Its turn is over; it waits for the results that are still to come."""
+        state = SessionState.WAITING_TOOL if self.pending else SessionState.IDLE
+        tools = tuple(call.name for call in islice(self.pending.values(), MOST_NAMES))
+        self.move(state, turn, at, reason, tools)
+
+    def move(
+        self, state: SessionState, turn: TurnId, at: float, reason: str = "", tools: tuple[str, ...] = ()
+    ) -> None:
+        if self.state is not state or reason or not self.history:
+            self.history.append(Transition(state, at, turn, reason, tools))
+        self.state = state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,10 +174,48 @@ class Lease:
     copied_from: Session | None = None  # set when this turn opened a sibling
     shared: int = 0  # tokens that a sibling has in common with `copied_from`, at least
     opened: bool = False  # the session is new
+    waits: tuple[tuple[str, float], ...] = ()  # tools whose results the request brings, and seconds waited
+    booked: Future[None] | None = None  # when the turn's number is on disk; None: it need not be
 
     @property
     def key(self) -> SessionId:
         return self.session.key
+
+
+def committed_turn(
+    lease: Lease,
+    *,
+    reply: bytes,
+    length: int,
+    generated: array[int] | None,
+    calls: Sequence[tuple[str, str, str]],
+    now: float,
+    usage: Mapping[str, int] | None = None,
+    handed: Mapping[str, bool] | None = None,
+) -> CommittedTurn:
+    """What the turn adds to its session; nothing is changed yet.
+
+    `reply` is the chain key with the answer, `calls` its (id, name, arguments) still to be answered,
+    `handed` the ids of all calls that the client got and whether they are whole, `length` the tokens
+    of prompt and answer. `generated` None means that the ids do not spell the text the client got;
+    the answer will be encoded afresh.
+    """
+    first = not lease.session.committed
+    start = 0 if first else len(lease.session.chain)
+    replies = dict(lease.spliced) if first else {}
+    if generated is not None:
+        replies[len(lease.keys)] = generated
+    return CommittedTurn(
+        turn=lease.turn,
+        at=now,
+        start=start,
+        keys=(*lease.keys[start:], reply),
+        replies=replies,
+        length=length,
+        calls=tuple(PendingCall(id_, name, arguments, lease.turn) for id_, name, arguments in calls),
+        handed={id_: True for id_, _, _ in calls} | dict(handed or {}),
+        usage=dict(usage or {}),
+    )
 
 
 def common(left: Sequence[bytes], right: Sequence[bytes]) -> int:

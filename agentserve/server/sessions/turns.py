@@ -1,7 +1,8 @@
 """Runs turns: submit, fold tokens into deltas, and commit or roll back. The only place that does.
 
-Every way out of a turn ends in exactly one of the two: a turn that completes is committed before
-its last delta is handed on; a cancelled task, a refusal or a failure rolls it back.
+Every way out of a turn ends in exactly one of the two: a turn that completes is committed (on disk
+too, where sessions are kept there) before its last delta is handed on; a cancelled task, a refusal
+or a failure rolls it back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from agentserve.messages import StateChange, Submit, Token, TurnEnded, pack_toke
 from agentserve.metrics import Metrics
 from agentserve.server.engine_port import Engine, TurnStream
 from agentserve.server.sessions.answer import Answer, Delta, Outcome
-from agentserve.server.sessions.errors import SessionClosed, TurnCancelled, TurnFailed, TurnRefused
+from agentserve.server.sessions.errors import (
+    SessionClosed,
+    StorageFailed,
+    TurnCancelled,
+    TurnFailed,
+    TurnRefused,
+)
 from agentserve.types import FinishReason, Sampling, SessionId, TurnId
 
 
@@ -46,8 +53,12 @@ class Seat(Protocol):
 
     def note(self, change: StateChange) -> None: ...
 
-    def commit(self, prompt: array[int], outcome: Outcome) -> bool:
-        """False when the session was closed meanwhile."""
+    async def begun(self) -> None:
+        """Wait until the turn's number cannot be used again, whatever happens. StorageFailed."""
+        ...
+
+    async def commit(self, prompt: array[int], outcome: Outcome) -> bool:
+        """False when the session was closed meanwhile. StorageFailed if the turn cannot be kept."""
         ...
 
     def rollback(self, reason: str) -> None:
@@ -135,13 +146,14 @@ class TurnRunner:
             stream = self._engine.submit(self._command(spec))
             submitted = True
             self._metrics.turn_submitted()
+            await seat.begun()  # while the engine computes: it costs the turn nothing
             answer, ended = await self._follow(spec, stream, emit, first_token)
             reason = ended.reason
             self._check(ended, answer.stopped)
             if answer.stopped and reason is FinishReason.ABORTED:
                 reason = FinishReason.STOP  # we ended it, at a stop string
             delta, outcome = answer.finish(reason, ended.usage)
-            if not seat.commit(spec.prompt, outcome):
+            if not await seat.commit(spec.prompt, outcome):
                 raise SessionClosed
             emit(delta)
             emit(outcome)
@@ -151,6 +163,8 @@ class TurnRunner:
                 reason = (
                     FinishReason.ABORTED if isinstance(error, asyncio.CancelledError) else FinishReason.ERROR
                 )
+            elif isinstance(error, StorageFailed):
+                reason = FinishReason.ERROR
             seat.rollback(_why(error))
             raise
         finally:

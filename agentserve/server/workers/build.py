@@ -18,10 +18,12 @@ from agentserve.executor.calibrate import Bounds, measure_cost
 from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
+from agentserve.machine import available_memory
 from agentserve.messages import PROTOCOL_VERSION, Hello
 from agentserve.models.decoder import Decoder
 from agentserve.models.load import DTYPES, LoadedModel, open_model
 from agentserve.models.source import resolve
+from agentserve.server.workers.exchange import Tiering
 from agentserve.server.workers.sizes import (
     check_blocks,
     check_settings,
@@ -29,8 +31,10 @@ from agentserve.server.workers.sizes import (
     kv_dtype_of,
     page_counts,
     reach_of,
+    tier_sizes,
 )
 from agentserve.server.workers.spec import WorkerSpec
+from agentserve.server.workers.tiers import build_tiers
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.server.workers.worker_main import BuiltEngine
 from agentserve.text import load
@@ -86,12 +90,18 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         eos_token_ids=text.end_ids,
         namespace=_namespace(spec, loaded, ops),
     )
-    core = EngineCore(core_config, groups, pages, cost)
+    sizes = tier_sizes(spec, groups, available_memory())
+    tiers = build_tiers(spec, sizes, pool, core_config.namespace) if sizes is not None else None
+    core = EngineCore(core_config, groups, pages, cost, tiers.parts if tiers is not None else None)
     assert core.limit == reach
     if core.limit < longest:
         log.warning("the KV pool holds %d tokens, less than the context of %d", core.limit, longest)
     hello = _hello(spec, loaded, backend, core.limit, pool)
-    return BuiltEngine(core, executor, hello, core_config, groups, pages, cost)
+    return BuiltEngine(
+        core, executor, hello, core_config, groups, pages, cost,
+        tiering=Tiering(core, tiers.mover, tiers.release) if tiers is not None else None,
+        tiers=tiers.parts.setup if tiers is not None else None,
+    )  # fmt: skip
 
 
 def _hello(spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, pool: KVPool) -> Hello:

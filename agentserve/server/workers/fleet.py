@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import TracebackType
 
 from agentserve.clock import Clock, WallClock
@@ -27,10 +27,12 @@ from agentserve.messages import (
     Hello,
     Park,
     ResetPrefixCache,
+    SessionView,
     StepDone,
     Submit,
 )
-from agentserve.server.engine_port import EngineDown, FleetView, News
+from agentserve.server.engine_port import EngineDown, FleetView, News, TierReport
+from agentserve.server.workers.questions import Questions
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy, Slot
 from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess, check_same
@@ -47,14 +49,6 @@ ANSWER_SECONDS = 5.0  # a worker answers between two steps
 HANG_SECONDS = 120.0  # far beyond any step; a worker reports each one
 
 StartWorker = Callable[[int], Awaitable[WorkerProcess]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A Describe or ResetPrefixCache that awaits its Description."""
-
-    slot: int
-    answer: asyncio.Future[Description | None]
 
 
 class Fleet:
@@ -77,8 +71,7 @@ class Fleet:
         self._turns: dict[tuple[SessionId, TurnId], RunningTurn] = {}
         self._homes: OrderedDict[SessionId, int] = OrderedDict()
         self._grammars: OrderedDict[str, str] = OrderedDict()
-        self._questions: dict[int, _Question] = {}
-        self._asked = 0
+        self._questions = Questions()
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._lost = asyncio.Event()
@@ -200,15 +193,37 @@ class Fleet:
     async def describe(self, session: SessionId | None = None) -> FleetView:
         """Workers that are busy for longer than ANSWER_SECONDS show what they last reported."""
         home = self._homes.get(session) if session is not None else None
-        answers = await self._ask(
-            lambda request, slot: Describe(request, session if slot.index == home else None), ANSWER_SECONDS
+        answers = await self._questions.ask(
+            [
+                (slot, partial(Describe, session=session if slot.index == home else None))
+                for slot in self._slots
+                if slot.worker is not None
+            ],
+            ANSWER_SECONDS,
         )
         found = next((answer.session for answer in answers if answer and answer.session), None)
-        views = tuple(slot.last_view for slot in self._slots if slot.last_view is not None)
+        views = tuple(view for slot in self._slots if (view := slot.view) is not None)
         return FleetView(views, found)
 
+    async def describe_sessions(self, sessions: Sequence[SessionId]) -> dict[SessionId, SessionView]:
+        """One question each, to its worker only, all at once."""
+        homes = [(self._slots[self._homes[name]], name) for name in sessions if name in self._homes]
+        answers = await self._questions.ask(
+            [(slot, partial(Describe, session=name)) for slot, name in homes], ANSWER_SECONDS
+        )
+        return {answer.session.session: answer.session for answer in answers if answer and answer.session}
+
+    def tiers(self) -> tuple[TierReport, ...]:
+        return tuple(
+            TierReport(slot.index, view.tiers, slot.disk_failing_since)
+            for slot in self._slots
+            if (view := slot.last_view) is not None and view.tiers is not None
+        )
+
     async def reset_prefix_cache(self) -> bool:
-        answers = await self._ask(lambda request, _: ResetPrefixCache(request), 6 * ANSWER_SECONDS)
+        answers = await self._questions.ask(
+            [(slot, ResetPrefixCache) for slot in self._slots if slot.worker is not None], 6 * ANSWER_SECONDS
+        )
         return bool(answers) and all(answer is not None for answer in answers)
 
     # --- placing turns ------------------------------------------------------------------
@@ -265,38 +280,15 @@ class Fleet:
                 del self._grammars[grammar]
                 self._send_all(DropGrammar(grammar))
 
-    async def _ask(
-        self, question: Callable[[int, Slot], Command], seconds: float
-    ) -> list[Description | None]:
-        """One answer per living worker; None from one that died or did not answer in time."""
-        requests: list[int] = []
-        answers: list[asyncio.Future[Description | None]] = []
-        for slot in self._slots:
-            if slot.worker is not None:
-                self._asked += 1
-                answer: asyncio.Future[Description | None] = asyncio.get_running_loop().create_future()
-                self._questions[self._asked] = _Question(slot.index, answer)
-                slot.unanswered = True
-                slot.send(question(self._asked, slot))
-                requests.append(self._asked)
-                answers.append(answer)
-        if answers:
-            await asyncio.wait(answers, timeout=seconds)
-        for request in requests:
-            self._questions.pop(request, None)
-        return [answer.result() if answer.done() else None for answer in answers]
-
     def _dispatch(self, slot: Slot, step: StepDone) -> None:
-        if step.worker is not None:
-            slot.last_view = step.worker
         now = self._clock.now()
+        if step.worker is not None:
+            slot.report(step.worker, now)
         for event in step.events:
             if isinstance(event, Description):
-                slot.last_view = event.worker
+                slot.report(event.worker, now)
                 slot.unanswered = False
-                question = self._questions.pop(event.request, None)
-                if question is not None and not question.answer.done():
-                    question.answer.set_result(event)
+                self._questions.answered(event)
                 continue
             turn = self._turns.get((event.session, event.turn))
             if turn is None or turn.slot != slot.index:
@@ -347,9 +339,7 @@ class Fleet:
 
     def _abandon(self, slot: Slot) -> None:
         """The worker in `slot` is gone: nothing waits for it, its turns move."""
-        for question in [q for q in self._questions.values() if q.slot == slot.index]:
-            if not question.answer.done():
-                question.answer.set_result(None)
+        self._questions.abandon(slot.index)
         for session in [session for session, home in self._homes.items() if home == slot.index]:
             del self._homes[session]
         now = self._clock.now()

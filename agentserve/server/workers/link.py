@@ -17,7 +17,7 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -159,11 +159,12 @@ class WorkerLink:
                 break
         return commands
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Sleep until there is something to read, room for the outbox, or time is up."""
+    def wait(self, timeout: float | None = None, also: Sequence[int] = ()) -> None:
+        """Sleep until there is something to read, room for the outbox, or time is up; or until one of
+        the file descriptors `also` can be read."""
         if self.closed:
             return
-        readable = [self._socket.fileno()]
+        readable = [self._socket.fileno(), *also]
         writable = [self._socket.fileno()] if self._outbox else []
         select.select(readable, writable, [], timeout)
         if self._outbox:

@@ -1,7 +1,8 @@
 """The worker's loop: commands in, plans out to the executor, one StepDone frame per step back.
 
 The order is always the same: apply what has arrived, plan, run, hand the result back, report.
-While there is work nothing here waits; with no work it sleeps until a command comes.
+While there is work nothing here waits; with no work it sleeps until a command comes, a transfer
+between tiers has ended, or a policy wants to look again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from agentserve.messages import (
     TurnUsage,
     WorkerView,
 )
+from agentserve.server.workers.exchange import Exchange
 from agentserve.server.workers.link import LinkError, WorkerLink
 from agentserve.types import FinishReason
 
@@ -78,23 +80,31 @@ class WorkerLoop:
         *,
         clock: Clock,
         recorder: Recorder,
+        exchange: Exchange | None = None,
     ) -> None:
+        """exchange: with the tiers below the device; None when there are none."""
         self._core = core
         self._executor = executor
         self._link = link
         self._clock = clock
         self._recorder = recorder
+        self._exchange = exchange
         self._grammars: set[str] = set()
         self._refused: list[CoreEvent] = []
         self._stopping = False
 
     def run(self) -> None:
         """Returns after a Shutdown or when the API process is gone. A bad frame is logged and ends it too."""
+        if self._exchange is not None:
+            self._report(True)  # what tiers there are is known before the first step
         try:
             while not self._stopping and not self._link.closed:
                 self._turn()
         except LinkError as error:
             log.error("the API process sent a bad frame, leaving: %s", error)
+        finally:
+            if self._exchange is not None:
+                self._exchange.close()
         self._link.flush()
 
     def _turn(self) -> None:
@@ -104,10 +114,19 @@ class WorkerLoop:
         if self._link.congested:
             self._link.wait()  # the API process lags: produce nothing until it has read
             return
+        moved = self._exchange is not None and self._exchange.take_in()
         stepped = self._step()
-        self._report(stepped)
+        if self._exchange is not None:
+            self._exchange.hand_out()
+        self._report(stepped or moved)
         if not stepped:
-            self._link.wait(STALL_TICK if self._core.has_work else None)
+            self._sleep(STALL_TICK if self._core.has_work else None)
+
+    def _sleep(self, limit: float | None) -> None:
+        if self._exchange is None:
+            self._link.wait(limit)
+        else:
+            self._link.wait(self._exchange.sleep_at_most(limit), also=(self._exchange.fileno(),))
 
     def _apply(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -160,6 +179,8 @@ class WorkerLoop:
             self._recorder.add(Planned(began, plan_digest(plan)))
         if plan is None:
             return False
+        if self._exchange is not None:
+            self._exchange.hand_out()  # what is moved now is moved while the step runs
         try:
             result = self._executor.run(plan)
         except Exception as error:  # whatever a kernel or torch raises: only this plan's turns fail
@@ -174,8 +195,8 @@ class WorkerLoop:
         self._core.finish_step(result, now)
         return True
 
-    def _report(self, stepped: bool) -> None:
+    def _report(self, news: bool) -> None:
         events = self._refused + self._core.take_events()
         self._refused = []
-        if events or stepped:
+        if events or news:
             self._link.send(StepDone(events, self._core.view()))

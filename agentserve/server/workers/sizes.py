@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
 
 from agentserve.executor.pool import KV_DTYPES, kv_groups
@@ -36,8 +40,11 @@ def check_settings(spec: WorkerSpec, source: ModelSource, config: DecoderConfig,
         ops.attention(shape, [Span(0, 1, 0)], table)
     except ValueError as error:
         raise ValueError(f"--page-size {spec.page_size}: {error}") from None
+    groups = kv_groups(config, spec.page_size, kept)
     if spec.device_kv is not None:
-        _page_count(spec.device_kv, kv_groups(config, spec.page_size, kept))
+        _page_count(spec.device_kv, groups)
+    if tier_sizes(spec, groups, available_memory()) is not None and spec.data_dir is not None:
+        check_data_dir(Path(spec.data_dir))
 
 
 def check_blocks(spec: WorkerSpec, source: ModelSource, weights: DecoderWeights) -> None:
@@ -73,8 +80,53 @@ def page_counts(spec: WorkerSpec, groups: tuple[KVGroup, ...], device: torch.dev
     if size is None and device.type == "cuda":
         size = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) // spec.kv_share
     elif size is None:
-        size = pool_bytes(available_memory(), spec.kv_share)
+        available = available_memory()
+        if available is not None:  # the host tier takes its memory at once, after the pool
+            available = max(0, available - spec.host_kv * spec.kv_share)
+        size = pool_bytes(available, spec.kv_share)
     return (_page_count(size, groups),) * len(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class TierSizes:
+    """What one worker's tiers below the device hold."""
+
+    block_bytes: int  # one page of every KV group
+    host_slots: int  # blocks
+    disk_budget: int  # bytes; 0: no disk tier
+
+
+def tier_sizes(spec: WorkerSpec, groups: tuple[KVGroup, ...], available: int | None) -> TierSizes | None:
+    """The tiers' sizes; None when there are none. `available`: the machine's free memory, if it says.
+
+    Raises ValueError, one line that names the flag, for a tier that holds no block and for host memory
+    that is not there.
+    """
+    if not spec.host_kv and not spec.disk_kv:
+        return None
+    block = sum(group.page_bytes for group in groups)
+    for flag, size in (("--host-kv", spec.host_kv), ("--disk-kv", spec.disk_kv)):
+        if 0 < size < block:
+            raise ValueError(
+                f"{flag} {show_size(size)} per worker holds no block of {show_size(block)}: give it more"
+            )
+    wanted = spec.host_kv * spec.kv_share
+    if available is not None and wanted > available:
+        raise ValueError(
+            f"--host-kv {show_size(spec.host_kv)}: {spec.kv_share} worker(s) would take {show_size(wanted)} "
+            f"of the {show_size(available)} that are free"
+        )
+    return TierSizes(block, spec.host_kv // block, spec.disk_kv)
+
+
+def check_data_dir(folder: Path) -> None:
+    """Make the folder if need be. ValueError, one line, where nothing can be written in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"--data-dir {folder}: {error.strerror or error}") from None
 
 
 def reach_of(longest: int, pages: int, page_size: int) -> int:

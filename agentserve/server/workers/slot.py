@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agentserve.messages import Command, WorkerView
+from agentserve.messages import Command, TiersView, WorkerView
 from agentserve.server.workers.supervisor import WorkerProcess
+from agentserve.server.workers.tally import carried, ended
 
 _GAUGES = ("running", "waiting", "sessions", "pages_cached", "pages_live")
 
@@ -29,6 +30,8 @@ class Slot:
         self.index = index
         self.worker: WorkerProcess | None = None
         self.last_view: WorkerView | None = None
+        self.disk_failing_since: float | None = None
+        self._counted: TiersView | None = None  # by the workers before this one
         self.quick_deaths = 0
         self.given_up = False
         self.unanswered = False  # it was asked something since it last answered
@@ -39,6 +42,21 @@ class Slot:
     def pages_live(self) -> int:
         return self.last_view.pages_live if self.last_view is not None else 0
 
+    @property
+    def view(self) -> WorkerView | None:
+        """What it last reported, its counters those of all workers that were here."""
+        if self.last_view is None or self._counted is None:
+            return self.last_view
+        return msgspec.structs.replace(self.last_view, tiers=carried(self._counted, self.last_view.tiers))
+
+    def report(self, view: WorkerView, now: float) -> None:
+        """Its worker says how it is."""
+        self.last_view = view
+        if view.tiers is None or not view.tiers.disk_error:
+            self.disk_failing_since = None
+        elif self.disk_failing_since is None:
+            self.disk_failing_since = now
+
     def up(self, worker: WorkerProcess, now: float) -> None:
         self.worker = worker
         self.unanswered = False
@@ -48,10 +66,13 @@ class Slot:
         """Its worker is gone, and with it its load."""
         self.worker = None
         self.quick_deaths = self.quick_deaths + 1 if now - self._since < self._policy.quick else 1
+        self.disk_failing_since = None
         if self.last_view is not None:
+            if self.last_view.tiers is not None:
+                self._counted = carried(self._counted, ended(self.last_view.tiers))
             cleared = dict.fromkeys(_GAUGES, 0)
             self.last_view = msgspec.structs.replace(
-                self.last_view, pages_free=self.last_view.pages, **cleared
+                self.last_view, pages_free=self.last_view.pages, tiers=None, **cleared
             )
 
     def failed_start(self) -> None:

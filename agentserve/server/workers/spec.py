@@ -30,6 +30,10 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     threads: int
     record: str | None
     log_level: str
+    host_kv: int = 0  # bytes of host memory for KV; 0: no host tier
+    disk_kv: int = 0  # bytes on disk, this worker's share; 0: no disk tier
+    data_dir: str | None = None  # absolute; always there with a disk tier
+    tier_policy: str = "priced"
 
 
 def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores: int) -> WorkerSpec:
@@ -59,4 +63,8 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         threads=config.workers.threads or max(1, cores // count),
         record=str(record) if record is not None else None,
         log_level=config.log_level,
+        host_kv=config.storage.host_kv,
+        disk_kv=config.storage.disk_kv // count,
+        data_dir=str(config.storage.data_dir.absolute()) if config.storage.data_dir else None,
+        tier_policy=config.storage.tier_policy,
     )

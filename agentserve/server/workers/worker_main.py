@@ -21,9 +21,11 @@ import msgspec
 
 from agentserve.clock import WallClock
 from agentserve.core.cost import StepCost
+from agentserve.core.market import TierSetup
 from agentserve.core.ports import Executor
 from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
 from agentserve.messages import Hello, StartFailed
+from agentserve.server.workers.exchange import Exchange, Tiering
 from agentserve.server.workers.link import WorkerLink
 from agentserve.server.workers.loop import Core, Recorder, WorkerLoop
 from agentserve.server.workers.spec import WorkerSpec
@@ -45,6 +47,8 @@ class BuiltEngine:
     groups: tuple[KVGroup, ...]
     pages: tuple[int, ...]
     cost: StepCost
+    tiering: Tiering | None = None  # the same core, and who moves its KV between tiers
+    tiers: TierSetup | None = None  # what its tiers were built from, for the recorded log
 
 
 EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
@@ -71,7 +75,9 @@ def main(build: EngineBuilder) -> int:
         link.send(StartFailed(_one_line(error)))
         _drain_outbox(link)
         return 1
-    loop = WorkerLoop(built.core, built.executor, link, clock=WallClock(), recorder=recorder)
+    clock = WallClock()
+    exchange = Exchange(built.tiering, clock, recorder) if built.tiering is not None else None
+    loop = WorkerLoop(built.core, built.executor, link, clock=clock, recorder=recorder, exchange=exchange)
     link.send(built.hello)
     try:
         loop.run()
@@ -106,7 +112,7 @@ def _recorder(spec: WorkerSpec, built: BuiltEngine) -> Recorder:
         return Recorder(None)
     file = open(spec.record, "wb")  # noqa: SIM115  (closed by the recorder)
     config = msgspec.msgpack.encode(built.config)
-    opened = Opened(RECORD_VERSION, config, built.groups, built.pages, built.cost)
+    opened = Opened(RECORD_VERSION, config, built.groups, built.pages, built.cost, built.tiers)
     file.write(encode_entry(opened))
     return Recorder(file)
 

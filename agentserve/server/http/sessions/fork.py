@@ -15,6 +15,7 @@ from agentserve.server.http.schemas import decode
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sessions.taking import transcript_gone
 from agentserve.server.http.sessions_api import summary
+from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.seats import settle
 from agentserve.server.sessions.session_record import PendingCall, Session
 from agentserve.server.sessions.transcript import Transcript, read_messages
@@ -54,6 +55,13 @@ async def fork_session(request: Request) -> Response:
         messages = await context.off_loop(_beginning, kept, count)
         session = found(context, request)
         child = _forked(context, session, kept, messages)
+    try:
+        await booked(child.booking)
+        await context.keep_words(child)
+    except BaseException:
+        context.directory.close(child)
+        context.chronicle.gone(child.key, "it could not be kept")
+        raise
     context.engine.fork(session.key, child.key, child.length)
     if child.pending:
         names = tuple(call.name for call in child.pending.values())

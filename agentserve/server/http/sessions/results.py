@@ -70,6 +70,12 @@ async def take(
         kept = context.chronicle.transcripts.get(session.key)
         begins = kept is not None and session.running is None and session.pending
         if not begins or taking.outstanding(session, kept):
+            try:
+                await context.keep_words(session)
+            except BaseException:
+                if taken.before is not None:
+                    context.chronicle.transcripts.put_back(taken.before)
+                raise
             return _receipts(context, session, taken)
         assert kept is not None
         try:

@@ -1,0 +1,80 @@
+"""Where KV is, for operators: of one session, and of the tiers as a whole."""
+
+from __future__ import annotations
+
+from agentserve.messages import SessionView
+from agentserve.server.engine_port import TierReport
+from agentserve.server.http.context import ServerContext
+from agentserve.server.text_port import JsonObject
+
+
+def placement(context: ServerContext, view: SessionView | None) -> JsonObject:
+    """What a session's worker says of its KV and of the policy's last decision about it.
+
+    Numbers of `residency` are blocks. Values are null where there are no tiers, where nothing was decided
+    yet, and where no worker knows the session.
+    """
+    residency, decision, rested = None, None, None
+    if view is not None and view.residency is not None:
+        found = view.residency
+        residency = {
+            "device": found.device,
+            "host": found.host,
+            "disk": found.disk,
+            "gone": found.gone,
+            "copied": found.copied,
+        }
+    if view is not None and view.decision:
+        until = view.until
+        decision = {
+            "choice": view.decision,
+            "reason": view.reason,
+            "price": view.price,
+            "until": round(context.unix(until), 6) if until is not None and until < NEVER else None,
+        }
+    if view is not None and view.rested > 0:
+        rested = round(context.unix(view.rested), 6)
+    return {
+        "residency": residency,
+        "decision": decision,
+        "rested_at": rested,
+        "waiting_for": list(view.tools) if view is not None else [],
+    }
+
+
+NEVER = 1e15  # seconds; a policy says infinity for "only if something happens", which JSON cannot
+
+
+def tiers_health(context: ServerContext) -> JsonObject:
+    """The tiers that are in use and in what condition, as workers last said; asks nobody."""
+    reports = context.engine.tiers()
+    found: JsonObject = {"device": {"state": "ok"}}
+    host = [report.view for report in reports if report.view.host_slots]
+    if host:
+        found["host"] = {
+            "state": "ok",
+            "bytes": sum(view.host * view.block_bytes for view in host),
+            "capacity_bytes": sum(view.host_slots * view.block_bytes for view in host),
+        }
+    disk = [report for report in reports if report.view.disk_budget]
+    if disk:
+        found["disk"] = _disk(context, disk)
+    if reports:
+        found["policy"] = reports[0].view.policy
+    return found
+
+
+def _disk(context: ServerContext, reports: list[TierReport]) -> JsonObject:
+    state: JsonObject = {
+        "state": "ok",
+        "bytes": sum(report.view.disk_bytes for report in reports),
+        "capacity_bytes": sum(report.view.disk_budget for report in reports),
+    }
+    failing = [report for report in reports if report.view.disk_error]
+    if failing:
+        since = [report.disk_failing_since for report in failing if report.disk_failing_since is not None]
+        state["state"] = "failing"
+        state["reason"] = failing[0].view.disk_error
+        state["since"] = round(context.unix(min(since)), 6) if since else None
+        state["workers"] = [report.worker for report in failing]
+    return state

@@ -1,0 +1,56 @@
+"""What keeps sessions beyond the life of the process, as the directory sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import Protocol
+
+from agentserve.server.sessions.errors import StorageFailed
+from agentserve.server.sessions.session_record import CommittedTurn, Session
+
+
+class StorageError(OSError):
+    """A disk that does not take what it is given; one line for the operator."""
+
+
+class Book(Protocol):
+    """Is told of changes in their order. No call blocks; what it gives back is done when the change
+    cannot be lost any more, and fails with a StorageError.
+
+    A change that failed is made up for with the next one that succeeds, but for `add`: a turn that
+    could not be kept is rolled back.
+    """
+
+    def keep(self, session: Session, since: float | None) -> Future[None]:
+        """A session as it is now, but for its turns; it waits for tools `since` (None: it does not)."""
+        ...
+
+    def open(self, session: Session, beginning: CommittedTurn, since: float | None) -> Future[None]:
+        """A fork that has not begun a turn of its own."""
+        ...
+
+    def add(self, session: Session, turn: CommittedTurn, words: bytes) -> Future[None]:
+        """A turn that is about to be committed; the session is as before it, and runs it. `words`: its
+        transcript after it (empty: it has none)."""
+        ...
+
+    def words(self, session: Session, words: bytes) -> Future[None]:
+        """Its transcript as it is now; empty: there is none any more."""
+        ...
+
+    def undo(self, session: Session, turn: int, since: float | None) -> Future[None]:
+        """As `keep`, and that turn was not committed after all."""
+        ...
+
+    def forget(self, session: Session) -> Future[None]: ...
+
+
+async def booked(change: Future[None] | None) -> None:
+    """Wait until a change cannot be lost. StorageFailed if the disk did not take it."""
+    if change is None:
+        return
+    try:
+        await asyncio.shield(asyncio.wrap_future(change))  # whoever stops waiting does not undo it
+    except StorageError as error:
+        raise StorageFailed(str(error)) from error

@@ -1,0 +1,143 @@
+"""Between the core and the mover: orders out, results in, and the looks that a policy has asked for.
+
+The core decides and the mover moves; neither knows the other. What comes back and every look at the
+clock are entries of the recorded log, so a replay decides the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentserve.clock import Clock
+from agentserve.core.record import Entry, Ordered, Ticked, Transferred, orders_digest
+from tiering.types import Transfer, TransferDone
+
+log = logging.getLogger(__name__)
+
+SHORTEST_SLEEP = 0.001  # seconds
+STALE_TICK = 0.05  # seconds between looks for a timer that stays due: only a plan can serve it
+CLOSE_SECONDS = 1.5  # for each of the mover's threads; the API process waits longer for its workers
+
+
+class TransferCore(Protocol):
+    """The engine core, as far as tiers go."""
+
+    def take_transfers(self) -> Sequence[Transfer]:
+        """Orders written since the last call."""
+        ...
+
+    def finish_transfers(self, done: Sequence[TransferDone], now: float) -> None: ...
+
+    def next_timer(self) -> float | None:
+        """When `tick` or the next plan has something to look at; None: not before something happens."""
+        ...
+
+    def tick(self, now: float) -> None:
+        """Look at what was due by now."""
+        ...
+
+
+class Mover(Protocol):
+    """Moves bytes on threads of its own. No call blocks but `close`."""
+
+    def submit(self, transfer: Transfer) -> None: ...
+
+    def poll(self) -> Sequence[TransferDone]:
+        """Transfers that have ended since the last call, each of the submitted ones once."""
+        ...
+
+    def fileno(self) -> int:
+        """Readable as long as `poll` has something to give."""
+        ...
+
+    def close(self, timeout: float) -> bool:
+        """End its threads, each within `timeout` seconds; False if one hangs. Idempotent."""
+        ...
+
+
+class Log(Protocol):
+    """Where entries of the recorded log go; while it is not active they go nowhere."""
+
+    @property
+    def active(self) -> bool: ...
+
+    def add(self, entry: Entry) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tiering:
+    """A core that writes orders, and who carries them out."""
+
+    core: TransferCore
+    mover: Mover
+    release: Callable[[], None]  # closes the stores, when the mover no longer uses them
+
+
+class Exchange:
+    """One worker's traffic between the two. The worker's loop is its only user."""
+
+    def __init__(self, tiering: Tiering, clock: Clock, recorder: Log) -> None:
+        self._core = tiering.core
+        self._mover = tiering.mover
+        self._release = tiering.release
+        self._clock = clock
+        self._recorder = recorder
+        self._said = ""
+        self._ticked = -math.inf
+        self._stale: float | None = None  # a timer that was due at the last tick and still is
+
+    def fileno(self) -> int:
+        return self._mover.fileno()
+
+    def hand_out(self) -> None:
+        """Give the mover what the core has ordered."""
+        orders = self._core.take_transfers()
+        if orders and self._recorder.active:
+            self._recorder.add(Ordered(orders_digest(orders)))
+        for transfer in orders:
+            self._mover.submit(transfer)
+
+    def take_in(self) -> bool:
+        """Tell the core what has been moved and what time it is. Whether anything was moved."""
+        done = tuple(self._mover.poll())
+        due = self._core.next_timer()
+        if not done and due is None:
+            return False
+        now = self._clock.now()
+        if done:
+            self._recorder.add(Transferred(now, done))
+            self._core.finish_transfers(done, now)
+            self._say(done)
+        if due is not None and due <= now and (due != self._stale or now >= self._ticked + STALE_TICK):
+            self._recorder.add(Ticked(now))
+            self._core.tick(now)
+            self._ticked, left = now, self._core.next_timer()
+            self._stale = left if left is not None and left <= now else None
+        return bool(done)
+
+    def _say(self, done: Sequence[TransferDone]) -> None:
+        """One line per kind of failure in a row: a disk that is gone fails thousands of times."""
+        for each in done:
+            if each.error and each.error != self._said:
+                self._said = each.error
+                log.warning("transfer %d: %s", each.id, each.error)
+
+    def sleep_at_most(self, limit: float | None) -> float | None:
+        """Seconds to wait for news: until the next timer, and no longer than `limit`; None: for ever."""
+        due = self._core.next_timer()
+        if due is None:
+            return limit
+        left = STALE_TICK if due == self._stale else max(due - self._clock.now(), SHORTEST_SLEEP)
+        return left if limit is None else min(left, limit)
+
+    def close(self, patience: float = CLOSE_SECONDS) -> None:
+        """Stop the mover, then its stores. Where a transfer does not end they stay as they are: a disk
+        that does not answer keeps nobody, its thread dies with the process."""
+        if self._mover.close(patience):
+            self._release()
+        else:
+            log.warning("a transfer does not end; leaving without it")

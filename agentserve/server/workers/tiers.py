@@ -1,0 +1,90 @@
+"""The tiers below a worker's device, put together: stores, mover, prices and policy, as the settings say."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from agentserve.clock import WallClock
+from agentserve.core.market import TierParts, TierSetup
+from agentserve.executor.pool import KVPool
+from agentserve.server.workers.sizes import TierSizes
+from agentserve.server.workers.spec import WorkerSpec
+from tiering.manager import HEADER_BYTES
+from tiering.policy.registry import policy_named
+from tiering.prices import PriceBook, starting_prices
+from tiering.stores.disk import DiskStore, block_footprint
+from tiering.stores.environment import StoreError, orphans, worker_folder
+from tiering.stores.host import HostStore
+from tiering.stores.mover import Mover
+from tiering.stores.pages import PoolPages
+from tiering.types import DiskEntry
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltTiers:
+    """What a core needs of its tiers, and what moves the bytes."""
+
+    parts: TierParts
+    mover: Mover
+    release: Callable[[], None]  # closes the stores, when the mover no longer uses them
+
+
+def build_tiers(spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: bytes) -> BuiltTiers:
+    """Raises StoreError (a ValueError, one line) where the disk cannot be had."""
+    device = PoolPages(pool.storages)
+    host = HostStore(sizes.host_slots, device.block_bytes, device.pinned) if sizes.host_slots else None
+    disk = _open_disk(spec, sizes, namespace) if sizes.disk_budget else None
+    prices = starting_prices(device.block_bytes, spec.page_size)
+    setup = TierSetup(
+        policy=spec.tier_policy,
+        host_slots=sizes.host_slots,
+        disk_bytes=_disk_bytes(disk, sizes, spec.page_size) if disk is not None else 0,
+        block_bytes=device.block_bytes,
+        prices=prices,
+        entries=_entries(disk, sizes) if disk is not None else (),
+    )
+    if disk is not None and setup.entries:
+        log.info("%d blocks of KV are on disk", len(setup.entries))
+    parts = TierParts(setup, policy_named(spec.tier_policy, prices), PriceBook(prices))
+
+    def release() -> None:
+        if disk is not None:
+            disk.close()
+
+    return BuiltTiers(parts, Mover(device, host, disk, WallClock()), release)
+
+
+def _open_disk(spec: WorkerSpec, sizes: TierSizes, namespace: bytes) -> DiskStore:
+    assert spec.data_dir is not None  # the settings saw to that
+    data_dir = Path(spec.data_dir)
+    disk = DiskStore(worker_folder(data_dir, spec.index), namespace, sizes.disk_budget, sizes.block_bytes)
+    # Folders of workers that this server does not have: the first worker serves what is in them.
+    for folder in orphans(data_dir, spec.kv_share) if spec.index == 0 else ():
+        try:
+            disk.adopt(folder)
+        except StoreError as error:
+            log.info("%s is left alone: %s", folder, error)
+    return disk
+
+
+def _disk_bytes(disk: DiskStore, sizes: TierSizes, page_size: int) -> int:
+    """The disk's capacity as the tier manager counts: a block takes its bytes and a header there, and
+    whole pages of the file here."""
+    return disk.capacity // block_footprint(sizes.block_bytes, page_size) * _counted(sizes)
+
+
+def _entries(disk: DiskStore, sizes: TierSizes) -> tuple[DiskEntry, ...]:
+    return tuple(
+        msgspec.structs.replace(entry, nbytes=min(entry.nbytes, _counted(sizes))) for entry in disk.entries()
+    )
+
+
+def _counted(sizes: TierSizes) -> int:
+    return sizes.block_bytes + HEADER_BYTES

@@ -1,0 +1,1 @@
+"""Every policy on the same core, over the same agents, on the same imagined machines."""
