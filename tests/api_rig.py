@@ -53,6 +53,7 @@ class Rig:
         directory: Any = None,
         journal: Any = None,
         clock: Any = None,
+        chronicle: Any = None,
         **options: Any,
     ) -> None:
         self.engine = engine or ScriptedEngine()
@@ -69,6 +70,7 @@ class Rig:
             directory=directory,
             journal=journal,
             clock=clock,
+            chronicle=chronicle,
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"

@@ -42,7 +42,7 @@ class MemoryStore:
                     del self.records[place]
 
     def _of(self, session: bytes) -> list[tuple[Table, bytes]]:
-        tables = (Table.HEADS, Table.TURNS)
+        tables = (Table.HEADS, Table.TURNS, Table.WORDS)
         return [(t, name) for t, name in self.records if t in tables and name.split(b"\0")[0] == session]
 
     def read(self) -> dict[bytes, Stored]:
@@ -51,6 +51,8 @@ class MemoryStore:
             session, _, number = name.partition(b"\0")
             if table is Table.HEADS:
                 found.setdefault(session, Stored()).head = content
+            elif table is Table.WORDS:
+                found.setdefault(session, Stored()).words = content
             elif table is Table.TURNS:
                 found.setdefault(session, Stored()).turns[int.from_bytes(number, "big")] = content
         return found

@@ -241,11 +241,11 @@ class _Launch:
             log.info(
                 "draining: running turns have %g s; again to leave at once", self._config.http.drain_seconds
             )
-        if self._app is not None:
-            begin_drain(self._app)
         if self._server is not None:
             self._server.should_exit = True
             self._server.force_exit = self._signals > 1
+        if self._app is not None:
+            begin_drain(self._app)
         if self._server is None or self._signals > 1:
             for task in self._interruptible:
                 task.cancel()

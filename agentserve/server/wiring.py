@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +20,13 @@ from agentserve.server.http.context import ServerOptions
 from agentserve.server.http.hermes_calls import HermesGrammars, HermesParser
 from agentserve.server.launch import Prepared
 from agentserve.server.limits import Limits
+from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
+from agentserve.server.sessions.events import EventLogs
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal, OpenStore
 from agentserve.server.sessions.store import SessionStore
+from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.text_port import JsonObject
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.text import TextModel, canonical, load
@@ -37,6 +41,7 @@ class Kept:
 
     directory: SessionDirectory
     journal: Journal
+    chronicle: Chronicle
 
 
 def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Prepared:
@@ -75,7 +80,10 @@ def open_sessions(store: SessionStore, text: TextModel, max_wait: float) -> Kept
     directory.restore(journal.sessions(), clock.now())
     if len(directory) or journal.skipped:
         log.info("%d session(s) are back, %d could not be read", len(directory), journal.skipped)
-    return Kept(directory, journal)
+    transcripts = Transcripts()
+    for transcript in journal.transcripts:
+        transcripts.restore(transcript)
+    return Kept(directory, journal, Chronicle(transcripts, EventLogs(lambda: secrets.token_hex(4))))
 
 
 def http_app(
@@ -98,6 +106,7 @@ def http_app(
             grammar_maker=HermesGrammars(compiler),
             directory=kept.directory if kept else None,
             journal=kept.journal if kept else None,
+            chronicle=kept.chronicle if kept else None,
         )
 
     return build

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given, settings
@@ -108,6 +109,13 @@ class Server:
             )  # the client left while the disk wrote: a rollback follows
             self.running.remove((lease, asked))
             self.directory.rollback(lease, self.clock.now(), "cancelled")
+        elif action == "fork":
+            whole = [session for session in self.directory.sessions(TENANT) if session.committed]
+            if whole:
+                source = whole[pick % len(whole)]
+                pending = list(source.pending.values())[: more if more < 3 else None]
+                with suppress(DirectoryFull):
+                    self.directory.fork(source, len(source.chain), pending, self.clock.now())
         elif action == "close":
             sessions = list(self.directory.sessions(TENANT))
             if sessions:
@@ -121,7 +129,7 @@ class Server:
 
 def at_rest(directory: SessionDirectory, session: Session) -> dict[str, Any]:
     """Everything that is said of a session without a running turn."""
-    names = set(Session.__slots__) - {"engine_turn", "booked", "history"}
+    names = set(Session.__slots__) - {"engine_turn", "booked", "booking", "history"}
     facts = {name: getattr(session, name) for name in names}
     return facts | {"history": list(session.history), "since": directory._waits.get(session.key)}
 
@@ -150,15 +158,17 @@ def check(server: Server) -> None:
             assert at_rest(after, found) == at_rest(before, session)
             assert after.get(TENANT, session.public_id) is found
     asked = {(s.key, point) for s in known for point in s.points}
-    assert {(key, point) for (_, point), keys in after._points.items() for key in keys} == asked
-    assert after._calls == {(TENANT, call): s.key for s in known for call in s.issued}
+    assert {(key, point) for (_, point), keys in after._lineages.points.items() for key in keys} == asked
+    assert after._lineages.calls == {
+        (TENANT, call): s.key for s in known for call in s.issued.keys() - s.inherited
+    }
     assert after.size_bytes == sum(session.cost for session in known)
     assert list(after._waits.values()) == sorted(after._waits.values())
     journal._writer.close(30)
 
 
 ACTIONS = st.sampled_from(
-    ["begin", "begin", "begin", "commit", "commit", "rollback", "cut off", "close", "wait", "restart"]
+    ["begin", "begin", "begin", "commit", "commit", "rollback", "cut off", "fork", "close", "wait", "restart"]
 )
 STEPS = st.lists(st.tuples(ACTIONS, st.integers(0, 5), st.integers(0, 3)), min_size=12, max_size=60)
 
@@ -201,5 +211,5 @@ def test_a_crash_between_any_two_writes_loses_or_keeps_whole_turns(
         }
         assert session.running is None
         assert set(session.pending) <= set(session.issued)
-        assert len(session.points) == session.committed
+        assert len(session.points) <= session.committed  # a fork has its parent's turns, not their ends
     journal._writer.close(30)

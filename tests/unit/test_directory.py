@@ -65,11 +65,11 @@ class Harness:
         assert directory.size_bytes == sum(session.cost for session in sessions)
         assert {s.key for s in directory._public.values()} == {s.key for s in sessions}
         points = {(s.tenant, point, s.key) for s in sessions for point in s.points}
-        indexed = {(t, p, key) for (t, p), names in directory._points.items() for key in names}
+        indexed = {(t, p, key) for (t, p), names in directory._lineages.points.items() for key in names}
         assert points == indexed
         calls = {(s.tenant, call): s.key for s in sessions for call in s.issued}
         assert all(s.pending.keys() <= s.issued.keys() for s in sessions)
-        assert calls == directory._calls
+        assert calls == directory._lineages.calls
         waiting = {s.key for s in sessions if s.state is SessionState.WAITING_TOOL and s.running is None}
         assert waiting == directory._waits.keys()
         assert list(directory._waits.values()) == sorted(directory._waits.values())
@@ -227,7 +227,7 @@ def test_calls_are_forgotten_with_their_session() -> None:
     h.turn("u1", "call", "r1", "a2", named="s1", calls=())
     assert h.directory.size_bytes > before
     h.directory.close(first.session)
-    assert not h.directory._calls
+    assert not h.directory._lineages.calls
     assert h.begin("u1", "call", "r1", calls=("c1",)).session is not first.session
 
 

@@ -17,8 +17,8 @@ def check(h: Harness) -> None:
     sessions = list(directory._sessions.values())
     assert directory.size_bytes == sum(session.cost for session in sessions)
     points = {(s.tenant, point, s.key) for s in sessions for point in s.points}
-    assert points == {(t, p, key) for (t, p), names in directory._points.items() for key in names}
-    for (_, call), key in directory._calls.items():
+    assert points == {(t, p, key) for (t, p), names in directory._lineages.points.items() for key in names}
+    for (_, call), key in directory._lineages.calls.items():
         assert call in directory._sessions[key].issued
     waiting = {s.key for s in sessions if s.state is SessionState.WAITING_TOOL and s.running is None}
     assert waiting == directory._waits.keys()
@@ -80,7 +80,7 @@ def test_a_fork_outlives_its_parent() -> None:
     assert h.turn("u", "a", "t", "b", named=child.public_id).session is child
     h.directory.close(child)
     check(h)
-    assert (h.directory.size_bytes, h.directory._calls) == (0, {})
+    assert (h.directory.size_bytes, h.directory._lineages.calls) == (0, {})
 
 
 def test_a_fork_never_puts_its_own_parent_out() -> None:

@@ -13,12 +13,15 @@ import pytest
 
 from agentserve.clock import VirtualClock
 from agentserve.messages import unpack_tokens
+from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.environment import Table
+from agentserve.server.sessions.events import EventLogs
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.session_record import Claim, committed_turn
 from agentserve.server.sessions.store import Put
+from agentserve.server.sessions.transcript import Transcripts
 from agentserve.types import SessionId, SessionState
 from tests.api_rig import CHAT, TOOLS, Rig, events, hermes, joined, settled, user
 from tests.fakes import ScriptedEngine, say
@@ -40,8 +43,17 @@ class Kept:
         self.directory = SessionDirectory(new_session_id, max_wait=100.0, book=self.journal)
         self.directory.restore(self.journal.sessions(), clock.now())
         self.directory.end_waits(clock.now())
-        engine = ScriptedEngine(say("Hello!"))
-        self.rig = Rig(engine, directory=self.directory, journal=self.journal, clock=clock, **options)
+        transcripts = Transcripts()
+        for transcript in self.journal.transcripts:
+            transcripts.restore(transcript)
+        self.rig = Rig(
+            ScriptedEngine(say("Hello!")),
+            directory=self.directory,
+            journal=self.journal,
+            clock=clock,
+            chronicle=Chronicle(transcripts, EventLogs(lambda: "epoch")),
+            **options,
+        )
 
     async def close(self) -> None:
         self.store.error = ""
@@ -121,6 +133,89 @@ async def test_a_restart_goes_on_with_the_very_ids() -> None:
         assert bytes(t for t in prompt if t < 256).count(CALL.encode()) == 1  # as it was generated
         assert k.rig.engine.submits[0].turn == 2
         assert (await k.rig.session("mine"))["state"] == "IDLE"
+
+
+TWO = CALL + hermes("now", "{}")
+
+
+async def waiting(k: Kept) -> tuple[str, list[str]]:
+    """A session that waits for two results: its path, and the calls."""
+    k.rig.engine.reply = say(TWO)
+    reply = await k.rig.chat([user("a")], session_id="mine", tools=TOOLS)
+    k.rig.engine.reply = say("done")
+    calls = reply["choices"][0]["message"]["tool_calls"]
+    return "/agentserve/sessions/mine/tool_results", [call["id"] for call in calls]
+
+
+async def test_results_are_taken_across_restarts_without_the_history() -> None:
+    async with kept() as k:
+        path, (first, second) = await waiting(k)
+        assert (await k.rig.post(path, {"call_id": second, "content": "12:00"})).status_code == 200
+        store = k.store
+    async with kept(store) as k:
+        again = await k.rig.post(path, {"call_id": second, "content": "12:00"})
+        assert again.json()["results"] == [{"call_id": second, "status": "repeated"}], again.text
+        conflict = await k.rig.post(path, {"call_id": second, "content": "13:00"})
+        assert conflict.status_code == 409
+        k.rig.engine.reply = say("done")
+        reply = await k.rig.post(path, {"call_id": first, "content": "sunny"})
+        assert reply.json()["choices"][0]["message"]["content"] == "done", reply.text
+        prompt = bytes(t for t in unpack_tokens(k.rig.engine.submits[0].tokens) if t < 256)
+        assert prompt.count(TWO.encode()) == 1
+        assert prompt.index(b"sunny") < prompt.index(b"12:00")
+        store = k.store
+    async with kept(store) as k:
+        assert (await k.rig.session("mine"))["turns"] == 2
+        late = await k.rig.post(path, {"call_id": first, "content": "sunny"})
+        assert late.json()["results"] == [{"call_id": first, "status": "repeated"}], late.text
+
+
+async def test_a_result_the_disk_does_not_take_is_not_taken() -> None:
+    async with kept() as k:
+        path, (first, second) = await waiting(k)
+        k.store.error = FULL
+        reply = await k.rig.post(path, {"call_id": second, "content": "12:00"})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_failed")
+        k.store.error = ""
+        other = await k.rig.post(path, {"call_id": second, "content": "13:00"})  # no conflict
+        assert other.json()["results"] == [{"call_id": second, "status": "taken"}], other.text
+        reply = await k.rig.post(path, {"call_id": first, "content": "sunny"})
+        assert reply.json()["choices"][0]["message"]["content"] == "done"
+
+
+async def test_a_fork_outlives_the_server_and_its_calls_stay_its_parents() -> None:
+    async with kept() as k:
+        path, calls = await waiting(k)
+        child = (await k.rig.post("/agentserve/sessions/mine/fork", {})).json()
+        assert sorted(child["pending_tool_calls"]) == sorted(calls)
+        before = {name: await k.rig.session(name) for name in ("mine", child["id"])}
+        k.store.error = FULL
+        reply = await k.rig.post("/agentserve/sessions/mine/fork", {})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_failed")
+        assert len(k.directory) == 2
+        store = k.store
+    async with kept(store) as k:
+        assert (k.journal.skipped, len(k.directory)) == (0, 2)
+        for name, session in before.items():
+            after = await k.rig.session(name)
+            for field in ("state", "turns", "epoch", "tokens", "messages", "pending_tool_calls", "history"):
+                assert after[field] == session[field], (name, field)
+        issuer = k.directory._lineages.issuer(Claim("default", None, tuple(calls), (b"x",)))
+        assert issuer == k.directory.get("default", "mine").key
+        k.rig.engine.reply = say("the child's")
+        results = [{"call_id": call, "content": "x"} for call in calls]
+        reply = await k.rig.post(path.replace("mine", child["id"]), results)
+        assert reply.json()["choices"][0]["message"]["content"] == "the child's", reply.text
+        assert (await k.rig.session("mine"))["state"] == "WAITING_TOOL"
+        store = k.store
+    async with kept(store) as k:
+        assert (k.journal.skipped, len(k.directory)) == (0, 2)
+        turns = [(await k.rig.session(name))["turns"] for name in ("mine", child["id"])]
+        assert turns == [1, 2]
+        await k.rig.client.delete("/agentserve/sessions/mine")
+        store = k.store
+    async with kept(store) as k:
+        assert [session.public_id for session in k.directory.sessions("default")] == [child["id"]]
 
 
 async def test_a_wait_is_measured_across_restarts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -290,6 +291,30 @@ async def test_a_chat_turn_beside_ours_becomes_a_sibling() -> None:
     assert beside["session_id"] != s.id
     held.release.set()
     assert (await turn).json()["choices"][0]["message"]["content"] == "It rains."
+    s.rig.check_rest()
+
+
+async def test_a_chat_turn_that_comes_first_wins_and_ours_leaves_nothing_behind() -> None:
+    s = await waiting(parallel_tool_calls=False)  # so the turn needs a grammar, and that takes its time
+    compiling, go = threading.Event(), threading.Event()
+
+    def slow(source: object) -> str:
+        compiling.set()
+        assert go.wait(60)
+        return "{}"
+
+    s.rig.grammars.compile = slow  # type: ignore[method-assign]
+    ours = asyncio.create_task(s.post([{"call_id": call, "content": "ours"} for call in s.calls]))
+    await settled(compiling.is_set)
+    history = [user("Weather?"), s.message]
+    history += [{"role": "tool", "tool_call_id": call, "content": "theirs"} for call in s.calls]
+    assert (await s.rig.chat(history))["session_id"] == s.id
+    go.set()
+    reply = await ours
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "session_went_on")
+    assert (await s.give(0, "theirs")).json()["results"][0]["status"] == "repeated"
+    assert (await s.give(0, "ours")).json()["error"]["code"] == "result_conflict"
+    assert (await s.rig.session(s.id))["epoch"] == 0
     s.rig.check_rest()
 
 

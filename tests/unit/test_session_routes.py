@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -174,59 +173,36 @@ async def test_a_session_without_a_turn_cannot_be_forked() -> None:
 # --- hints ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Told:
-    status: str
-    value: object
-    reason: str = ""
-
-
-def read_hints(raw: Mapping[str, object], now: float) -> tuple[Hints, Mapping[str, Told]]:
-    wait = raw.get("expected_wait")
-    hints = Hints(expected_wait=wait if isinstance(wait, float) else None, final=raw.get("final") is True)
-    return hints, {name: Told("accepted", value) for name, value in raw.items()}
-
-
-def hinted() -> Rig:
-    rig = Rig()
-    rig.app = create_app(
-        rig.engine,
-        ServerOptions(model="tiny"),
-        tokenizer=ByteTokenizer(),
-        template=ByteTemplate(),
-        end_ids=(END, EOS),
-        chain=chain,
-        tool_parser=HermesParser,
-        grammar_maker=NoGrammars(),
-        read_hints=read_hints,
-    )
-    rig.client._transport.app = rig.app  # type: ignore[attr-defined]
-    return rig
-
-
 async def test_hints_reach_the_worker_and_get_receipts() -> None:
-    s = await waiting(hinted())
+    s = await waiting()
     key, turn = s.rig.engine.submits[0].session, s.rig.engine.submits[0].turn
-    reply = await s.rig.post(path(s.id, "hints"), {"expected_wait": 2.5, "final": False, "nonsense": 1})
+    sent = {"expected_wait": 2.5, "priority": 99, "retain": "all", "nonsense\u2028": 1}
+    reply = await s.rig.post(path(s.id, "hints"), sent)
     receipts = reply.json()["receipts"]
     assert receipts["expected_wait"] == {"status": "accepted", "value": 2.5, "reason": ""}
-    assert receipts["nonsense"]["status"] == "rejected"
+    assert (receipts["priority"]["status"], receipts["priority"]["value"]) == ("clipped", 2)
+    assert receipts["retain"]["status"] == receipts["nonsense\u2028"]["status"] == "rejected"
     assert s.rig.engine.news == [
-        Hint(key, Hints(expected_wait=2.5)),
+        Hint(key, Hints(expected_wait=2.5, priority=2)),
         ToolSignal(key, turn, Signal.EXPECTED),
     ]
+    story = await followed(s.rig, s.id)
+    assert [event.data["receipts"] for event in story if event.kind == "hints"] == [receipts]
 
 
 @pytest.mark.parametrize("body", ["", "[]", "null", "7", "{", '{"a": NaN}', "[" * 1000])
 async def test_bad_hints_are_a_400(body: str) -> None:
-    s = await waiting(hinted())
+    s = await waiting()
     assert (await s.rig.post(path(s.id, "hints"), body)).status_code == 400
     assert s.rig.engine.news == []
 
 
-async def test_a_server_without_a_reader_of_hints_says_so() -> None:
+async def test_a_flood_of_hints_gets_a_bounded_answer() -> None:
     s = await waiting()
-    assert (await s.rig.post(path(s.id, "hints"), {"final": True})).status_code == 501
+    reply = await s.rig.post(path(s.id, "hints"), {f"{i:0100}": -1e308 for i in range(5000)})
+    assert reply.status_code == 200
+    assert len(reply.content) < 10_000
+    assert s.rig.engine.news == [Hint(s.rig.engine.submits[0].session, Hints())]
 
 
 # --- uploads ----------------------------------------------------------------------------------

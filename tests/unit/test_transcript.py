@@ -12,9 +12,9 @@ from agentserve.server.sessions.session_record import Lease, Session
 from agentserve.server.sessions.transcript import (
     Held,
     Told,
-    Transcript,
     Transcripts,
     read_messages,
+    read_transcript,
     result_digest,
 )
 from agentserve.text.errors import TextError
@@ -52,7 +52,7 @@ def test_half_a_surrogate_pair_from_the_model_loses_nothing() -> None:
     found = kept.get(SessionId("s"))
     assert found is not None
     assert read_messages(found.messages) == [{"role": "user"}, odd]
-    kept.fork(SessionId("s"), SessionId("c"), read_messages(found.messages))
+    kept.fork(found, SessionId("c"), read_messages(found.messages))
     assert read_messages(kept.get(SessionId("c")).messages) == [{"role": "user"}, odd]  # type: ignore[union-attr]
 
 
@@ -80,7 +80,12 @@ def test_a_rollback_keeps_what_came_and_drops_what_was_made_up() -> None:
     found = kept.get(key)
     assert found is not None
     assert found.held == {"one": came}
-    kept.put_back(key, {})
+    kept.take(key, {"three": came})
+    kept.put_back(found)
+    assert kept.get(key) == found
+    kept.committed(lease("s", 2, 3), told({}, {}, {}), REPLY)
+    kept.put_back(found)  # of an older turn
+    assert kept.get(key).held == {}  # type: ignore[union-attr]
     assert kept.size_bytes == kept.get(key).cost  # type: ignore[union-attr]
 
 
@@ -113,10 +118,14 @@ def test_a_journal_can_write_it_and_read_it_back() -> None:
     kept.committed(lease("s", 2, 3), told({}, {}, {}, one="rain"), REPLY)
     kept.take(key, {"two": Held(b'"x"', b"\xff\x00", 1)})
     value = kept.export(key)
-    again = msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=Transcript)
+    again = read_transcript(value, key, 4)
+    assert again == kept.get(key)
     other = Transcripts()
     other.restore(again)
     assert other.export(key) == value
+    assert Transcripts().export(key) == b""
+    for data, name, messages in ((value, "s", 2), (value, "other", 4), (value[:-1], "s", 4), (b"", "s", 4)):
+        assert read_transcript(data, SessionId(name), messages) is None
     assert other.size_bytes == kept.size_bytes
 
 

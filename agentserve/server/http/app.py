@@ -30,7 +30,6 @@ from agentserve.server.http.sessions.background import Background
 from agentserve.server.http.sessions.event_stream import session_events
 from agentserve.server.http.sessions.exclusive import Exclusive
 from agentserve.server.http.sessions.fork import fork_session
-from agentserve.server.http.sessions.hint_port import ReadHints
 from agentserve.server.http.sessions.hints import session_hints
 from agentserve.server.http.sessions.results import tool_results
 from agentserve.server.http.sessions.upload import tool_result_stream
@@ -64,7 +63,6 @@ def create_app(
     directory: SessionDirectory | None = None,
     journal: Journal | None = None,
     chronicle: Chronicle | None = None,
-    read_hints: ReadHints | None = None,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
     wall: Callable[[], float] = time.time,
@@ -72,9 +70,8 @@ def create_app(
     """The application on a running engine. Thread pools live as long as its lifespan.
 
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
-    canonical key of a history, `tool_parser` makes one parser per answer, `read_hints` says what a
-    client's hints mean (None: none are taken). `journal` is the book of `directory`; it is closed when
-    the application ends.
+    canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
+    `directory`; it is closed when the application ends.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -100,7 +97,6 @@ def create_app(
         chronicle=chronicle or Chronicle(Transcripts(), EventLogs(lambda: secrets.token_hex(4))),
         background=Background(),
         exclusive=Exclusive(),
-        read_hints=read_hints,
         metrics=metrics,
         runner=TurnRunner(engine, metrics, clock),
         clock=clock,
@@ -128,8 +124,8 @@ def create_app(
 
 def begin_drain(app: ASGIApp) -> None:
     """The server is about to leave: streams that have no end of their own end now."""
-    if isinstance(app, Starlette):
-        context: ServerContext = app.state.context
+    context = getattr(app.state, "context", None) if isinstance(app, Starlette) else None
+    if isinstance(context, ServerContext):
         context.chronicle.events.shut()
 
 

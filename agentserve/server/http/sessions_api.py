@@ -90,8 +90,7 @@ async def delete_session(request: Request) -> Response:
     session = found(context, request)
     forgotten = context.directory.close(session)
     context.engine.close(session.key)
-    context.chronicle.say(session, "closed", turn=session.last_turn)
-    context.chronicle.gone(session.key)
+    context.chronicle.gone(session.key, "deleted")
     await booked(forgotten)
     return json_response({"id": session.public_id, "object": "agentserve.session", "deleted": True})
 

@@ -26,8 +26,17 @@ class Book(Protocol):
         """A session as it is now, but for its turns; it waits for tools `since` (None: it does not)."""
         ...
 
-    def add(self, session: Session, turn: CommittedTurn) -> Future[None]:
-        """A turn that is about to be committed; the session is as before it, and runs it."""
+    def open(self, session: Session, beginning: CommittedTurn, since: float | None) -> Future[None]:
+        """A fork that has not begun a turn of its own."""
+        ...
+
+    def add(self, session: Session, turn: CommittedTurn, words: bytes) -> Future[None]:
+        """A turn that is about to be committed; the session is as before it, and runs it. `words`: its
+        transcript after it (empty: it has none)."""
+        ...
+
+    def words(self, session: Session, words: bytes) -> Future[None]:
+        """Its transcript as it is now; empty: there is none any more."""
         ...
 
     def undo(self, session: Session, turn: int, since: float | None) -> Future[None]:

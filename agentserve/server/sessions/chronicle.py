@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from agentserve.messages import StateChange
 from agentserve.server.sessions.answer import Delta, Outcome
 from agentserve.server.sessions.events import EventLogs
@@ -44,12 +46,16 @@ class Chronicle:
         else:
             self.transcripts.committed(lease, told, reply)
 
+    def words_after(self, lease: Lease, told: Told | None, reply: JsonObject) -> bytes:
+        """The transcript as it will be once the turn is committed, for a book; empty: none."""
+        return b"" if told is None else msgspec.msgpack.encode(self.transcripts.after(lease, told, reply))
+
     def rolled_back(self, lease: Lease, reason: str, *, vanished: bool) -> None:
         """Deltas of the turn are void. `vanished`: so is its session, which had no other turn."""
         session = lease.session
         self.say(session, "turn_rolled_back", turn=lease.turn, epoch=session.epoch, reason=reason)
         if vanished:
-            self.gone(session.key)
+            self.gone(session.key, "its only turn was rolled back")
         else:
             self.transcripts.rolled_back(session.key)
             self._state(session, reason)
@@ -58,10 +64,12 @@ class Chronicle:
         """A wait of the session has ended without a turn of its own."""
         self._state(session, reason)
 
-    def gone(self, key: SessionId) -> None:
+    def gone(self, key: SessionId, reason: str) -> None:
         """The session was closed, or forgotten for want of room or of use."""
         self.transcripts.forget(key)
-        self.events.forget(key)
+        if key in self.events:
+            self.events.publish(key, "closed", {"reason": reason})
+            self.events.forget(key)
 
     def say(self, session: Session, kind: str, **data: object) -> None:
         """An event of a session; its turn is the last one where `data` names none."""

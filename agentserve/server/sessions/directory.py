@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
 from agentserve.server.sessions.book import Book
+from agentserve.server.sessions.lineage import Lineages
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
     Claim,
@@ -57,8 +58,7 @@ class SessionDirectory:
         self._book = book
         self._sessions: OrderedDict[SessionId, Session] = OrderedDict()  # least recently used first
         self._public: dict[tuple[str, str], Session] = {}
-        self._points: dict[tuple[str, bytes], dict[SessionId, None]] = {}
-        self._calls: dict[tuple[str, str], SessionId] = {}  # who made a call, answered or not
+        self._lineages = Lineages()
         self._waits: OrderedDict[SessionId, float] = OrderedDict()  # since when; the longest first
         self._evicted: list[SessionId] = []
         self._released: list[tuple[SessionId, TurnId]] = []
@@ -67,6 +67,10 @@ class SessionDirectory:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def durable(self) -> bool:
+        return self._book is not None
 
     @property
     def size_bytes(self) -> int:
@@ -85,7 +89,7 @@ class SessionDirectory:
 
     def cut(self, tenant: str, call_id: str) -> bool:
         """Whether a session that is still known handed out a tool call of this id that is not whole."""
-        key = self._calls.get((tenant, call_id))
+        key = self._lineages.maker(tenant, call_id)
         return key is not None and not self._sessions[key].issued[call_id]
 
     def by_state(self) -> dict[SessionState, int]:
@@ -115,9 +119,7 @@ class SessionDirectory:
             self._sessions[session.key] = self._public[(session.tenant, session.public_id)] = session
             session.booked = True
             session.history = deque(session.history, self._history)
-            for point in session.points:
-                self._points.setdefault((session.tenant, point), {})[session.key] = None
-            self._calls |= {(session.tenant, call): session.key for call in session.issued}
+            self._lineages.add(session)
             self._bytes += session.cost
             self._leases = max(self._leases, session.used)
             if session.running is not None:
@@ -148,9 +150,10 @@ class SessionDirectory:
                 opened = self._open(claim.tenant, claim.named, now)
                 return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
         else:
-            anchor = self._issuer(claim)
+            issuer = self._lineages.issuer(claim)
+            anchor = None if issuer is None else self._sessions[issuer]
 
-        found = self._longest(claim, anchor)
+        found = self._lineages.longest(claim, anchor, self._sessions)
         if found is not None and found.running is None and self._extends(found, claim.keys):
             return self._lease(found, claim.keys, now, claim.call_ids)
         source = found or anchor
@@ -170,12 +173,17 @@ class SessionDirectory:
         """A session at rest on the first messages, waiting for `pending`. ValueError: no turn ended there."""
         if not source.ended_at(messages):
             raise ValueError(f"no turn ended with message {messages}")
-        self._sessions.move_to_end(source.key)  # not the one to make room
+        self._use(source)  # not the one to make room
+        self._keep(source, self._waits.get(source.key))
         child = self._open(source.tenant, None, now, parent=source)
         child.inherit(source, messages, pending)
-        self._points.setdefault((child.tenant, child.chain[-1]), {})[child.key] = None
+        self._use(child)
+        self._lineages.ended(child, child.chain[-1])
         self._bytes += child.cost - SESSION_BYTES
         self._rest(child, TurnId(child.last_turn), now, f"forked from {source.public_id}")
+        if self._book is not None:
+            child.booked = True
+            child.booking = self._book.open(child, child.beginning(), self._waits.get(child.key))
         self._make_room(0)
         return child
 
@@ -190,37 +198,6 @@ class SessionDirectory:
         self._bytes += child.cost - SESSION_BYTES
         ends = (source.points[key] for key in reversed(child.chain) if key in source.points)
         return self._lease(child, keys, now, answers, copied_from=source, shared=next(ends, 0), opened=True)
-
-    def _issuer(self, claim: Claim) -> Session | None:
-        """The session that made the calls: those with results here, else the latest in the history.
-
-        Equal histories of two clients differ in their call ids alone, so these decide whose it is.
-        """
-        for call in (*claim.call_ids, *reversed(claim.history_calls)):
-            key = self._calls.get((claim.tenant, call))
-            if key is not None:
-                return self._sessions[key]
-        return None
-
-    def _longest(self, claim: Claim, anchor: Session | None) -> Session | None:
-        """The longest committed history (in the anchor's family, if any) that is a proper prefix.
-
-        At equal length the anchor, then what can simply go on (at its tip, at rest), then the latest
-        used. Forks that have not begun a turn are for those who name them.
-        """
-        for key in reversed(claim.keys[:-1]):
-            names = self._points.get((claim.tenant, key))
-            if not names:
-                continue
-            at_key = [self._sessions[name] for name in names]
-            if anchor is not None:
-                at_key = [session for session in at_key if session.family == anchor.family]
-            if at_key:
-                return max(
-                    at_key,
-                    key=lambda s: (s.tip == key, s is anchor, s.last_turn > 0, not s.running, s.active),
-                )
-        return None
 
     @staticmethod
     def _extends(session: Session, keys: Sequence[bytes]) -> bool:
@@ -264,9 +241,7 @@ class SessionDirectory:
         session.last_turn += 1
         session.running = TurnId(session.last_turn)
         session.active = now
-        self._leases += 1
-        session.used = self._leases
-        self._sessions.move_to_end(session.key)
+        self._use(session)
         booked = self._keep(session, None)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
         replies = dict(session.replies)
@@ -274,14 +249,24 @@ class SessionDirectory:
             session, session.running, keys, replies, answers, copied_from, shared, opened, waits, booked
         )
 
+    def _use(self, session: Session) -> None:
+        self._leases += 1
+        session.used = self._leases
+        self._sessions.move_to_end(session.key)
+
     # --- the end of a turn -----------------------------------------------------------
 
-    def write(self, lease: Lease, turn: CommittedTurn) -> Future[None] | None:
-        """Tell the book of a turn that is complete. It is committed when that is done; None: at once."""
+    def write(self, lease: Lease, turn: CommittedTurn, words: bytes = b"") -> Future[None] | None:
+        """Tell the book of a turn that is complete, and what its session's transcript will be. It is
+        committed when that is done; None: at once."""
         if self._book is None or not self.holds(lease):
             return None
         lease.session.booked = True
-        return self._book.add(lease.session, turn)
+        return self._book.add(lease.session, turn, words)
+
+    def keep_words(self, session: Session, words: bytes) -> Future[None] | None:
+        """Its transcript changed, without a turn of its own."""
+        return self._book.words(session, words) if self._book is not None and session.booked else None
 
     def commit(self, lease: Lease, turn: CommittedTurn) -> bool:
         """Make the turn part of its session. False when the session was closed meanwhile."""
@@ -291,8 +276,9 @@ class SessionDirectory:
         self._answered(lease, turn.at)
         before = session.cost
         session.add(turn)
-        self._points.setdefault((session.tenant, turn.keys[-1]), {})[session.key] = None
-        self._calls |= {(session.tenant, id_): session.key for id_ in turn.handed}
+        self._lineages.ended(session, turn.keys[-1])
+        for call in turn.handed:
+            self._lineages.made(session, call)
         self._bytes += session.cost - before
         self._rest(session, lease.turn, turn.at)
         self.end_waits(turn.at)
@@ -351,7 +337,7 @@ class SessionDirectory:
     def _answered(self, lease: Lease, now: float) -> None:
         """A sibling brought results: the session that made the calls need not wait for them."""
         for call in lease.answers:
-            key = self._calls.get((lease.session.tenant, call))
+            key = self._lineages.maker(lease.session.tenant, call)
             if key is None or key == lease.key or call in lease.session.pending:
                 continue
             issuer = self._sessions[key]
@@ -403,14 +389,7 @@ class SessionDirectory:
         self._waits.pop(session.key, None)
         del self._sessions[session.key]
         del self._public[(session.tenant, session.public_id)]
-        for point in session.points:
-            names = self._points[(session.tenant, point)]
-            names.pop(session.key, None)
-            if not names:
-                del self._points[(session.tenant, point)]
-        for call in session.issued:
-            if self._calls.get((session.tenant, call)) == session.key:  # a fork's calls are its parent's
-                del self._calls[(session.tenant, call)]
+        self._lineages.remove(session)
         self._bytes -= session.cost
         session.state = SessionState.FINISHED
         return self._book.forget(session) if self._book is not None and session.booked else None

@@ -43,6 +43,7 @@ class Table(Enum):
     META = b"meta"
     HEADS = b"heads"
     TURNS = b"turns"
+    WORDS = b"words"  # transcripts
     DAMAGED = b"damaged"
 
 
@@ -102,7 +103,7 @@ def _walk(folder: Path, out: BinaryIO | None) -> None:
     env, tables = attach(folder, lmdb.open, FIRST_MAP)
     left = (folder / DATA).stat().st_size // 8
     with env.begin() as txn:
-        for table in (Table.HEADS, Table.TURNS):
+        for table in (Table.HEADS, Table.TURNS, Table.WORDS):
             with txn.cursor(tables[table]) as cursor:
                 for name, sealed in cursor:
                     left -= 1

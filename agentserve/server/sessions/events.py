@@ -112,6 +112,9 @@ class EventLogs:
     def __len__(self) -> int:
         return len(self._logs)
 
+    def __contains__(self, key: SessionId) -> bool:
+        return key in self._logs
+
     @property
     def size_bytes(self) -> int:
         return self._bytes

@@ -17,8 +17,9 @@ from agentserve.clock import Clock
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.session_record import CommittedTurn, Session
-from agentserve.server.sessions.store import Delete, Forget, Put, SessionStore, Stored, turn_name
+from agentserve.server.sessions.store import Change, Delete, Forget, Put, SessionStore, Stored, turn_name
 from agentserve.server.sessions.stored import head_bytes, read_session, turn_bytes
+from agentserve.server.sessions.transcript import Transcript, read_transcript
 from agentserve.server.sessions.writer import Failure, GroupWriter
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Journal:
         self._ahead = wall() - clock.now()
         self._writer = GroupWriter(store.write, wall)
         self.skipped = 0  # sessions that could not be read at the start
+        self.transcripts: list[Transcript] = []  # of those that could, as `sessions` found them
 
     @property
     def failure(self) -> Failure | None:
@@ -65,9 +67,16 @@ class Journal:
     def keep(self, session: Session, since: float | None) -> Future[None]:
         return self._writer.put(self._head(session, since), lasting=True)
 
-    def add(self, session: Session, turn: CommittedTurn) -> Future[None]:
-        record = Put(Table.TURNS, self._turn(session, turn.turn), turn_bytes(turn, self._text, self.unix))
-        return self._writer.put(self._head(session, None), record, lasting=False)
+    def open(self, session: Session, beginning: CommittedTurn, since: float | None) -> Future[None]:
+        record = self._record(session, beginning)
+        return self._writer.put(self._head(session, since), record, lasting=False)
+
+    def add(self, session: Session, turn: CommittedTurn, words: bytes) -> Future[None]:
+        changes = (self._head(session, None), self._record(session, turn), self._words(session, words))
+        return self._writer.put(*changes, lasting=False)
+
+    def words(self, session: Session, words: bytes) -> Future[None]:
+        return self._writer.put(self._words(session, words), lasting=True)
 
     def undo(self, session: Session, turn: int, since: float | None) -> Future[None]:
         # A write that failed may have reached the disk all the same.
@@ -76,6 +85,14 @@ class Journal:
 
     def forget(self, session: Session) -> Future[None]:
         return self._writer.put(Forget(session.key.encode()), lasting=True)
+
+    def _record(self, session: Session, turn: CommittedTurn) -> Put:
+        return Put(Table.TURNS, self._turn(session, turn.turn), turn_bytes(turn, self._text, self.unix))
+
+    @staticmethod
+    def _words(session: Session, words: bytes) -> Change:
+        name = session.key.encode()
+        return Put(Table.WORDS, name, words) if words else Delete(Table.WORDS, name)
 
     def _head(self, session: Session, since: float | None) -> Put:
         return Put(Table.HEADS, session.key.encode(), head_bytes(session, since, self.unix))
@@ -104,7 +121,7 @@ class Journal:
             try:
                 session, since = self._read(key, stored)
                 name = (session.tenant, session.public_id)
-                issued = {(session.tenant, call) for call in session.issued}
+                issued = {(session.tenant, call) for call in session.issued.keys() - session.inherited}
                 if name in names or issued & calls:
                     raise ValueError("it has the name or a call of another")
             except ValueError as error:  # msgspec's and Unicode's are too
@@ -114,6 +131,9 @@ class Journal:
             names.add(name)
             calls |= issued
             found.append((session, since))
+            words = read_transcript(stored.words, session.key, len(session.chain)) if stored.words else None
+            if words is not None:
+                self.transcripts.append(words)
         self.skipped = len(bad)
         if bad:
             log.error("%d session(s) could not be read and were set aside: %s", len(bad), "; ".join(bad[:3]))

@@ -72,6 +72,7 @@ class SessionSeat:
         self._chronicle = chronicle
         self._told = told
         self._over = False
+        self._written = False  # it may be on disk
 
     @property
     def key(self) -> SessionId:
@@ -99,15 +100,19 @@ class SessionSeat:
 
     async def commit(self, prompt: array[int], outcome: Outcome) -> bool:
         turn = self._committed(prompt, outcome)  # before anything is changed: an error here rolls back
-        await booked(self._directory.write(self.lease, turn))  # so does one here, and whoever cancels
+        reply = reply_message(outcome)
+        if self._directory.durable:
+            words = self._chronicle.words_after(self.lease, self._told, reply)
+            self._written = True
+            await booked(self._directory.write(self.lease, turn, words))  # so does one here, or a cancel
         self._over = True
         done = self._directory.commit(self.lease, turn)
         if done:
-            self._chronicle.committed(self.lease, self._told, reply_message(outcome))
+            self._chronicle.committed(self.lease, self._told, reply)
             self._engine.park(self.key, self.turn, bool(turn.calls), tuple(call.name for call in turn.calls))
         else:  # closed meanwhile; the engine must not keep what nobody will name again
             self._engine.close(self.key)
-            self._chronicle.gone(self.key)
+            self._chronicle.gone(self.key, "closed while its turn ran")
         self._settle()
         return done
 
@@ -145,6 +150,8 @@ class SessionSeat:
             # The rolled back turn ended the engine's wait; the results are still to come.
             self._engine.park(self.key, self.turn, True, tuple(call.name for call in pending.values()))
         self._chronicle.rolled_back(self.lease, reason, vanished=vanished)
+        if self._written and not vanished:
+            self._directory.keep_words(self.lease.session, self._chronicle.transcripts.export(self.key))
         self._settle()
 
     def _reply_key(self, outcome: Outcome) -> bytes:
@@ -166,7 +173,7 @@ def settle(directory: SessionDirectory, engine: Engine, chronicle: Chronicle) ->
             chronicle.rested(session, session.history[-1].reason)
     for key in directory.take_evicted():
         engine.close(key)
-        chronicle.gone(key)
+        chronicle.gone(key, "unused for too long, or no room")
 
 
 class OneShotSeat:

@@ -60,6 +60,7 @@ class CommittedTurn:
     calls: tuple[PendingCall, ...]  # still to be answered
     handed: Mapping[str, bool]  # every call that the client got: whole?
     usage: Mapping[str, int]
+    counts: int = 1  # turns it stands for: a fork begins with those of its parent
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +88,8 @@ class Session:
     points: dict[bytes, int] = field(default_factory=dict)  # committed at this key -> tokens up to there
     pending: dict[str, PendingCall] = field(default_factory=dict)
     issued: dict[str, bool] = field(default_factory=dict)  # all its calls, answered ones too: whole?
+    inherited: frozenset[str] = frozenset()  # those of them that its parent made
+    booking: Future[None] | None = None  # of a fork: when it is on disk; None: it need not be
     history: deque[Transition] = field(default_factory=deque)
     usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
 
@@ -106,7 +109,23 @@ class Session:
         self.committed = sum(key in source.points for key in self.chain)
         self.pending = {call.id: replace(call, turn=NO_TURN) for call in pending}
         self.issued = dict.fromkeys(self.pending, True)
+        self.inherited = frozenset(self.issued)
         self.engine_turn = NO_TURN
+
+    def beginning(self) -> CommittedTurn:
+        """Of a fork: what it was given, as a turn numbered 0."""
+        return CommittedTurn(
+            turn=NO_TURN,
+            at=self.active,
+            start=0,
+            keys=self.chain,
+            replies=self.replies,
+            length=self.length,
+            calls=tuple(self.pending.values()),
+            handed=self.issued,
+            usage={},
+            counts=self.committed,
+        )
 
     @property
     def cost(self) -> int:
@@ -116,7 +135,7 @@ class Session:
     def add(self, turn: CommittedTurn) -> None:
         """Take a committed turn in: when it commits, and again when the session is read from disk."""
         self.running = None
-        self.committed += 1
+        self.committed += turn.counts
         self.active = turn.at
         self.length = turn.length
         self.chain = (*self.chain[: turn.start], *turn.keys)
@@ -124,6 +143,8 @@ class Session:
         self.points[turn.keys[-1]] = turn.length
         self.pending = {call.id: call for call in turn.calls}
         self.issued.update(turn.handed)
+        if turn.turn == NO_TURN:
+            self.inherited = frozenset(turn.handed)
         for name, amount in turn.usage.items():
             self.usage[name] = self.usage.get(name, 0) + amount
 

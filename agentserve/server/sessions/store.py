@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 _FORMAT_NAME = b"format"
+_OF_SESSIONS = (Table.HEADS, Table.TURNS, Table.WORDS)
 _DIGEST_BYTES = 8
 _NUMBER_BYTES = 8
 
@@ -68,11 +69,13 @@ Change = Put | Delete | Forget
 
 @dataclass(slots=True)
 class Stored:
-    """What is known of one session; `damaged` counts records that could not be believed."""
+    """What is known of one session; `damaged` counts records that could not be believed. A transcript
+    that could not is none."""
 
     head: bytes | None = None
     turns: dict[int, bytes] = field(default_factory=dict)
     damaged: int = 0
+    words: bytes = b""
 
 
 def turn_name(session: bytes, turn: int) -> bytes:
@@ -110,7 +113,7 @@ class SessionStore:
         found: dict[bytes, Stored] = {}
         try:
             with self._env.begin() as txn:
-                for table in (Table.HEADS, Table.TURNS):
+                for table in _OF_SESSIONS:
                     with txn.cursor(self._tables[table]) as cursor:
                         for name, sealed in cursor:
                             _file(found, table, name, sealed)
@@ -200,13 +203,13 @@ class SessionStore:
                 case Delete(table, name):
                     txn.delete(name, db=self._tables[table])
                 case Forget(session):
-                    for table in (Table.HEADS, Table.TURNS):
+                    for table in _OF_SESSIONS:
                         for name in _names(txn, self._tables[table], session):
                             txn.delete(name, db=self._tables[table])
 
     def _move_aside(self, txn: Any, session: bytes) -> None:
         damaged = self._tables[Table.DAMAGED]
-        for table in (Table.HEADS, Table.TURNS):
+        for table in _OF_SESSIONS:
             for name in _names(txn, self._tables[table], session):
                 txn.put(table.value + b" " + name, txn.get(name, db=self._tables[table]), db=damaged)
                 txn.delete(name, db=self._tables[table])
@@ -230,10 +233,12 @@ def _names(txn: Any, table: Any, session: bytes) -> list[bytes]:
 
 
 def _file(found: dict[bytes, Stored], table: Table, name: bytes, sealed: bytes) -> None:
-    session, _, number = (name, b"", b"") if table is Table.HEADS else name.partition(b"\0")
+    session, _, number = name.partition(b"\0") if table is Table.TURNS else (name, b"", b"")
     stored = found.setdefault(session, Stored())
     content = _unsealed(table, name, sealed)
-    if content is None:
+    if table is Table.WORDS:
+        stored.words = content or b""
+    elif content is None:
         stored.damaged += 1
     elif table is Table.HEADS:
         stored.head = content

@@ -42,7 +42,7 @@ class StoredHead(msgspec.Struct, frozen=True, omit_defaults=True):
     running: int | None = None
     since: float | None = None  # it waits for tools
     pending: tuple[str, ...] = ()  # of the last turn's calls, those that still have no result
-    history: tuple[tuple[str, float, int, bytes], ...] = ()
+    history: tuple[tuple[str, float, int, bytes, tuple[bytes, ...]], ...] = ()
 
 
 class StoredTurn(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,6 +57,7 @@ class StoredTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: tuple[tuple[str, bytes, bytes], ...] = ()
     handed: dict[str, bool] = {}
     usage: dict[str, int] = {}
+    counts: int = 1
 
 
 def head_bytes(session: Session, since: float | None, unix: Moment) -> bytes:
@@ -76,7 +77,8 @@ def head_bytes(session: Session, since: float | None, unix: Moment) -> bytes:
         since=None if since is None else unix(since),
         pending=tuple(session.pending),
         history=tuple(
-            (step.state.value, unix(step.at), step.turn, _raw(step.reason)) for step in session.history
+            (step.state.value, unix(step.at), step.turn, _raw(step.reason), tuple(map(_raw, step.tools)))
+            for step in session.history
         ),
     )
     return msgspec.msgpack.encode(head)
@@ -93,6 +95,7 @@ def turn_bytes(turn: CommittedTurn, text: bytes, unix: Moment) -> bytes:
         calls=tuple((call.id, _raw(call.name), _raw(call.arguments)) for call in turn.calls),
         handed=dict(turn.handed),
         usage=dict(turn.usage),
+        counts=turn.counts,
     )
     return msgspec.msgpack.encode(stored)
 
@@ -119,8 +122,8 @@ def read_session(
         session.add(_turn(number, turns_raw[number], text, monotonic, len(session.chain)))
     last = numbers[-1] if numbers else 0
     done = head.running is not None and head.running == last
-    if len(numbers) != head.committed + done or last > head.last_turn:
-        raise ValueError(f"{len(numbers)} turns up to {last}, its head knows {head.committed}")
+    if session.committed != head.committed + done or last > head.last_turn:
+        raise ValueError(f"{session.committed} turns up to {last}, its head knows {head.committed}")
     if head.running not in (None, head.last_turn):
         raise ValueError(f"it runs turn {head.running} after turn {head.last_turn}")
     _complete(session, head, done, monotonic)
@@ -135,8 +138,8 @@ def _complete(session: Session, head: StoredHead, done: bool, monotonic: Moment)
     session.state = SessionState(head.state)
     session.last_turn, session.epoch, session.used = head.last_turn, head.epoch, head.used
     session.history = deque(
-        Transition(SessionState(state), monotonic(at), TurnId(turn), _text(reason))
-        for state, at, turn, reason in head.history
+        Transition(SessionState(state), monotonic(at), TurnId(turn), _text(reason), tuple(map(_text, tools)))
+        for state, at, turn, reason, tools in head.history
     )
     if done:
         return
@@ -165,6 +168,7 @@ def _turn(number: int, raw: bytes, text: bytes, monotonic: Moment, chain: int) -
         ),
         handed=stored.handed,
         usage=stored.usage,
+        counts=stored.counts,
     )
 
 

@@ -122,6 +122,10 @@ class Transcripts:
 
     def committed(self, lease: Lease, told: Told, reply: JsonObject) -> None:
         """A turn was committed: `reply` is its message. What was held for it is answered now."""
+        self._put(self.after(lease, told, reply))
+
+    def after(self, lease: Lease, told: Told, reply: JsonObject) -> Transcript:
+        """What the transcript is once the turn is committed."""
         before = self._kept.get(lease.key)
         count = len(lease.keys) + 1
         epoch = lease.session.epoch
@@ -134,14 +138,12 @@ class Transcripts:
         for call, result in (before.held if before else {}).items():
             if not result.digest and call in answers:  # nobody's result: any that comes differs
                 answers[call] = Answer(b"", result.epoch, lease.turn)
-        self._put(
-            Transcript(
-                session=lease.key,
-                messages=told.messages[:-1] + b"," + write_json(reply) + b"]",
-                settings=told.settings,
-                marks=(*marks, (int(lease.turn), count)),
-                answers=dict(list(answers.items())[-MOST_ANSWERS:]),
-            )
+        return Transcript(
+            session=lease.key,
+            messages=told.messages[:-1] + b"," + write_json(reply) + b"]",
+            settings=told.settings,
+            marks=(*marks, (int(lease.turn), count)),
+            answers=dict(list(answers.items())[-MOST_ANSWERS:]),
         )
 
     def rolled_back(self, key: SessionId) -> None:
@@ -155,15 +157,15 @@ class Transcripts:
         kept = self._kept[key]
         self._put(_with_held(kept, {**kept.held, **results}))
 
-    def put_back(self, key: SessionId, held: Mapping[str, Held]) -> None:
-        """Undo `take`: hold what was held before it."""
-        if (kept := self._kept.get(key)) is not None:
-            self._put(_with_held(kept, dict(held)))
+    def put_back(self, before: Transcript) -> None:
+        """Undo `take`: hold what was held before it, unless a turn was committed since."""
+        kept = self._kept.get(before.session)
+        if kept is not None and kept.marks == before.marks:
+            self._put(_with_held(kept, before.held))
 
-    def fork(self, source: SessionId, child: SessionId, messages: Sequence[JsonObject]) -> None:
+    def fork(self, source: Transcript, child: SessionId, messages: Sequence[JsonObject]) -> None:
         """A child that shares the first messages. Settings go with it, results that are held do not."""
-        kept = self._kept[source]
-        self._put(Transcript(child, write_json(messages), kept.settings, ((INHERITED, len(messages)),)))
+        self._put(Transcript(child, write_json(messages), source.settings, ((INHERITED, len(messages)),)))
 
     def forget(self, key: SessionId) -> None:
         kept = self._kept.pop(key, None)
@@ -172,9 +174,10 @@ class Transcripts:
 
     # --- for a journal -----------------------------------------------------------------
 
-    def export(self, key: SessionId) -> Transcript | None:
-        """All there is of a session, as a value that msgspec can write."""
-        return self._kept.get(key)
+    def export(self, key: SessionId) -> bytes:
+        """All there is of a session; empty: nothing."""
+        kept = self._kept.get(key)
+        return b"" if kept is None else msgspec.msgpack.encode(kept)
 
     def restore(self, transcript: Transcript) -> None:
         self._put(transcript)
@@ -188,6 +191,16 @@ class Transcripts:
         self._bytes += cost
         while self._bytes > self._max_bytes:
             self.forget(next(iter(self._kept)))
+
+
+def read_transcript(data: bytes, key: SessionId, messages: int) -> Transcript | None:
+    """What `export` wrote of a session with so many messages; None if it is not that."""
+    try:
+        found = msgspec.msgpack.decode(data, type=Transcript)
+    except ValueError:  # msgspec's and Unicode's are, too
+        return None
+    fits = found.session == key and found.marks and found.marks[-1][1] == messages
+    return found if fits else None
 
 
 def _with_held(kept: Transcript, held: dict[str, Held]) -> Transcript:

@@ -24,10 +24,17 @@ class Background:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    async def whole(self, work: Coroutine[object, object, Result], end: Callable[[], None]) -> Result:
-        """The result of `work`, which goes on when the caller is cancelled. `end` is called when it is
-        over, also if it never began."""
-        return await asyncio.shield(self._start(work, end))
+    def whole(
+        self, work: Coroutine[object, object, Result], end: Callable[[], None]
+    ) -> Coroutine[object, object, Result]:
+        """Begin `work` now; what is returned waits for its result, and may be cancelled alone. `end` is
+        called when it is over, also if it never got to run."""
+        task = self._start(work, end)
+
+        async def waiting() -> Result:
+            return await asyncio.shield(task)
+
+        return waiting()
 
     def frames(
         self, frames: AsyncGenerator[bytes, None], end: Callable[[], None]

@@ -15,6 +15,7 @@ from agentserve.server.http.schemas import decode
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sessions.taking import transcript_gone
 from agentserve.server.http.sessions_api import summary
+from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.seats import settle
 from agentserve.server.sessions.session_record import PendingCall, Session
 from agentserve.server.sessions.transcript import Transcript, read_messages
@@ -53,7 +54,14 @@ async def fork_session(request: Request) -> Response:
             )
         messages = await context.off_loop(_beginning, kept, count)
         session = found(context, request)
-        child = _forked(context, session, messages, count)
+        child = _forked(context, session, kept, messages)
+    try:
+        await booked(child.booking)
+        await context.keep_words(child)
+    except BaseException:
+        context.directory.close(child)
+        context.chronicle.gone(child.key, "it could not be kept")
+        raise
     context.engine.fork(session.key, child.key, child.length)
     if child.pending:
         names = tuple(call.name for call in child.pending.values())
@@ -69,7 +77,9 @@ def _beginning(kept: Transcript, count: int) -> list[JsonObject]:
     return read_messages(kept.messages)[:count]
 
 
-def _forked(context: ServerContext, session: Session, messages: Sequence[JsonObject], count: int) -> Session:
+def _forked(
+    context: ServerContext, session: Session, kept: Transcript, messages: Sequence[JsonObject]
+) -> Session:
     was_cut = context.directory.cut
     cut = {id_ for id_, whole in session.issued.items() if not whole and was_cut(session.tenant, id_)}
     [reply] = told_as_text(messages[-1:], cut, shown=False)
@@ -79,8 +89,8 @@ def _forked(context: ServerContext, session: Session, messages: Sequence[JsonObj
         for call in (calls if isinstance(calls, list) else [])
     ]
     try:
-        child = context.directory.fork(session, count, pending, context.clock.now())
+        child = context.directory.fork(session, len(messages), pending, context.clock.now())
     except ValueError as error:
         raise ApiError(f"at_turn: {error}", param="at_turn", code="unknown_turn") from None
-    context.chronicle.transcripts.fork(session.key, child.key, messages)
+    context.chronicle.transcripts.fork(kept, child.key, messages)
     return child

@@ -14,7 +14,7 @@ from agentserve.server.http.chat_request import ChatJob, prepare_turns
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import SESSION_HEADER
 from agentserve.server.http.schemas import ChatRequest, StreamOptions
-from agentserve.server.http.sessions.taking import transcript_gone, turn_running
+from agentserve.server.http.sessions.taking import turn_running, went_on
 from agentserve.server.http.sse import unless_gone
 from agentserve.server.http.streaming import open_stream
 from agentserve.server.sessions.session_record import Claim, Lease, Session
@@ -44,7 +44,7 @@ async def next_turn(
         lease = context.directory.extend(session, claim.keys, context.clock.now())
         if lease is not None:
             return lease
-        raise turn_running(session) if session.running is not None else transcript_gone(session)
+        raise turn_running(session) if session.running is not None else went_on(session)
 
     return fields, await prepare_turns(context, fields, begin)
 

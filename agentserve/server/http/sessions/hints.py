@@ -6,37 +6,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.messages import Hint, ToolSignal
-from agentserve.server.errors import ApiError, json_response
+from agentserve.server.errors import json_response
 from agentserve.server.http.context import context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.text_port import JsonObject
+from tiering.hints import receive
 from tiering.policy.base import Signal
-
-FIELDS = ("expected_wait", "deadline", "priority", "final", "retain")
 
 
 async def session_hints(request: Request) -> Response:
-    """A receipt for every field that was sent. Fields that are not known are rejected by name."""
+    """A receipt for every field that was sent; what they mean, `tiering.hints` says. They replace what
+    was said before."""
     context = context_of(request)
     limits = context.options.limits
     found(context, request)
     raw: JsonObject = decode(await read_body(request, limits.body_bytes), JsonObject, limits)
     session = found(context, request)
-    if context.read_hints is None:
-        raise ApiError("This server takes no hints.", status=501, code="hints_not_supported")
-    known = {name: value for name, value in raw.items() if name in FIELDS}
-    hints, receipts = context.read_hints(known, context.clock.now())
+    hints, receipts = receive(raw, context.clock.now())
     context.engine.tell(Hint(session.key, hints))
     if session.pending and session.engine_turn is not None and hints.expected_wait is not None:
         context.engine.tell(ToolSignal(session.key, session.engine_turn, Signal.EXPECTED))
     told: JsonObject = {
-        name: {"status": receipt.status, "value": receipt.value, "reason": receipt.reason}
+        name: {"status": receipt.status.value, "value": receipt.value, "reason": receipt.reason}
         for name, receipt in receipts.items()
     }
-    for name in list(raw)[: len(FIELDS)]:
-        if name not in FIELDS:
-            told[name[:64]] = {"status": "rejected", "value": None, "reason": "not a hint that is known"}
     context.chronicle.say(session, "hints", receipts=told)
     return json_response({"object": "agentserve.hints", "session_id": session.public_id, "receipts": told})

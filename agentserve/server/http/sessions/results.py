@@ -19,7 +19,7 @@ from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sessions.taking import Incoming, Taking
 from agentserve.server.limits import Limits, check_text
 from agentserve.server.sessions.session_record import Session
-from agentserve.server.sessions.transcript import Held
+from agentserve.server.sessions.transcript import Held, Transcript
 from agentserve.server.text_port import JsonObject
 from agentserve.types import SessionState
 
@@ -71,12 +71,18 @@ async def take(
         kept = context.chronicle.transcripts.get(session.key)
         begins = kept is not None and session.running is None and session.pending
         if not begins or taking.outstanding(session, kept):
+            try:
+                await context.keep_words(session)
+            except BaseException:
+                if taken.before is not None:
+                    context.chronicle.transcripts.put_back(taken.before)
+                raise
             return _receipts(context, session, taken)
         assert kept is not None
         try:
             fields, job = await next_turn(context, session, kept, options)
         except BaseException:
-            context.chronicle.transcripts.put_back(session.key, taken.before)
+            context.chronicle.transcripts.put_back(taken.before or kept)
             raise
         _tell(context, session, taken)
     return await respond(context, request, fields, job)
@@ -85,7 +91,7 @@ async def take(
 @dataclass(frozen=True, slots=True)
 class _Taken:
     results: Taking
-    before: dict[str, Held]  # what was held until now
+    before: Transcript | None  # as it was until now
     since: float | None  # when the session began to wait
 
 
@@ -93,7 +99,6 @@ def _take(context: ServerContext, session: Session, results: Sequence[Incoming],
     transcripts = context.chronicle.transcripts
     kept = transcripts.get(session.key)
     sorted_out = taking.sort_out(session, kept, results)
-    before = dict(kept.held) if kept else {}
     fresh = dict(sorted_out.fresh)
     if go_on:
         if session.running is not None:
@@ -112,7 +117,7 @@ def _take(context: ServerContext, session: Session, results: Sequence[Incoming],
         if transcripts.get(session.key) is None:  # it alone is larger than all may be
             raise taking.transcript_gone(session)
     since = session.history[-1].at if session.state is SessionState.WAITING_TOOL else None
-    return _Taken(sorted_out, before, since)
+    return _Taken(sorted_out, kept, since)
 
 
 def _tell(context: ServerContext, session: Session, taken: _Taken) -> None:

@@ -120,6 +120,15 @@ def turn_running(session: Session) -> ApiError:
     )
 
 
+def went_on(session: Session) -> ApiError:
+    return ApiError(
+        "Another turn of this session came first; send the results again to learn what it took.",
+        status=409,
+        code="session_went_on",
+        details={"epoch": session.epoch},
+    )
+
+
 def transcript_gone(session: Session) -> ApiError:
     return ApiError(
         "The session's messages are no longer kept here; go on with a chat completion that has them.",

@@ -1,0 +1,76 @@
+"""Whose history is it: sessions by the points where their turns ended, and by the calls they made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agentserve.server.sessions.session_record import Claim, Session
+from agentserve.types import SessionId
+
+
+class Lineages:
+    """Indexes of a directory's sessions. Names only: what a session is, the directory knows."""
+
+    def __init__(self) -> None:
+        self.points: dict[tuple[str, bytes], dict[SessionId, None]] = {}
+        self.calls: dict[tuple[str, str], SessionId] = {}  # who made a call, answered or not
+
+    def ended(self, session: Session, key: bytes) -> None:
+        """A turn of the session ended at this key of its chain."""
+        self.points.setdefault((session.tenant, key), {})[session.key] = None
+
+    def made(self, session: Session, call: str) -> None:
+        self.calls[(session.tenant, call)] = session.key
+
+    def add(self, session: Session) -> None:
+        """All of a session; a fork's first calls are its parent's."""
+        for point in session.points:
+            self.ended(session, point)
+        for call in session.issued.keys() - session.inherited:
+            self.made(session, call)
+
+    def remove(self, session: Session) -> None:
+        for point in session.points:
+            names = self.points[(session.tenant, point)]
+            names.pop(session.key, None)
+            if not names:
+                del self.points[(session.tenant, point)]
+        for call in session.issued:
+            if self.calls.get((session.tenant, call)) == session.key:
+                del self.calls[(session.tenant, call)]
+
+    def maker(self, tenant: str, call: str) -> SessionId | None:
+        return self.calls.get((tenant, call))
+
+    def issuer(self, claim: Claim) -> SessionId | None:
+        """The session that made the calls: those with results here, else the latest in the history.
+
+        Equal histories of two clients differ in their call ids alone, so these decide whose it is.
+        """
+        for call in (*claim.call_ids, *reversed(claim.history_calls)):
+            key = self.calls.get((claim.tenant, call))
+            if key is not None:
+                return key
+        return None
+
+    def longest(
+        self, claim: Claim, anchor: Session | None, sessions: Mapping[SessionId, Session]
+    ) -> Session | None:
+        """The longest committed history (in the anchor's family, if any) that is a proper prefix.
+
+        At equal length the anchor, then what can simply go on (at its tip, at rest), then the latest
+        used. Forks that have not begun a turn are for those who name them.
+        """
+        for key in reversed(claim.keys[:-1]):
+            names = self.points.get((claim.tenant, key))
+            if not names:
+                continue
+            at_key = [sessions[name] for name in names]
+            if anchor is not None:
+                at_key = [session for session in at_key if session.family == anchor.family]
+            if at_key:
+                return max(
+                    at_key,
+                    key=lambda s: (s.tip == key, s is anchor, s.last_turn > 0, not s.running, s.active),
+                )
+        return None
