@@ -63,6 +63,7 @@ class TierManager:
             if entry.key not in self._disk and disk_bytes > 0:
                 self._disk[entry.key] = Copy(nbytes=entry.nbytes, ready=True)
                 self.disk_used += entry.nbytes
+        self._told = self.disk_used  # what was there at start may be more than is allowed now
         self._make_disk_room(0, FIRST)
 
     # --- where blocks are ------------------------------------------------------------------
@@ -383,6 +384,7 @@ class TierManager:
         assert sorted(slots) == list(range(self.host_slots)), "a host slot is lost or used twice"
         nbytes = sum(copy.nbytes for copy in self._disk.values()) + sum(self._dropping.values())
         assert self.disk_used == nbytes, "disk bytes differ"
+        assert self.disk_used <= max(self.disk_bytes, self._told), "more on disk than its budget"
         assert not self._dropping.keys() & self._disk.keys(), "a block is both on disk and dropped"
         pins: dict[tuple[Tier, bytes], int] = {}
         for transfer in self._flying.values():
