@@ -18,7 +18,7 @@ from agentserve.core.pages import COPIED, DEVALUED
 from agentserve.core.restore import Restores
 from agentserve.core.session import Session
 from agentserve.core.spill import Spills
-from agentserve.core.tier_views import resting_view, tiers_view
+from agentserve.core.views import resting_view, tiers_view
 from agentserve.messages import SessionView, TiersView
 from agentserve.types import SessionId
 from tiering.manager import TierManager
