@@ -20,6 +20,7 @@ from agentserve.core.scheduler import Scheduler
 from agentserve.core.session import Session, SessionTable, Turn
 from agentserve.core.states import Phase
 from agentserve.core.tiers import Tiers
+from agentserve.core.views import session_view, worker_view
 from agentserve.messages import (
     Abort,
     Close,
@@ -343,33 +344,12 @@ class EngineCore:
         session = self.sessions.get(name) if name is not None else None
         if session is None:
             return None
-        computed, pages = session.computed, self.kv.blocks_of(session.id)
-        if session.turn is None and session.tokens:
-            computed = self.kv.cached_tokens(session.namespace, session.tokens)
-            pages = -(-computed // self.config.page_size)
-        view = SessionView(
-            session.id,
-            session.state,
-            session.last_turn,
-            len(session.tokens),
-            computed,
-            pages,
-            session.preemptions,
-        )
+        view = session_view(session, self.kv)
         return self.tiers.describe(view) if self.tiers is not None else view
 
     def view(self) -> WorkerView:
-        pool = min(self.kv.pools, key=lambda pool: pool.available)
-        return WorkerView(
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-            sessions=len(self.sessions),
-            pages=pool.pages,
-            pages_free=pool.free,
-            pages_cached=pool.idle,
-            pages_live=pool.live - self.kv.pinned,
-            tiers=self.tiers.view() if self.tiers is not None else None,
-        )
+        tiers = self.tiers.view() if self.tiers is not None else None
+        return worker_view(self.scheduler, len(self.sessions), self.kv, tiers)
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken (INVARIANTS.md). For tests: O(pages)."""

@@ -18,7 +18,7 @@ from agentserve.core.pages import COPIED, DEVALUED
 from agentserve.core.restore import Restores
 from agentserve.core.session import Session
 from agentserve.core.spill import Spills
-from agentserve.core.tier_views import resting_view, tiers_view
+from agentserve.core.views import resting_view, tiers_view
 from agentserve.messages import SessionView, TiersView
 from agentserve.types import SessionId
 from tiering.manager import TierManager
@@ -162,7 +162,7 @@ class Tiers:
 
     def _tell(self, known: Known) -> None:
         size = self._kv.page_size
-        residency = self._value.measure(known)
+        self.ledger.keys(known, len(known.tokens) // size)
         self.policy.parked(
             Park(
                 known.id,
@@ -178,7 +178,7 @@ class Tiers:
                 known.hints,
             )
         )
-        known.told, known.residency = True, residency
+        known.told = True
 
     def _decide(self, known: Known) -> None:
         known.timer = 0

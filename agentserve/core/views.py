@@ -1,4 +1,4 @@
-"""What operators see of the tiers."""
+"""What operators see of the core: a worker, its sessions, its tiers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,44 @@ import msgspec
 
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known
-from agentserve.messages import SessionView, TiersView
+from agentserve.core.scheduler import Scheduler
+from agentserve.core.session import Session
+from agentserve.messages import SessionView, TiersView, WorkerView
 from tiering.manager import TierManager
 from tiering.policy.base import Choice, Policy, Residency
 from tiering.types import Tier
+
+
+def worker_view(scheduler: Scheduler, sessions: int, kv: KVManager, tiers: TiersView | None) -> WorkerView:
+    """Page counts are of the tightest group; pages that only transfers hold are neither live nor cached."""
+    pool = min(kv.pools, key=lambda pool: pool.available)
+    return WorkerView(
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        sessions=sessions,
+        pages=pool.pages,
+        pages_free=pool.free,
+        pages_cached=pool.idle,
+        pages_live=pool.live - kv.pinned,
+        tiers=tiers,
+    )
+
+
+def session_view(session: Session, kv: KVManager) -> SessionView:
+    """Of a session at rest: how much of it has KV in the cache now."""
+    computed, pages = session.computed, kv.blocks_of(session.id)
+    if session.turn is None and session.tokens:
+        computed = kv.cached_tokens(session.namespace, session.tokens)
+        pages = -(-computed // kv.page_size)
+    return SessionView(
+        session.id,
+        session.state,
+        session.last_turn,
+        len(session.tokens),
+        computed,
+        pages,
+        session.preemptions,
+    )
 
 
 def tiers_view(
