@@ -175,10 +175,11 @@ class PricedPolicy:
         return self._worth(session, tier, residency, market)
 
     def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:
-        """First program, first served: a turn counts as having come when its session's first one did.
+        """First come, first served; a turn may count as having come when its session's first one did, as
+        Continuum and InferCept order, but `seniority` seconds earlier at most, so that nobody starves.
 
-        Who began first ends first, so that fewer contexts are alive at once (Continuum, InferCept). A turn
-        passes only those that came up to `seniority` seconds before it, so nobody starves; a priority
+        Senior programs end sooner and fewer contexts are alive at once; but theirs are the longest, and
+        where computing is what limits, long contexts cost turns. So it is off unless tuned. A priority
         counts as having come a little earlier or later.
         """
         entry = self._ledger.get(session)

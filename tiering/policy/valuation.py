@@ -43,12 +43,12 @@ class PricedParameters(msgspec.Struct, frozen=True):
     late: float = 1.0  # worth of a second of a waiting client
     early: float = 0.05  # a restore needs at least this chance of a return in its time
     restores: int = 2  # per wait: more could be forced by false signals
-    seniority: float = 1800.0  # seconds that a turn of an old program may count as having come earlier
+    seniority: float = 0.0  # seconds that a turn of an old program may count as having come earlier
     relook: float = 0.5  # look again after this share of the time that has passed
     look_least: float = 0.05  # seconds
     turns: int = 64  # over which the shadows are compared
     lead: float = 0.02  # LRU leads when it was cheaper by more than this share...
-    lead_least: float = 0.005  # ...and so many seconds per turn
+    lead_least: float = 0.001  # ...and so many seconds per turn
     resident: float = (
         0.0  # seconds that a turn whose KV is all on the device may count as having come earlier
     )
