@@ -138,19 +138,23 @@ def test_nobody_needs_the_room_a_cheap_copy_is_made_and_no_expensive_one() -> No
 
 def test_under_pressure_short_waits_are_held_and_long_ones_leave() -> None:
     policy = PricedPolicy()
-    scarce = market(device_free=0, demand=50, waiting=1)
+    scarce = market(device_free=240)  # 4 % of the full price: a reload is worth 1.3 s of holding
     for i in range(60):
-        for tool, seconds in (("fast", 0.02), ("slow", 90.0)):
+        for tool, seconds in (("fast", 0.2), ("slow", 90.0)):
             policy.parked(park(tool, float(i), tools=(tool,)))
             policy.resumed(tool, i + seconds, seconds)
     policy.parked(park("fast", tools=("fast",)))
     policy.parked(park("slow", tools=("slow",)))
-    assert policy.decide("fast", on_device(), scarce).choice is Choice.HOLD
-    slow = policy.decide("slow", on_device(), scarce)
-    later = market(slow.until, device_free=0, demand=50, waiting=1)
-    assert policy.decide("slow", on_device(), later).choice is Choice.HOST
+    for session, choice in (("fast", Choice.HOLD), ("slow", Choice.HOST)):
+        first = policy.decide(session, on_device(), scarce)
+        assert (first.choice, first.reason) == (Choice.HOST, "a copy is cheap")
+        now, then = first.until, []
+        for _ in range(3):
+            then.append(policy.decide(session, on_device(copied=100), market(now, device_free=240)))
+            now = then[-1].until
+        assert then[0 if session == "fast" else -1].choice is choice
     fast, slow_worth = (policy.worth(s, Tier.DEVICE, on_device(), scarce) for s in ("fast", "slow"))
-    assert fast > 20 * slow_worth > 0
+    assert fast > 2 * slow_worth > 0
 
 
 def test_sessions_that_nobody_comes_back_to_are_dropped_and_worth_nothing() -> None:

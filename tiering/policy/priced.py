@@ -49,6 +49,7 @@ Foresight = Callable[[str, int], float]  # (session, turn) -> the true wait in s
 
 RANK_BOUND = 2.0  # seconds that hints can move a turn in the queue
 MOST_SIGNALS = 4  # per wait: what comes after is not heard
+TURNS = 32  # over which the length of a turn is averaged
 NEXT_WAIT = 2.0  # seconds until a running session is taken to be back at rest and wanted again
 
 
@@ -61,6 +62,7 @@ class _State:
     spent: float = 0.0  # by holding, in this wait
     restores: int = 0
     signals: int = 0
+    copied: bool = False  # whether a copy was ordered before anything else
     shadowed: bool = False
     returns: float = 0.0  # the return rate as it was computed...
     returns_at: float = -math.inf  # ...then
@@ -85,9 +87,10 @@ class PricedPolicy:
         self._states: dict[str, _State] = {}
         self._market: Market | None = None
         self._lru = LruPolicy()
-        self._race = Race(self.parameters.turns, self.parameters.lead)
+        self._race = Race(self.parameters.turns, self.parameters.lead, self.parameters.lead_least)
         self._shadow = ShadowTiers(self._shadow_worth)
         self._shadow_lru = ShadowTiers()
+        self._turn = 0.0  # seconds from a turn's arrival to its end, as of late
         self._going = 0.0  # mean value of a host block per second, of those that were put there
 
     @property
@@ -116,6 +119,9 @@ class PricedPolicy:
     # --- what happens ------------------------------------------------------------------------
 
     def parked(self, park: Park) -> None:
+        before = self._ledger.get(park.session)
+        if before is not None and not before.resting and park.rest is not Rest.PRESSURE:
+            self._turn += (min(max(park.at - before.touched, 0.0), HORIZON) - self._turn) / TURNS
         forgotten = self._ledger.parked(park)
         if forgotten is not None:
             self._forget(forgotten)
@@ -174,10 +180,11 @@ class PricedPolicy:
         return self._worth(session, tier, residency, market)
 
     def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:
-        """First program, first served: a turn counts as having come when its session's first one did.
+        """First come, first served; a turn may count as having come when its session's first one did, as
+        Continuum and InferCept order, but `seniority` seconds earlier at most, so that nobody starves.
 
-        Who began first ends first, so that fewer contexts are alive at once (Continuum, InferCept). A turn
-        passes only those that came up to `seniority` seconds before it, so nobody starves; a priority
+        Senior programs end sooner and fewer contexts are alive at once; but theirs are the longest, and
+        where computing is what limits, long contexts cost turns. So it is off unless tuned. A priority
         counts as having come a little earlier or later.
         """
         entry = self._ledger.get(session)
@@ -209,10 +216,13 @@ class PricedPolicy:
         """For a session with blocks on the device: hold them, or where else they should be."""
         now, p = case.market.now, self.parameters
         rate = case.price * case.held
+        if not state.copied and park.rest is not Rest.PRESSURE and insured(case, p):
+            state.copied = True
+            choice = Choice.DISK if written_through(case, case.held, p) else Choice.HOST
+            prices = case.market.prices
+            pause = prices.seconds(prices.save, case.uncopied) if rate > 0 else look
+            return Decision(choice, now + max(pause, 1e-3), "a copy is cheap", rate)
         if rate <= 0:
-            if insured(case, p) and park.rest is not Rest.PRESSURE:
-                choice = Choice.DISK if written_through(case, case.held, p) else Choice.HOST
-                return Decision(choice, now + look, "a copy is cheap")
             return Decision(Choice.HOLD, now + look, "nobody needs the room")
         options = places(case, p)
         best = options[0]
@@ -310,14 +320,26 @@ class PricedPolicy:
         entry = self._ledger.get(session)
         if entry is None:
             return 0.0
-        case, state = self._case(entry, residency, market), self._states.get(session)
+        case = self._case(entry, residency, market)
+        return density(case, tier, self.parameters, self._use_rate(entry, case, market.now))
+
+    def _use_rate(self, entry: Entry, case: Case, now: float) -> float:
+        """How soon its KV is used: one over the expected seconds until then.
+
+        Who comes back waits in the queue as others did; who waits there already has the rest of that to
+        wait. So of turns that wait the last to come is the first to lose (Belady), where the least
+        recently used would take from each just before its turn.
+        """
+        if not entry.resting:
+            return 1.0 / max(self._turn - (now - entry.touched), 0.05 * self._turn, 1e-3)
+        state = self._states.get(entry.park.session)
         if state is None:
-            return density(case, tier, self.parameters)
+            return return_rate(case.wait, case.elapsed)
         # Asked for many sessions per victim: a rate that is 10 % of the wait old will do.
         fresh = 0.05 + 0.1 * (state.returns_at - entry.park.at)
-        if not state.returns_at <= market.now < state.returns_at + fresh:
-            state.returns, state.returns_at = return_rate(case.wait, case.elapsed), market.now
-        return density(case, tier, self.parameters, state.returns)
+        if not state.returns_at <= now < state.returns_at + fresh:
+            state.returns, state.returns_at = return_rate(case.wait, case.elapsed), now
+        return 1.0 / (1.0 / max(state.returns, 1e-12) + self._turn)
 
     # --- shadows -----------------------------------------------------------------------------
 

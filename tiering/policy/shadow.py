@@ -186,10 +186,12 @@ class ShadowTiers:
 class Race:
     """Which of two costs was lower over the last `turns` turns. The first leads until it is behind."""
 
-    def __init__(self, turns: int, lead: float) -> None:
+    def __init__(self, turns: int, lead: float, least: float = 0.0) -> None:
+        """lead: share, least: seconds per turn by which the first has to be dearer to lose its place."""
         self._costs: deque[tuple[float, float]] = deque(maxlen=turns)
         self._sums = [0.0, 0.0]
         self._lead = lead
+        self._least = least
         self.second_leads = False
         self.takeovers = 0  # times that the second came to lead
 
@@ -202,9 +204,10 @@ class Race:
         self._sums[0] += first
         self._sums[1] += second
         ours, theirs = self._sums
+        least = self._least * len(self._costs) + 1e-9
         if self.second_leads:
-            self.second_leads = ours > theirs + 1e-9
-        elif ours > theirs * (1.0 + self._lead) + 1e-9:
+            self.second_leads = ours > theirs + least / 2
+        elif ours > theirs * (1.0 + self._lead) + least:
             self.second_leads = True
             self.takeovers += 1
 

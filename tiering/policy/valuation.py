@@ -13,7 +13,8 @@ charges E[min(W, t)], what is really held, where Continuum charges t; so holding
 benefit >= price x n. Learned and said waits only ever move the end of holding within a factor
 `robustness` around break-even, the point where holding has cost what leaving costs (ski rental): a
 wrong prediction costs at most a constant factor of the best of holding and leaving (Purohit, Svitkina
-and Kumar, NeurIPS 2018). Pure functions of values.
+and Kumar, NeurIPS 2018). Before anything else a copy is made where that is cheap: only what has a copy
+can leave without loss, and the copy and one reload are all that it adds. Pure functions of values.
 """
 
 from __future__ import annotations
@@ -42,11 +43,15 @@ class PricedParameters(msgspec.Struct, frozen=True):
     late: float = 1.0  # worth of a second of a waiting client
     early: float = 0.05  # a restore needs at least this chance of a return in its time
     restores: int = 2  # per wait: more could be forced by false signals
-    seniority: float = 1800.0  # seconds that a turn of an old program may count as having come earlier
+    seniority: float = 0.0  # seconds that a turn of an old program may count as having come earlier
     relook: float = 0.5  # look again after this share of the time that has passed
     look_least: float = 0.05  # seconds
     turns: int = 64  # over which the shadows are compared
-    lead: float = 0.02  # LRU leads when it was cheaper by more than this share
+    lead: float = 0.02  # LRU leads when it was cheaper by more than this share...
+    lead_least: float = 0.001  # ...and so many seconds per turn
+    resident: float = (
+        0.0  # seconds that a turn whose KV is all on the device may count as having come earlier
+    )
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -132,13 +137,17 @@ def places(case: Case, parameters: PricedParameters) -> list[Place]:
 
 
 def insured(case: Case, parameters: PricedParameters) -> bool:
-    """Whether a copy in the host slab is cheap enough to make before anybody needs the room."""
+    """Whether a copy in the host slab is cheap enough to make before anything else is decided.
+
+    While nobody needs the room, the chance that it is needed counts; once somebody does, all of it.
+    """
     prices, market, fresh = case.market.prices, case.market, case.uncopied
-    if not 0 < fresh <= market.host_free:
+    if not 0 < fresh <= market.host:  # of a full slab the least worthy go
         return False
     saved = recompute_tail(prices, case.blocks, fresh) - prices.seconds(prices.load, fresh)
     felt = parameters.background * prices.seconds(prices.save, fresh)
-    return case.resume * parameters.insurance * saved > felt
+    chance = 1.0 if case.price > 0 else parameters.insurance
+    return case.resume * chance * saved > felt
 
 
 def written_through(case: Case, blocks: int, parameters: PricedParameters) -> bool:
