@@ -1,0 +1,186 @@
+"""What is expected of sessions at rest: when they come back, and whether.
+
+Learned waits (`tiering.waits`), what clients said (hints, early signals) by how far they can be
+believed, and how often sessions come back at all. A hint is one kind of wait in a mixture: the longer
+it turns out wrong, the less it weighs, and clients whose hints were wrong are believed less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from tiering.policy.base import Departure, Hints, Park, Signal
+from tiering.survival import EDGES, Curve, Wait, around, clean, mixture
+from tiering.waits import WaitCurves, name_of
+
+MOST_NAMES = 256
+
+
+class Belief(msgspec.Struct, frozen=True):
+    """How far what clients say is believed."""
+
+    prior: float = 0.5  # share of right hints before there are any
+    strength: float = 2.0  # hints that everybody's share counts as for one session
+    factor: float = 2.0  # a hint is right within this factor
+    slack: float = 0.25  # seconds that are never wrong
+    soon: float = 0.5  # a result whose connection is open is expected in about so many seconds
+    connected: float = 0.8  # chance that it is
+    streaming: float = 0.95
+    coming_back: float = 0.95  # chance that a session resumes at all, before there is data
+    abandoned: float = 0.1  # what is left of it when its client is gone
+
+
+@dataclass(slots=True)
+class _Record:
+    right: float = 0.0
+    said: float = 0.0
+
+
+@dataclass(slots=True)
+class _View:
+    """What is expected of one wait; `wait` counts from `base`."""
+
+    name: str
+    since: float
+    base: float
+    wait: Wait
+    p99: float
+    hints: Hints
+    said: float | None = None  # when the client says it will be over: seconds after `since`
+
+
+class Outlook:
+    """The owner of expectations. Sessions that it does not know are not expected."""
+
+    def __init__(self, curves: WaitCurves, belief: Belief | None = None) -> None:
+        self.curves = curves
+        self._belief = belief or Belief()
+        self._views: dict[str, _View] = {}
+        self._everybody = _Record()
+        self._records: dict[str, _Record] = {}
+        self._returns: dict[str, tuple[float, float]] = {}  # name -> (came back, did not)
+
+    # --- what happens ------------------------------------------------------------------------
+
+    def parked(self, park: Park) -> None:
+        self.curves.started(park.session, park.tools, park.at)
+        curve = self.curves.curve(park.tools, park.at)
+        view = _View(name_of(park.tools), park.at, park.at, curve, curve.quantile(0.99), park.hints)
+        self._views[park.session] = view
+        self._hear(park.session, view, park.hints, park.at)
+
+    def signalled(self, session: str, signal: Signal, at: float, hints: Hints) -> None:
+        view = self._views.get(session)
+        if view is None:
+            return
+        view.hints = hints if signal is Signal.EXPECTED else view.hints
+        if signal is Signal.EXPECTED:
+            self._hear(session, view, hints, at)
+        else:
+            chance = self._belief.streaming if signal is Signal.STREAMING else self._belief.connected
+            self._rebase(view, at, self._belief.soon, chance)
+
+    def came(self, session: str, waited: float) -> None:
+        view = self._views.pop(session, None)
+        self.curves.came(session, waited)
+        if view is None:
+            return
+        self._count(view.name, 1.0, 0.0)
+        if view.said is not None:
+            right = self._was_right(view.said, clean(waited))
+            for record in (self._everybody, self._record(session)):
+                record.right += right
+                record.said += 1.0
+
+    def gone(self, session: str, at: float, why: Departure) -> None:
+        """A wait that was given up is longer than so far; one that was superseded says nothing."""
+        view = self._views.get(session)
+        if why is Departure.ABANDONED:
+            if view is not None:
+                self.curves.lost(session, at)
+                self._count(view.name, 0.0, 1.0)
+        else:
+            self.curves.forget(session)
+        if why is Departure.FINISHED:
+            self.forget(session)
+
+    def forget(self, session: str) -> None:
+        self.curves.forget(session)
+        self._views.pop(session, None)
+        self._records.pop(session, None)
+
+    # --- what is expected --------------------------------------------------------------------
+
+    def wait(self, session: str, now: float) -> tuple[Wait, float] | None:
+        """Its wait, and how much of it has passed."""
+        view = self._views.get(session)
+        return None if view is None else (view.wait, max(now - view.base, 0.0))
+
+    def hints(self, session: str) -> Hints:
+        view = self._views.get(session)
+        return Hints() if view is None else view.hints
+
+    def resume(self, session: str, now: float, gone: Departure | None) -> float:
+        """The chance that its next turn ever comes."""
+        view = self._views.get(session)
+        if view is None or view.hints.final or gone not in (None, Departure.ABANDONED):
+            return 0.0
+        came, lost = self._returns.get(view.name, (0.0, 0.0))
+        weight = 20.0
+        chance = (came + weight * self._belief.coming_back) / (came + lost + weight)
+        # Beyond its P99 a wait is ever less a wait: the chance falls as a Pareto tail of index 1.
+        elapsed = now - view.since
+        if elapsed > view.p99 > 0:
+            chance *= view.p99 / elapsed
+        return chance * (self._belief.abandoned if gone is Departure.ABANDONED else 1.0)
+
+    def trust(self, session: str) -> float:
+        """The chance that what this session says about its wait is right."""
+        belief, everybody = self._belief, self._everybody
+        share = (everybody.right + 2 * belief.prior) / (everybody.said + 2)
+        own = self._records.get(session)
+        if own is None:
+            return share
+        return (own.right + belief.strength * share) / (own.said + belief.strength)
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _hear(self, session: str, view: _View, hints: Hints, at: float) -> None:
+        if hints.expected_wait is None:
+            return
+        expected = clean(hints.expected_wait)
+        view.said = at - view.since + expected
+        self._rebase(view, at, expected, self.trust(session))
+
+    def _rebase(self, view: _View, at: float, expected: float, chance: float) -> None:
+        """From now on: over in about `expected` seconds with this chance, else as it was."""
+        rest = remaining(view.wait, max(at - view.base, 0.0))
+        view.wait = mixture([(chance, around(expected)), (1.0 - chance, rest)])
+        view.base = at
+        view.p99 = max(view.p99, at - view.since + view.wait.quantile(0.99))
+
+    def _was_right(self, said: float, waited: float) -> bool:
+        factor, slack = self._belief.factor, self._belief.slack
+        return abs(said - waited) <= slack or waited / factor <= said <= waited * factor
+
+    def _record(self, session: str) -> _Record:
+        record = self._records.setdefault(session, _Record())
+        while len(self._records) > 65536:
+            del self._records[next(iter(self._records))]
+        return record
+
+    def _count(self, name: str, came: float, lost: float) -> None:
+        before = self._returns.pop(name, (0.0, 0.0))
+        fade = 1.0 - 1.0 / 512
+        self._returns[name] = (before[0] * fade + came, before[1] * fade + lost)
+        while len(self._returns) > MOST_NAMES:
+            del self._returns[next(iter(self._returns))]
+
+
+def remaining(wait: Wait, elapsed: float) -> Curve:
+    """What is left of a wait after `elapsed` seconds, as a curve of its own."""
+    if elapsed <= 0 and isinstance(wait, Curve):
+        return wait
+    return Curve([1.0 - wait.conditional(elapsed, t) for t in EDGES])
