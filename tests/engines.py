@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
+from random import Random
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.engine import CoreEvent, EngineCore
+from agentserve.core.market import TierParts, TierSetup
 from agentserve.core.plan import Plan
 from agentserve.core.ports import Executor
+from agentserve.core.tiers import Tiers
 from agentserve.messages import Submit, Token, TurnEnded, pack_tokens
 from agentserve.sim.executor import SimExecutor, fingerprint, mix, next_token
+from agentserve.sim.mover import Faults, FixedPrices, SimMover
 from agentserve.types import KVGroup, Sampling, SessionId, TurnId
+from tiering.manager import HEADER_BYTES
+from tiering.policy.base import (
+    Choice,
+    Decision,
+    Departure,
+    Hints,
+    Market,
+    Park,
+    Policy,
+    Prices,
+    Residency,
+    Signal,
+)
+from tiering.policy.lru import LruPolicy
+from tiering.types import Tier, Transfer
 
 VOCAB = 1000
 
@@ -30,10 +50,11 @@ class Rig:
         vocab: int = VOCAB,
         executor: Executor | None = None,
         cost: StepCost | None = None,
+        tiers: TierParts | None = None,
         **config: object,
     ) -> None:
         self.config = CoreConfig(**{"page_size": 4, "max_batched_tokens": 64, **config})  # type: ignore[arg-type]
-        self.core = EngineCore(self.config, groups_of(len(pages)), tuple(pages), cost)
+        self.core = EngineCore(self.config, groups_of(len(pages)), tuple(pages), cost, tiers)
         self.executor = executor or SimExecutor(
             tuple(pages), self.config.page_size, cost or StepCost(), vocab
         )
@@ -82,6 +103,97 @@ class Rig:
         return found[0]
 
 
+BLOCK_BYTES = 1000
+PRICES = Prices(
+    block_bytes=BLOCK_BYTES,
+    save=(0.001, 0.001),
+    load=(0.001, 0.001),
+    write=(0.005, 0.005),
+    fetch=(0.002, 0.002),
+    prefill=(0.0, 0.01, 0.0),
+    page_size=4,
+)
+
+
+def tier_parts(host: int, disk_blocks: int = 0, policy: Policy | None = None) -> TierParts:
+    chosen = policy or LruPolicy()
+    disk = disk_blocks * (BLOCK_BYTES + HEADER_BYTES)
+    setup = TierSetup(chosen.name, host, disk, BLOCK_BYTES, PRICES)
+    return TierParts(setup, chosen, FixedPrices(PRICES))
+
+
+class TierRig(Rig):
+    """A core with tiers and a mover of fingerprints; a step takes `pace` seconds."""
+
+    def __init__(
+        self,
+        pages: Sequence[int] = (32,),
+        *,
+        host: int = 64,
+        disk: int = 0,
+        policy: Policy | None = None,
+        faults: Faults | None = None,
+        pace: float = 0.01,
+        **config: object,
+    ) -> None:
+        super().__init__(pages, tiers=tier_parts(host, disk, policy), **config)  # type: ignore[arg-type]
+        assert isinstance(self.executor, SimExecutor)
+        self.mover = SimMover(self.executor.memory, PRICES, faults)
+        self.pace = pace
+        self.orders: list[Transfer] = []
+
+    @property
+    def tiers(self) -> Tiers:
+        assert self.core.tiers is not None
+        return self.core.tiers
+
+    def move(self) -> None:
+        """What the worker's loop does between steps."""
+        for transfer in self.core.take_transfers():
+            self.orders.append(transfer)
+            self.mover.submit(transfer, self.now)
+        self.core.finish_transfers(self.mover.poll(self.now), self.now)
+        timer = self.core.next_timer()
+        if timer is not None and timer <= self.now:
+            self.core.tick(self.now)
+        for transfer in self.core.take_transfers():
+            self.orders.append(transfer)
+            self.mover.submit(transfer, self.now)
+        self._collect()
+
+    def step(self) -> Plan | None:
+        self.move()
+        self.now += self.pace - 1.0  # the base adds a second
+        plan = super().step()
+        self.move()
+        return plan
+
+    def drain(self, most: int = 20_000) -> None:
+        for _ in range(most):
+            if not self.core.has_work:
+                return
+            self.move()
+            coming = self.mover.pending
+            if self.step() is None:
+                assert coming or self.mover.pending, "there is work, but nothing can run or arrive: wedged"
+                if self.mover.pending:
+                    self.wait()
+        raise AssertionError("the engine did not finish")
+
+    def wait(self) -> None:
+        """Let time pass until something ends or is due."""
+        times = [time for time in (self.mover.next_done(), self.core.next_timer()) if time is not None]
+        self.now = max(self.now, min(times))
+        self.move()
+
+    def settle(self, seconds: float = 1.0) -> None:
+        """Let every transfer end, and `seconds` pass."""
+        self.now += seconds
+        self.move()
+        while self.mover.pending:
+            self.wait()
+
+
 def cold(tokens: Sequence[int], count: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
     """What the imaginary model says after `tokens` with no engine at all: the oracle."""
     state, said = fingerprint(tokens), []
@@ -90,3 +202,33 @@ def cold(tokens: Sequence[int], count: int, seed: int = 0, vocab: int = VOCAB) -
         said.append(token)
         state = mix(state, token)
     return said
+
+
+class WildPolicy:
+    """Decides anything at any time, by seed: what a policy says must never make a difference to tokens."""
+
+    name = "wild"
+
+    def __init__(self, seed: int) -> None:
+        self._rng = Random(seed)
+
+    def parked(self, park: Park) -> None: ...
+
+    def resumed(self, session: str, at: float, waited: float) -> None:
+        assert waited >= 0
+
+    def signalled(self, session: str, signal: Signal, at: float, hints: Hints) -> None: ...
+
+    def gone(self, session: str, at: float, why: Departure) -> None: ...
+
+    def decide(self, session: str, residency: Residency, market: Market) -> Decision:
+        assert min(residency.device, residency.host, residency.disk, residency.gone) >= 0
+        assert 0 <= market.device_free <= market.device
+        wait = self._rng.choice([0.0, 0.02, 1.0, math.inf])
+        return Decision(self._rng.choice(list(Choice)), market.now + wait, "a whim")
+
+    def worth(self, session: str, tier: Tier, residency: Residency, market: Market) -> float:
+        return self._rng.random()
+
+    def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:
+        return (arrived + self._rng.random(),)

@@ -1,35 +1,41 @@
 """The engine core: one ordered log in, plans and events out.
 
-Everything that influences a decision enters through `handle`, `begin_step`, `finish_step` and
-`fail_step`, each with the time now; everything it brings about leaves as a plan or as events. No
-clock, no thread, no socket: the server, the simulator and the tests run this same object, and
-feeding it a recorded log again reproduces every plan.
+Everything that influences a decision enters through `handle`, `begin_step`, `finish_step`, `fail_step`,
+`finish_transfers` and `tick`, each with the time now; everything it brings about leaves as a plan, as
+transfers or as events. No clock, no thread, no socket: the server, the simulator and the tests run this
+same object, and feeding it a recorded log again reproduces every plan.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.kv import KVManager
+from agentserve.core.market import TierParts
 from agentserve.core.plan import ChunkResult, Plan, Sampled, StepResult
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.session import Session, SessionTable, Turn
 from agentserve.core.states import Phase
+from agentserve.core.tiers import Tiers
 from agentserve.messages import (
     Abort,
     Close,
     Command,
     Describe,
     Description,
+    Devalue,
     Fork,
+    Hint,
     Park,
     ResetPrefixCache,
     SessionView,
     StateChange,
     Submit,
     Token,
+    ToolSignal,
     TurnEnded,
     TurnUsage,
     WorkerView,
@@ -37,6 +43,8 @@ from agentserve.messages import (
 )
 from agentserve.types import FinishReason, KVGroup, SessionId
 from tiering.keys import namespace_digest
+from tiering.policy.base import Signal
+from tiering.types import Transfer, TransferDone
 
 CoreEvent = StateChange | Token | TurnEnded | Description
 
@@ -48,14 +56,21 @@ class EngineCore:
         groups: tuple[KVGroup, ...],
         pages: tuple[int, ...],
         cost: StepCost | None = None,
+        tiers: TierParts | None = None,
     ) -> None:
-        """groups, pages: the KV groups of the model and how many pages each pool has."""
+        """groups, pages: the KV groups of the model and how many pages each pool has.
+        tiers: what is below the device; None: nothing."""
         if len(groups) != len(pages):
             raise ValueError(f"{len(groups)} KV groups, but {len(pages)} pool sizes")
+        if tiers is not None and not config.prefix_cache:
+            raise ValueError("tiers need the prefix cache: a block that comes back is entered there")
         self.config = config
         self.sessions = SessionTable()
         self.kv = KVManager(config.page_size, pages, prefix_cache=config.prefix_cache)
         self.scheduler = Scheduler(config, self.sessions, self.kv, cost or StepCost())
+        self.tiers = Tiers(tiers, self.kv, self.scheduler) if tiers is not None else None
+        self.scheduler.gate = self.tiers
+        self._planned: Plan | None = None  # the plan begun last, while there are tiers
         self.limit = min(config.max_model_len, self.kv.capacity)
         self._ends = frozenset(config.eos_token_ids)
         self._events: list[CoreEvent] = []
@@ -73,22 +88,38 @@ class EngineCore:
                 session = self.sessions.get(name)
                 if session is not None and session.turn is not None and session.turn.id == turn:
                     self._end(session, FinishReason.ABORTED, now)
-            case Park(session=name, turn=turn, waiting_tool=waiting):
-                session = self.sessions.get(name)
-                if session is not None and session.turn is None and session.last_turn == turn:
-                    self.sessions.await_tool(session, waiting=waiting)
-                    self._show(session, now)
+            case Park():
+                self._park(command, now)
+            case Hint() | ToolSignal() | Devalue():
+                if self.tiers is not None:
+                    self._advise(self.tiers, command, now)
             case Fork(session=name, child=child, length=length):
-                self._fork(name, child, length)
+                self._fork(name, child, length, now)
             case Close(session=name):
                 self._close(name, now)
             case Describe(request=request, session=asked):
                 self._events.append(Description(request, self.view(), self._describe(asked)))
             case ResetPrefixCache(request=request):
                 self.kv.evict_all()
+                if self.tiers is not None:
+                    self.tiers.reset()
                 self._events.append(Description(request, self.view()))
             case _:  # grammars belong to the executor, Shutdown to the worker's loop
                 pass
+
+    def _advise(self, tiers: Tiers, command: Hint | ToolSignal | Devalue, now: float) -> None:
+        """News that make a session's KV worth more or less. Nothing relies on them."""
+        session = self.sessions.get(command.session)
+        if session is None:
+            return
+        match command:
+            case Hint(hints=hints):
+                tiers.signalled(session.id, Signal.EXPECTED, now, hints)
+            case ToolSignal(turn=turn, signal=signal):
+                if session.turn is None and session.last_turn == turn:
+                    tiers.signalled(session.id, signal, now)
+            case Devalue(why=why):
+                tiers.departed(session.id, why, now)
 
     def _submit(self, command: Submit, now: float) -> None:
         tokens = unpack_tokens(command.tokens)
@@ -113,6 +144,17 @@ class EngineCore:
         )
         self.sessions.begin_turn(session, turn, tokens, self._namespace(command.namespace))
         self.scheduler.enqueue(session)
+        if self.tiers is not None:
+            self.tiers.submitted(session, now)
+        self._show(session, now)
+
+    def _park(self, command: Park, now: float) -> None:
+        session = self.sessions.get(command.session)
+        if session is None or session.turn is not None or session.last_turn != command.turn:
+            return
+        self.sessions.await_tool(session, waiting=command.waiting_tool)
+        if self.tiers is not None:
+            self.tiers.parked(session, now, command.tools, command.hints, waiting=command.waiting_tool)
         self._show(session, now)
 
     def _refusal(self, command: Submit, tokens: array[int], prompt: int) -> str:
@@ -137,14 +179,17 @@ class EngineCore:
             found = self._namespaces[salt] = namespace_digest({"base": self.config.namespace, "salt": salt})
         return found
 
-    def _fork(self, name: SessionId, child: SessionId, length: int) -> None:
+    def _fork(self, name: SessionId, child: SessionId, length: int, now: float) -> None:
         """A child at rest shares by content: its parent's pages are in the tree, the last one as a tail."""
         parent = self.sessions.get(name)
         if parent is None or self.sessions.get(child) is not None:
             return
         if parent.phase is Phase.RUNNING:
             self.kv.share_tail(parent.id, parent.tokens, parent.computed)
-        self.sessions.adopt_tokens(self.sessions.open(child), parent.tokens[:length], parent.namespace)
+        opened = self.sessions.open(child)
+        self.sessions.adopt_tokens(opened, parent.tokens[:length], parent.namespace)
+        if self.tiers is not None:
+            self.tiers.ended(opened, now)
 
     def _close(self, name: SessionId, now: float) -> None:
         session = self.sessions.get(name)
@@ -153,6 +198,8 @@ class EngineCore:
         if session.turn is not None:
             self._end(session, FinishReason.ABORTED, now)
         self.sessions.close(session)
+        if self.tiers is not None:
+            self.tiers.closed(name, now)
         self._show(session, now)
 
     # --- steps -------------------------------------------------------------------------------
@@ -163,9 +210,15 @@ class EngineCore:
 
     def begin_step(self, now: float) -> Plan | None:
         """The next plan to run, or None. Its pages are reserved until finish_step or fail_step."""
+        if self.tiers is not None:
+            self.tiers.begin(now)
         plan, preempted = self.scheduler.plan(now)
         for session in preempted:
+            if self.tiers is not None:
+                self.tiers.preempted(session, now)
             self._show(session, now, "pages")
+        if self.tiers is not None:
+            self._planned = plan
         if plan is not None:
             for chunk in plan.chunks:
                 planned = self.sessions.get(chunk.session)
@@ -176,6 +229,10 @@ class EngineCore:
     def finish_step(self, result: StepResult, now: float) -> None:
         """Book what a plan computed. Results of another epoch are stale and dropped."""
         self.kv.plan_done()
+        if self.tiers is not None and self._planned is not None:
+            chunks = [(chunk.start, len(chunk.tokens)) for chunk in self._planned.chunks]
+            self.tiers.stepped([chunk.session for chunk in result.chunks], chunks, result.seconds)
+            self._planned = None
         for chunk in result.chunks:
             session = self.sessions.get(chunk.session)
             if session is None or session.phase is not Phase.RUNNING or session.epoch != chunk.epoch:
@@ -243,8 +300,30 @@ class EngineCore:
             turn.first_token,
             now,
         )
+        if self.tiers is not None:
+            self.tiers.ended(session, now)
         self._show(session, now, reason.value)
         self._events.append(TurnEnded(session.id, turn.id, reason, usage, error))
+
+    # --- tiers -------------------------------------------------------------------------------
+
+    def take_transfers(self) -> list[Transfer]:
+        """Orders for the mover since the last call, in order. Each is to be answered once."""
+        return self.tiers.take_transfers() if self.tiers is not None else []
+
+    def finish_transfers(self, done: Sequence[TransferDone], now: float) -> None:
+        """What became of orders. An answer to no open order changes nothing."""
+        if self.tiers is not None and done:
+            self.tiers.finish(done, now)
+
+    def next_timer(self) -> float | None:
+        """When to call `tick`, if nothing happens before; None: never."""
+        return self.tiers.next_timer() if self.tiers is not None else None
+
+    def tick(self, now: float) -> None:
+        """Time has passed: decisions that asked for it are looked at again."""
+        if self.tiers is not None:
+            self.tiers.tick(now)
 
     # --- events and views --------------------------------------------------------------------
 
@@ -268,7 +347,7 @@ class EngineCore:
         if session.turn is None and session.tokens:
             computed = self.kv.cached_tokens(session.namespace, session.tokens)
             pages = -(-computed // self.config.page_size)
-        return SessionView(
+        view = SessionView(
             session.id,
             session.state,
             session.last_turn,
@@ -277,6 +356,7 @@ class EngineCore:
             pages,
             session.preemptions,
         )
+        return self.tiers.describe(view) if self.tiers is not None else view
 
     def view(self) -> WorkerView:
         pool = min(self.kv.pools, key=lambda pool: pool.available)
@@ -287,7 +367,8 @@ class EngineCore:
             pages=pool.pages,
             pages_free=pool.free,
             pages_cached=pool.idle,
-            pages_live=pool.live,
+            pages_live=pool.live - self.kv.pinned,
+            tiers=self.tiers.view() if self.tiers is not None else None,
         )
 
     def check(self) -> None:
@@ -304,4 +385,8 @@ class EngineCore:
             else:
                 assert not self.kv.blocks_of(session.id), f"{session.id} holds pages at rest"
         if not running:
-            assert all(pool.live == 0 for pool in self.kv.pools), "pages are live but nobody runs"
+            assert all(pool.live <= self.kv.moving for pool in self.kv.pools), (
+                "pages are live but nobody runs or moves them"
+            )
+        if self.tiers is not None:
+            self.tiers.check()

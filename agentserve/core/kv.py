@@ -14,9 +14,10 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from agentserve.core.nodes import Node
 from agentserve.core.pages import PagePool
 from agentserve.core.plan import PageCopy
-from agentserve.core.radix import Node, RadixTree
+from agentserve.core.radix import RadixTree
 from agentserve.types import SessionId
 
 
@@ -46,6 +47,9 @@ class KVManager:
         self.tree = RadixTree(page_size, len(pages), self._is_idle)
         self._tables: dict[SessionId, BlockTable] = {}
         self._pins: list[tuple[int, ...]] = []  # sources of copies in plans that have not run yet
+        self._moving: dict[tuple[int, ...], int] = {}  # blocks that transfers read or write: pins of each
+        self._marked: dict[bytes, tuple[int, ...]] = {}  # key -> block, of blocks with a mark
+        self.evicted = 0  # full blocks taken out of the tree to make room
 
     # --- figures ---------------------------------------------------------------------------
 
@@ -231,6 +235,80 @@ class KVManager:
             count += 1
         return count
 
+    # --- transfers ---------------------------------------------------------------------------
+
+    @property
+    def pinned(self) -> int:
+        """Group 0 pages that are held by transfers alone: nobody's live KV, and not to be evicted."""
+        return sum(self.pools[0].holds(block[0]) == pins for block, pins in self._moving.items())
+
+    @property
+    def moving(self) -> int:
+        """Blocks pinned by transfers, whoever else holds them."""
+        return len(self._moving)
+
+    def pin(self, block: tuple[int, ...]) -> None:
+        """Keep a cached block where it is until `unpin`: a transfer reads it, or puts others after it."""
+        self._hold_block(block)
+        self._moving[block] = self._moving.get(block, 0) + 1
+
+    def unpin(self, block: tuple[int, ...]) -> None:
+        pins = self._moving[block] - 1
+        if pins:
+            self._moving[block] = pins
+        else:
+            del self._moving[block]
+        self._release_block(block)
+
+    def take_pinned(self, count: int) -> list[tuple[int, ...]] | None:
+        """`count` fresh blocks for a load to fill, pinned. None, and none taken, if they lack."""
+        fresh = self._take(count)
+        for block in fresh or ():
+            self._moving[block] = 1
+        return fresh
+
+    def enter(
+        self, namespace: bytes, before: tuple[int, ...] | None, tokens: array[int], block: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """A pinned block has been filled from below: enter it into the tree after `before`, which is pinned.
+
+        Returns the block that the tree has for these tokens, pinned: an earlier twin, and then `block` is
+        freed, or `block` itself.
+        """
+        theirs = self.tree.seal(namespace, before[0] if before else None, tokens, block)
+        if theirs == block:
+            for pool, page in zip(self.pools, block, strict=True):
+                pool.cache(page)
+            return block
+        self.pin(theirs)
+        self.unpin(block)
+        return theirs
+
+    def matched(self, namespace: bytes, tokens: array[int], limit: int) -> tuple[array[int], ...]:
+        """Pages, per group, of the full blocks of tokens[:limit] that the tree has. Looking is not using."""
+        return self.tree.match(namespace, tokens, limit, touch=False).pages
+
+    def mark(self, key: bytes, block: tuple[int, ...], why: int) -> None:
+        """A cached block can go without loss, for the reason `why` (`pages.COPIED`, `pages.DEVALUED`)."""
+        page = block[0]
+        if not self.pools[0].is_cached(page):
+            return
+        node = self.tree.node_of(page)
+        self.pools[0].mark(page, why)
+        self._marked[key] = block
+        if node.pages[0][-1] == page:
+            self.tree.queue.offer(node, anew=True)
+            for child in node.children:  # a tail goes as what it hangs on goes
+                self.tree.queue.offer(child, anew=True)
+
+    def unmark(self, key: bytes, why: int) -> None:
+        """The reason is gone. Nothing happens to a block without it."""
+        block = self._marked.get(key)
+        if block is not None:
+            self.pools[0].mark(block[0], why, on=False)
+            if not self.pools[0].marks(block[0]):
+                del self._marked[key]
+
     # --- blocks ------------------------------------------------------------------------------
 
     def _take(self, count: int) -> list[tuple[int, ...]] | None:
@@ -248,9 +326,13 @@ class KVManager:
         return taken
 
     def _evict(self) -> bool:
-        block = self.tree.evict()
-        if block is None:
+        evicted = self.tree.evict()
+        if evicted is None:
             return False
+        block, key = evicted
+        if key:
+            self.evicted += 1
+            self._marked.pop(key, None)
         for pool, page in zip(self.pools, block, strict=True):
             pool.uncache(page)
         return True
@@ -284,7 +366,12 @@ class KVManager:
                     holds[page] = holds.get(page, 0) + 1
             for block in self._pins:
                 holds[block[group]] = holds.get(block[group], 0) + 1
+            for block, pins in self._moving.items():
+                holds[block[group]] = holds.get(block[group], 0) + pins
             cached = {page for node in self.tree.nodes() for page in node.pages[group]}
             for page in range(pool.pages):
                 assert pool.holds(page) == holds.get(page, 0), f"page {page}: holds differ"
                 assert pool.is_cached(page) == (page in cached), f"page {page}: cached differs"
+        marked = {block[0] for block in self._marked.values()}
+        for page in range(self.pools[0].pages):
+            assert (page in marked) == (self.pools[0].marks(page) > 0), f"page {page}: marks differ"

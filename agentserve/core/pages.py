@@ -7,12 +7,18 @@ A page is in one of four conditions, and the pool is the only one who knows:
     idle    cached by the tree, held by nobody: evictable, always
     both    cached and held
 
+An idle page may be marked: `COPIED` or `DEVALUED` (or both) says that it can go without loss. Marked
+idle pages are counted (`spare`), so that nobody has to look for them.
+
 The pool counts; it does not decide what goes. Only the KV manager calls it.
 """
 
 from __future__ import annotations
 
 from array import array
+
+COPIED = 1  # a tier below has the same bytes
+DEVALUED = 2  # nobody is expected to want them
 
 
 class PagePool:
@@ -23,9 +29,11 @@ class PagePool:
             raise ValueError(f"a KV pool needs at least 2 pages, got {pages}")
         self.pages = pages
         self.idle = 0
+        self.spare = 0  # idle pages with a mark
         self._free = array("i", range(pages - 1, -1, -1))
         self._holds = array("i", bytes(4 * pages))
         self._cached = bytearray(pages)
+        self._marks = bytearray(pages)  # of cached pages only
 
     @property
     def free(self) -> int:
@@ -52,6 +60,7 @@ class PagePool:
             if not self._cached[page]:
                 raise RuntimeError(f"page {page} is free: it cannot be held")
             self.idle -= 1
+            self.spare -= self._marks[page] > 0
         self._holds[page] += 1
 
     def release(self, page: int) -> bool:
@@ -64,6 +73,7 @@ class PagePool:
             return False
         if self._cached[page]:
             self.idle += 1
+            self.spare += self._marks[page] > 0
             return True
         self._free.append(page)
         return False
@@ -81,7 +91,22 @@ class PagePool:
         self._cached[page] = 0
         if self._holds[page] == 0:
             self.idle -= 1
+            self.spare -= self._marks[page] > 0
             self._free.append(page)
+        self._marks[page] = 0
+
+    def mark(self, page: int, why: int, *, on: bool = True) -> None:
+        """Set or clear marks of a cached page."""
+        if not self._cached[page]:
+            raise RuntimeError(f"page {page} is not cached: it cannot be marked")
+        before = self._marks[page]
+        after = before | why if on else before & ~why
+        self._marks[page] = after
+        if self._holds[page] == 0:
+            self.spare += (after > 0) - (before > 0)
+
+    def marks(self, page: int) -> int:
+        return self._marks[page]
 
     def is_private(self, page: int) -> bool:
         """Held once and not cached: whoever holds it may write it."""
@@ -100,6 +125,10 @@ class PagePool:
         assert self.idle == sum(
             1 for page in range(self.pages) if self._cached[page] and not self._holds[page]
         ), "idle count is wrong"
+        assert self.spare == sum(
+            1 for page in range(self.pages) if self._marks[page] and not self._holds[page]
+        ), "spare count is wrong"
         for page in range(self.pages):
             used = bool(self._cached[page]) or self._holds[page] > 0
             assert used != (page in free), f"page {page} is both free and used, or neither"
+            assert self._cached[page] or not self._marks[page], f"page {page} is marked but not cached"

@@ -15,45 +15,14 @@ The tree knows pages, not tiers, and not who holds them: it asks the pool throug
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from agentserve.core.eviction import EvictionQueue
+from agentserve.core.nodes import Match, Node
 from tiering.keys import block_key
-
-
-class Node:
-    """A run of pages below `parent`. `pages[g][i]` holds block `start + i` of KV group g."""
-
-    __slots__ = ("children", "edges", "keys", "pages", "parent", "queued", "start", "tail", "tokens", "used")
-
-    def __init__(self, parent: Node | None, start: int, groups: int, *, tail: bool = False) -> None:
-        self.parent = parent
-        self.start = start
-        self.tail = tail
-        self.tokens: array[int] = array("i")
-        self.pages: tuple[array[int], ...] = tuple(array("i") for _ in range(groups))
-        self.keys: list[bytes] = []  # block key of each full page; a root holds its namespace digest
-        self.edges: list[array[int]] = []  # first page's tokens of each child, sorted
-        self.children: list[Node] = []  # in the order of `edges`
-        self.used = 0  # when it was last matched or extended, in ticks of the tree
-        self.queued = False  # an entry of the eviction heap points here
-
-    @property
-    def blocks(self) -> int:
-        return len(self.pages[0])
-
-
-@dataclass(slots=True)
-class Match:
-    """What the tree has of a token run: full blocks, then `extra` slots of a donor block."""
-
-    pages: tuple[array[int], ...]
-    donor: tuple[int, ...] | None = None  # the donor's page in each group
-    donor_node: Node | None = None
-    extra: int = 0
 
 
 @dataclass(slots=True)
@@ -63,9 +32,11 @@ class RadixTree:
     is_idle: Callable[[Node], bool]  # nobody holds the node's last page, in any group
     roots: dict[bytes, Node] = field(default_factory=dict)
     _where: dict[int, Node] = field(default_factory=dict)  # group 0 page -> its node
-    _heap: list[tuple[int, int, Node]] = field(default_factory=list)  # (used, tie-break, node)
+    queue: EvictionQueue = field(init=False)
     _ticks: int = 0
-    _pushes: int = 0
+
+    def __post_init__(self) -> None:
+        self.queue = EvictionQueue(self._evictable)
 
     # --- looking ---------------------------------------------------------------------------
 
@@ -244,32 +215,25 @@ class RadixTree:
         """Group 0 page `page` has become idle: its node may now be evicted, if it is a leaf."""
         node = self._where.get(page)
         if node is not None:
-            self._queue(node)
+            self.queue.offer(node)
 
-    def _queue(self, node: Node) -> None:
-        if not node.queued and not node.children and node.parent is not None and self.is_idle(node):
-            node.queued = True
-            self._pushes += 1
-            heapq.heappush(self._heap, (node.used, self._pushes, node))
+    def _evictable(self, node: Node) -> bool:
+        return bool(node.blocks) and not node.children and node.parent is not None and self.is_idle(node)
 
-    def evict(self) -> tuple[int, ...] | None:
-        """Take out the least recently used idle block, leaves first and tail first; its pages, or None."""
-        while self._heap:
-            used, _, node = heapq.heappop(self._heap)
-            node.queued = False
-            if not node.blocks or node.children or not self.is_idle(node):
-                continue  # gone, grown or held since; it is offered again when that ends
-            if node.used != used:
-                self._queue(node)
-                continue
-            parent = node.parent
-            pages = self._drop_last(node)
-            if node.blocks:
-                self._queue(node)
-            elif parent is not None:
-                self._queue(parent)
-            return pages
-        return None
+    def evict(self) -> tuple[tuple[int, ...], bytes] | None:
+        """Take out the idle block that goes first, leaves before parents and tail first; its pages and its
+        key (empty: it was not full), or None."""
+        node = self.queue.pop()
+        if node is None:
+            return None
+        parent = node.parent
+        key = b"" if node.tail else node.keys[-1]
+        pages = self._drop_last(node)
+        if node.blocks:
+            self.queue.offer(node)
+        elif parent is not None:
+            self.queue.offer(parent)
+        return pages, key
 
     def remove_tail(self, tail: Node) -> None:
         """Take a tail out of the tree: its session goes on writing it."""
@@ -277,7 +241,7 @@ class RadixTree:
         assert tail.tail
         assert parent is not None
         self._drop_last(tail)
-        self._queue(parent)
+        self.queue.offer(parent)
 
     def _drop_last(self, node: Node) -> tuple[int, ...]:
         pages = tuple(group.pop() for group in node.pages)
@@ -309,7 +273,7 @@ class RadixTree:
     def check(self) -> None:
         """Raise AssertionError if the tree's own rules are broken (INV-2)."""
         size, seen = self.page_size, 0
-        queued = {id(node) for _, _, node in self._heap}
+        queued = self.queue.nodes()
         for node in self.nodes():
             assert node.edges == sorted(node.edges), "children out of order"
             assert [child.tokens[:size] for child in node.children] == node.edges, "edge and child differ"

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from agentserve.core.cost import StepCost
+from agentserve.core.market import TierSetup
 from agentserve.core.plan import Plan, StepResult
 from agentserve.messages import Command, pack_tokens
 from agentserve.types import KVGroup
+from tiering.types import Transfer, TransferDone
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 _HEADER = struct.Struct(">I")
 
 
@@ -30,6 +32,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     groups: tuple[KVGroup, ...]
     pages: tuple[int, ...]
     cost: StepCost = StepCost()
+    tiers: TierSetup | None = None
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):
@@ -60,11 +63,30 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: str
 
 
+class Transferred(msgspec.Struct, frozen=True, tag="transferred"):
+    """`finish_transfers(done, now)`."""
+
+    now: float
+    done: tuple[TransferDone, ...]
+
+
+class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
+    """`tick(now)`."""
+
+    now: float
+
+
+class Ordered(msgspec.Struct, frozen=True, tag="ordered"):
+    """What `take_transfers()` gave: their digest. Written only when it gave any."""
+
+    transfers: bytes
+
+
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
     """Never written: what a reader finds at the end of a log whose last entry is not whole."""
 
 
-Entry = Opened | Commanded | Planned | Finished | Failed | Cut
+Entry = Opened | Commanded | Planned | Finished | Failed | Transferred | Ticked | Ordered | Cut
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
@@ -111,3 +133,8 @@ def plan_digest(plan: Plan | None) -> bytes:
         for chunk in plan.chunks
     ]
     return hashlib.sha256(_encoder.encode((plan.step, plan.copies, chunks, plan.reasons))).digest()
+
+
+def orders_digest(transfers: Sequence[Transfer]) -> bytes:
+    """SHA-256 over transfers that a core ordered; empty for none."""
+    return hashlib.sha256(_encoder.encode(transfers)).digest() if transfers else b""

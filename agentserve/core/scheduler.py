@@ -15,7 +15,9 @@ the youngest, makes some session finish whatever the load; (2) bounds the step; 
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
@@ -46,6 +48,20 @@ class Draft:
     preempted: list[Session] = field(default_factory=list)
 
 
+class Gate(Protocol):
+    """What admission asks of the tiers below."""
+
+    def holds_up(self, session: Session, now: float) -> bool:
+        """Does the session wait for KV to be loaded?"""
+        ...
+
+    def ranked(self, waiting: Sequence[Session], now: float) -> list[Session]:
+        """The order in which to admit."""
+        ...
+
+    def admitted(self, session: Session, hit: int, now: float) -> None: ...
+
+
 class Scheduler:
     def __init__(self, config: CoreConfig, sessions: SessionTable, kv: KVManager, cost: StepCost) -> None:
         self.config = config
@@ -54,6 +70,7 @@ class Scheduler:
         self.waiting: list[Session] = []  # in rank order; preempted sessions keep their rank
         self._sessions = sessions
         self._kv = kv
+        self.gate: Gate | None = None  # set when there are tiers below
         self._step = 0
         self._reserve = int(config.page_reserve * min(pool.pages for pool in kv.pools))
 
@@ -69,6 +86,12 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
+
+    @property
+    def spoken_for(self) -> int:
+        """Blocks that running sessions still need for their own input."""
+        lagging = (session for session in self.running if session.lag > 1)
+        return sum(self._kv.missing_blocks(session.id, len(session.tokens)) for session in lagging)
 
     # --- one step ----------------------------------------------------------------------------
 
@@ -200,23 +223,28 @@ class Scheduler:
     # --- admission ---------------------------------------------------------------------------
 
     def _admit(self, draft: Draft, now: float) -> None:
-        index = 0
-        while index < min(len(self.waiting), WAITING_EXAMINED):
-            session = self.waiting[index]
-            limit = self._blocked(session, draft)
-            if limit == "prefix":  # it waits for a prefix that is being computed: others may pass
+        # Nobody enters twice, so no more than this can be passed over or enter.
+        candidates = self.waiting[: WAITING_EXAMINED + self.config.max_num_seqs]
+        if self.gate is not None:
+            candidates = self.gate.ranked(candidates, now)
+        passed = 0
+        for session in candidates:
+            if passed == WAITING_EXAMINED:
+                return
+            limit = self._blocked(session, draft, now)
+            if limit in ("prefix", "loading"):  # it waits for KV that is on its way: others may pass
                 draft.reasons.append((session.id, limit))
-                index += 1
+                passed += 1
                 continue
             if limit:
                 draft.reasons.append((session.id, limit))
                 return
             if not self._enter(session, draft, now):
                 return  # first come, first served: nobody passes a session that lacks pages
-            self.waiting.pop(index)
+            self.waiting.remove(session)
             insort(self.running, session, key=rank)
 
-    def _blocked(self, session: Session, draft: Draft) -> str:
+    def _blocked(self, session: Session, draft: Draft, now: float) -> str:
         """Which limit keeps this session from even trying."""
         if len(self.running) >= self.config.max_num_seqs:
             return "seats"
@@ -224,6 +252,8 @@ class Scheduler:
             return "tokens"
         if self.config.prefix_cache and self._prefix_is_coming(session):
             return "prefix"
+        if self.gate is not None and self.gate.holds_up(session, now):
+            return "loading"
         return ""
 
     def _prefix_is_coming(self, session: Session) -> bool:
@@ -253,10 +283,7 @@ class Scheduler:
         needed = kv.missing_blocks(session.id, len(session.tokens))
         free = kv.available - (self._reserve if self.running else 0)
         if self.config.full_input_gate and self.running:
-            # What running sessions still need for their own input is spoken for.
-            free -= sum(
-                kv.missing_blocks(other.id, len(other.tokens)) for other in self.running if other.lag > 1
-            )
+            free -= self.spoken_for
         fits = needed <= free if self.config.full_input_gate else free > 0
         if not fits:
             kv.release(session.id)
@@ -266,4 +293,6 @@ class Scheduler:
             kv.release(session.id)
             return False
         self._sessions.admit(session, hit, now)
+        if self.gate is not None:
+            self.gate.admitted(session, hit, now)
         return True

@@ -68,6 +68,11 @@ class SimExecutor:
         )
         self._prefixes: dict[tuple[SessionId, TurnId], array[int]] = {}
 
+    @property
+    def memory(self) -> tuple[Fingerprints, ...]:
+        """Per KV group, (pages, page_size) fingerprints: what a mover reads and writes."""
+        return self._slots
+
     def run(self, plan: Plan) -> StepResult:
         for copy in plan.copies:
             slots = self._slots[copy.group]

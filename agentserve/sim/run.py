@@ -17,17 +17,23 @@ from agentserve.clock import VirtualClock
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.engine import EngineCore
+from agentserve.core.market import TierParts
 from agentserve.core.record import (
     RECORD_VERSION,
     Commanded,
     Entry,
     Finished,
     Opened,
+    Ordered,
     Planned,
+    Ticked,
+    Transferred,
+    orders_digest,
     plan_digest,
 )
 from agentserve.messages import Command, Park, Submit, Token, TurnEnded, pack_tokens
 from agentserve.sim.executor import SimExecutor
+from agentserve.sim.mover import Faults, SimMover
 from agentserve.sim.workload import Agent, as_tokens
 from agentserve.types import FinishReason, KVGroup, Sampling, SessionId, TurnId
 
@@ -76,10 +82,14 @@ class Simulation:
         cost: StepCost,
         log: Callable[[Entry], None] | None = None,
         check_every_step: bool = False,
+        tiers: TierParts | None = None,
+        faults: Faults | None = None,
     ) -> None:
+        """tiers: what is below the device, moved at the setup's prices, with `faults`; None: nothing."""
         groups = (KVGroup("full", (0,), 1),)
-        self.core = EngineCore(config, groups, (pages,), cost)
+        self.core = EngineCore(config, groups, (pages,), cost, tiers)
         self.executor = SimExecutor((pages,), config.page_size, cost)
+        self.mover = SimMover(self.executor.memory, tiers.setup.prices, faults) if tiers else None
         self.clock = VirtualClock()
         self._agents = {agent.name: agent for agent in agents}
         self._contexts = {agent.name: array("i") for agent in agents}
@@ -91,8 +101,9 @@ class Simulation:
         self._digests: list[bytes] = []
         self._log = log
         self._check = check_every_step
+        setup = tiers.setup if tiers is not None else None
         if log is not None:
-            log(Opened(RECORD_VERSION, msgspec.msgpack.encode(config), groups, (pages,), cost))
+            log(Opened(RECORD_VERSION, msgspec.msgpack.encode(config), groups, (pages,), cost, setup))
         for agent in agents:
             self._at(agent.arrives, agent.name)
 
@@ -100,11 +111,14 @@ class Simulation:
         """Until every agent has finished. Raises Wedged if the engine stands still with work to do."""
         while self._heap or self.core.has_work:
             self._arrivals()
+            self._move()
             if not self.core.has_work:
-                if self._heap:
-                    self.clock.advance_to(max(self.clock.now(), self._heap[0][0]))
-                continue
-            self._step()
+                self._wait(self._heap[0][0] if self._heap else None)
+            elif not self._step():
+                if self.mover is None or not self.mover.pending:
+                    raise Wedged(f"{len(self.core.scheduler.waiting)} turns wait and nothing can run")
+                self._wait(self._heap[0][0] if self._heap else None)
+        self.settle()
         unfinished = tuple(name for name, left in self._left.items() if left)
         return Outcome(
             tuple(self._turns), unfinished, len(self._digests), self.clock.now(), tuple(self._digests)
@@ -131,13 +145,54 @@ class Simulation:
             self._handle(submit)
         self._collect()
 
-    def _step(self) -> None:
+    def settle(self) -> None:
+        """Let every transfer in flight end."""
+        self._move()
+        while self.mover is not None and self.mover.pending:
+            self._wait(None)
+            self._move()
+
+    def _wait(self, arrival: float | None) -> None:
+        """Let time pass until the next thing happens: an arrival, a transfer's end, a timer."""
+        times = [arrival, self.core.next_timer(), self.mover.next_done() if self.mover else None]
+        due = [time for time in times if time is not None]
+        if due:
+            self.clock.advance_to(max(self.clock.now(), min(due)))
+
+    def _move(self) -> None:
+        """What a worker's loop does for tiers between steps."""
+        if self.mover is None:
+            return
+        now = self.clock.now()
+        self._hand_over(self.mover, now)
+        done = tuple(self.mover.poll(now))
+        if done:
+            if self._log is not None:
+                self._log(Transferred(now, done))
+            self.core.finish_transfers(done, now)
+        timer = self.core.next_timer()
+        if timer is not None and timer <= now:
+            if self._log is not None:
+                self._log(Ticked(now))
+            self.core.tick(now)
+        self._hand_over(self.mover, now)
+        self._collect()
+
+    def _hand_over(self, mover: SimMover, now: float) -> None:
+        transfers = self.core.take_transfers()
+        if transfers and self._log is not None:
+            self._log(Ordered(orders_digest(transfers)))
+        for transfer in transfers:
+            mover.submit(transfer, now)
+
+    def _step(self) -> bool:
+        """One plan, if something can run."""
         began = self.clock.now()
         plan = self.core.begin_step(began)
         if self._log is not None:
             self._log(Planned(began, plan_digest(plan)))
         if plan is None:
-            raise Wedged(f"{len(self.core.scheduler.waiting)} turns wait and nothing can run")
+            return False
         self._digests.append(plan_digest(plan))
         result = self.executor.run(plan)
         self.clock.advance_to(began + result.seconds)
@@ -147,6 +202,7 @@ class Simulation:
         self._collect()
         if self._check:
             self.core.check()
+        return True
 
     def _collect(self) -> None:
         for event in self.core.take_events():

@@ -13,99 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentserve.core.cost import StepCost
-from agentserve.messages import Abort, Close, Fork, Park, ResetPrefixCache, TurnEnded
+from agentserve.messages import Abort, TurnEnded
 from agentserve.types import FinishReason, SessionId, TurnId
 from tests.engines import Rig, cold
-
-SHARED = list(range(40))
-
-
-@st.composite
-def prompts(draw: st.DrawFn) -> list[int]:
-    """A prefix of a common run, then a few tokens of a small alphabet: many shared, many near misses."""
-    shared = draw(st.integers(0, len(SHARED)))
-    return SHARED[:shared] + draw(st.lists(st.integers(0, 2), min_size=1, max_size=12))
-
-
-OPERATIONS = st.one_of(
-    st.tuples(st.just("submit"), st.integers(0, 5), prompts(), st.integers(1, 12), st.integers(0, 2)),
-    st.tuples(st.just("extend"), st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=9)),
-    st.tuples(st.just("steps"), st.integers(1, 6)),
-    st.tuples(st.just("abort"), st.integers(0, 5)),
-    st.tuples(st.just("abort in flight"), st.integers(0, 5)),
-    st.tuples(st.just("fork"), st.integers(0, 5), st.integers(1, 30)),
-    st.tuples(st.just("fork in flight"), st.integers(0, 5)),
-    st.tuples(st.just("close"), st.integers(0, 5)),
-    st.tuples(st.just("park"), st.integers(0, 5), st.booleans()),
-    st.tuples(st.just("steps"), st.integers(1, 6)),
-    st.tuples(st.just("submit"), st.integers(0, 5), prompts(), st.integers(4, 12), st.integers(0, 2)),
-    st.tuples(st.just("reset")),
-)
-
-
-class History:
-    def __init__(self, rig: Rig) -> None:
-        self.rig = rig
-        self.asked: dict[tuple[str, int], tuple[list[int], int]] = {}
-        self.forks = 0
-
-    def session(self, number: int):  # type: ignore[no-untyped-def]
-        return self.rig.core.sessions.get(SessionId(f"s{number}"))
-
-    def submit(self, number: int, tokens: list[int], count: int, priority: int = 0) -> None:
-        session = self.session(number)
-        if session is not None and session.turn is not None:
-            return
-        turn = self.rig.submit(f"s{number}", tokens, max_tokens=count, priority=priority)
-        self.asked[f"s{number}", turn] = (tokens, count)
-
-    def apply(self, operation: tuple) -> None:  # type: ignore[type-arg]
-        rig = self.rig
-        match operation:
-            case ("submit", number, tokens, count, priority):
-                self.submit(number, tokens, count, priority)
-            case ("extend", number, more):
-                session = self.session(number)
-                if session is not None and session.turn is None and session.tokens:
-                    self.submit(number, [*session.tokens, *more], 6)
-            case ("steps", count):
-                for _ in range(count):
-                    rig.step()
-            case ("abort", number):
-                session = self.session(number)
-                if session is not None and session.turn is not None:
-                    rig.core.handle(Abort(session.id, session.turn.id), rig.now)
-            case ("abort in flight", number):
-                plan = rig.core.begin_step(rig.now)
-                session = self.session(number)
-                if session is not None and session.turn is not None:
-                    rig.core.handle(Abort(session.id, session.turn.id), rig.now)
-                if plan is not None:
-                    rig.core.finish_step(rig.executor.run(plan), rig.now)
-            case ("fork in flight", number):
-                plan = rig.core.begin_step(rig.now)
-                self.forks += 1
-                rig.core.handle(Fork(SessionId(f"s{number}"), SessionId(f"f{self.forks}"), 99), rig.now)
-                rig.core.check()
-                if plan is not None:
-                    rig.core.finish_step(rig.executor.run(plan), rig.now)
-            case ("fork", number, length):
-                self.forks += 1
-                rig.core.handle(Fork(SessionId(f"s{number}"), SessionId(f"f{self.forks}"), length), rig.now)
-                child = rig.core.sessions.get(SessionId(f"f{self.forks}"))
-                if child is not None and child.tokens:
-                    tokens = list(child.tokens)
-                    turn = rig.submit(child.id, tokens, max_tokens=5)
-                    self.asked[child.id, turn] = (tokens, 5)
-            case ("close", number):
-                rig.core.handle(Close(SessionId(f"s{number}")), rig.now)
-            case ("park", number, waiting):
-                session = self.session(number)
-                if session is not None:
-                    rig.core.handle(Park(session.id, session.last_turn, waiting), rig.now)
-            case ("reset",):
-                rig.core.handle(ResetPrefixCache(1), rig.now)
-        rig._collect()
+from tests.histories import OPERATIONS, History
 
 
 def run(operations: list, **config: object) -> Rig:  # type: ignore[type-arg]

@@ -1,0 +1,170 @@
+"""The ledger: which sessions share a block, and what the block is worth because of them.
+
+A session keeps the keys of its full blocks, made as they are asked for. A block is worth its best
+sharer; one that a waiting turn is about to read is worth more than any other.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from agentserve.core.radix import common_prefix
+from agentserve.core.session import NO_TURN
+from agentserve.messages import pack_tokens
+from agentserve.types import SessionId, TurnId
+from tiering.keys import block_key
+from tiering.manager import Standing
+from tiering.policy.base import Decision, Hints, Residency, Rest
+from tiering.types import Tier
+
+NO_HINTS = Hints()
+NOWHERE = Residency(0, 0, 0, 0)
+
+
+class Stage(Enum):
+    RESTING = auto()
+    WAITING = auto()  # for admission: its blocks are wanted next
+    RUNNING = auto()  # it holds its blocks on the device; copies below are a reserve
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """A session as the tiers see it."""
+
+    id: SessionId
+    program: float  # when its first turn arrived
+    namespace: bytes = b""
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    keys: list[bytes] = field(default_factory=list)  # of its leading full blocks, as far as asked for
+    stage: Stage = Stage.RESTING
+    since: float = 0.0  # when it came to its stage
+    rest: Rest = Rest.IDLE
+    turn: TurnId = NO_TURN
+    tools: tuple[str, ...] = ()
+    hints: Hints = NO_HINTS
+    told: bool = False  # the policy knows that it is at rest
+    devalued: bool = False
+    service: float = 0.0  # seconds of steps that it took part in
+    decision: Decision | None = None
+    residency: Residency = NOWHERE
+    measured: float = -math.inf  # when the residency was taken
+    timer: int = 0  # number of the timer that counts
+
+
+class Ledger:
+    """Keys and their sharers. `worth` says what a block of a session at rest is worth in a tier."""
+
+    def __init__(self, page_size: int, worth: Callable[[Known, Tier], float]) -> None:
+        self.known: dict[SessionId, Known] = {}
+        self.orphaned: list[bytes] = []  # keys that lost their last sharer; emptied by the reader
+        self.adopted: list[bytes] = []  # keys that got their first; emptied by the reader
+        self._size = page_size
+        self._worth = worth
+        self._sharers: dict[bytes, tuple[SessionId, ...]] = {}
+
+    def open(self, session: SessionId, now: float) -> Known:
+        found = self.known.get(session)
+        if found is None:
+            found = self.known[session] = Known(session, now, since=now)
+        return found
+
+    def forget(self, session: SessionId) -> None:
+        known = self.known.pop(session, None)
+        if known is not None:
+            self._disown(known, 0)
+
+    def rename(self, known: Known, namespace: bytes, tokens: array[int]) -> None:
+        """The session has these tokens now. Keys of leading blocks that it had already stay."""
+        keep = 0
+        if namespace == known.namespace:
+            keep = common_prefix(known.tokens, tokens) // self._size
+        self._disown(known, keep)
+        known.namespace, known.tokens = namespace, tokens
+
+    def key(self, known: Known, index: int) -> bytes:
+        """The key of its full block `index`; the session shares it from now on."""
+        size = self._size
+        while len(known.keys) <= index:
+            at = len(known.keys)
+            parent = known.keys[-1] if at else known.namespace
+            key = block_key(parent, pack_tokens(known.tokens[at * size : (at + 1) * size]))
+            known.keys.append(key)
+            before = self._sharers.get(key, ())
+            if not before:
+                self.adopted.append(key)
+            self._sharers[key] = (*before, known.id)
+        return known.keys[index]
+
+    def _disown(self, known: Known, keep: int) -> None:
+        for key in known.keys[keep:]:
+            left = tuple(sharer for sharer in self._sharers[key] if sharer != known.id)
+            if left:
+                self._sharers[key] = left
+            else:
+                del self._sharers[key]
+                self.orphaned.append(key)
+        del known.keys[keep:]
+
+    # --- worth -----------------------------------------------------------------------------
+
+    def owned(self, key: bytes) -> bool:
+        return key in self._sharers
+
+    def sharers(self, key: bytes) -> tuple[SessionId, ...]:
+        return self._sharers.get(key, ())
+
+    def valued(self, key: bytes) -> bool:
+        """Does anybody share the block who is expected back?"""
+        return any(not self.known[sharer].devalued for sharer in self._sharers.get(key, ()))
+
+    def wanted(self, key: bytes) -> bool:
+        """Is a waiting turn about to read the block?"""
+        sharers = (self.known[sharer] for sharer in self._sharers.get(key, ()))
+        return any(known.stage is Stage.WAITING and not known.devalued for known in sharers)
+
+    def standing(self, known: Known, tier: Tier) -> Standing:
+        if known.stage is Stage.RUNNING or known.devalued:
+            return 0.0, known.since
+        if known.stage is Stage.WAITING:
+            return math.inf, known.since
+        return self._worth(known, tier), known.since
+
+    def best(self, key: bytes, tier: Tier) -> float:
+        """What the block is worth: what it is to its best sharer; 0 if it has none."""
+        sharers = self._sharers.get(key, ())
+        return max((self.standing(self.known[sharer], tier)[0] for sharer in sharers), default=0.0)
+
+    def losers(self, tier: Tier, below: Standing) -> Iterator[bytes]:
+        """Blocks in the order in which they go: the least worth session's first, tail before head, each
+        after its last sharer's turn has come."""
+        ranked = sorted(
+            ((self.standing(known, tier), number, known) for number, known in enumerate(self.known.values())),
+            key=lambda entry: entry[:2],
+        )
+        seen: dict[bytes, int] = {}
+        for standing, _, known in ranked:
+            if standing >= below:
+                return
+            for key in reversed(known.keys):
+                sharers = len(self._sharers[key])
+                if sharers > 1:
+                    seen[key] = seen.get(key, 0) + 1
+                    if seen[key] < sharers:
+                        continue
+                yield key
+
+    def private(self, known: Known) -> int:
+        """Its blocks that no other known session shares."""
+        return sum(len(self._sharers[key]) == 1 for key in known.keys)
+
+    def check(self) -> None:
+        """Raise AssertionError if the books do not agree."""
+        sharers: dict[bytes, set[SessionId]] = {}
+        for known in self.known.values():
+            for key in known.keys:
+                sharers.setdefault(key, set()).add(known.id)
+        assert {key: set(ids) for key, ids in self._sharers.items()} == sharers, "sharers differ"

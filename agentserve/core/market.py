@@ -1,0 +1,177 @@
+"""What the tiers are worth to whom: the market that a policy is shown, and the order in which blocks go.
+
+Reckoned at most once per entry of the core's log, so that asking often costs little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from agentserve.core.kv import KVManager
+from agentserve.core.ledger import Known, Ledger, Stage
+from agentserve.core.nodes import Node
+from agentserve.core.session import Session
+from agentserve.types import SessionId
+from tiering.manager import TierManager
+from tiering.policy.base import Market, Policy, Prices, Residency
+from tiering.types import DiskEntry, Move, Tier
+
+STALE = 1.0  # seconds for which a session's residency serves to rank it
+EXAMINED = 16  # waiting sessions that the market is reckoned from
+
+
+class PriceBook(Protocol):
+    """Prices, learned from what moving and computing took. Deterministic."""
+
+    def prices(self) -> Prices: ...
+
+    def moved(self, move: Move, blocks: int, seconds: float) -> None: ...
+
+    def stepped(self, chunks: Sequence[tuple[int, int]], seconds: float) -> None:
+        """chunks: (start, tokens) of each."""
+        ...
+
+
+class TierSetup(msgspec.Struct, frozen=True):
+    """What the tiers below a core are built from: values, kept in its log."""
+
+    policy: str
+    host_slots: int
+    disk_bytes: int
+    block_bytes: int
+    prices: Prices
+    entries: tuple[DiskEntry, ...] = ()
+
+
+class TierParts(msgspec.Struct, frozen=True):
+    """A setup and the objects it names."""
+
+    setup: TierSetup
+    policy: Policy
+    book: PriceBook
+
+
+class Queues(Protocol):
+    """The scheduler's queues, to look at."""
+
+    running: list[Session]
+    waiting: list[Session]
+
+    @property
+    def spoken_for(self) -> int:
+        """Blocks that running sessions still need for their input."""
+        ...
+
+
+class Valuation:
+    def __init__(self, parts: TierParts, kv: KVManager, manager: TierManager, queues: Queues) -> None:
+        self.ledger = Ledger(kv.page_size, self._worth)
+        self._policy = parts.policy
+        self._book = parts.book
+        self._kv = kv
+        self._manager = manager
+        self._queues = queues
+        self._now = 0.0
+        self._market: Market | None = None
+        self._worths: dict[tuple[SessionId, Tier], float] = {}
+
+    def at(self, now: float) -> None:
+        """A new entry of the log."""
+        self._now = now
+        self.changed()
+
+    def changed(self) -> None:
+        self._market = None
+        self._worths.clear()
+
+    # --- the market ------------------------------------------------------------------------
+
+    def market(self) -> Market:
+        """The tiers as they are now."""
+        if self._market is None:
+            self._market = self._reckon()
+        return self._market
+
+    def _reckon(self) -> Market:
+        kv, manager, queues, prices = self._kv, self._manager, self._queues, self._book.prices()
+        demand, queue = 0, 0.0
+        for session in queues.waiting[:EXAMINED]:
+            have = kv.cached_tokens(session.namespace, session.tokens)
+            demand += -(-(len(session.tokens) - have) // kv.page_size)
+            queue += prices.recompute(have, len(session.tokens) - have)
+        return Market(
+            now=self._now,
+            device=min(pool.pages for pool in kv.pools),
+            device_free=self.without_loss,
+            demand=demand,
+            waiting=len(queues.waiting),
+            queue=queue,
+            host=manager.host_slots,
+            host_free=manager.host_free,
+            disk=manager.disk_capacity,
+            disk_free=manager.disk_free,
+            parked=sum(known.stage is Stage.RESTING for known in self.ledger.known.values()),
+            prices=prices,
+        )
+
+    @property
+    def without_loss(self) -> int:
+        """Blocks to be had without losing anything: free, or idle with a mark."""
+        return min(pool.free for pool in self._kv.pools) + self._kv.pools[0].spare
+
+    def room_without_loss(self, promised: int) -> int:
+        """Of these, blocks that nobody else counts on. promised: brought for turns that wait."""
+        return self.without_loss - promised - self._queues.spoken_for
+
+    def room(self, promised: int) -> int:
+        """Blocks to be had that nobody else counts on, whatever is lost."""
+        return self._kv.available - promised - self._queues.spoken_for
+
+    def measure(self, known: Known) -> Residency:
+        """Where the full blocks of a session are."""
+        kv, blocks = self._kv, len(known.tokens) // self._kv.page_size
+        device = len(kv.matched(known.namespace, known.tokens, len(known.tokens))[0])
+        host = disk = copied = 0
+        for index in range(blocks):
+            tier = self._manager.where(self.ledger.key(known, index))
+            if index < device:
+                copied += tier is not None
+            else:
+                host += tier is Tier.HOST
+                disk += tier is Tier.DISK
+        known.residency = Residency(device, host, disk, blocks - device - host - disk, copied)
+        known.measured = self._now
+        return known.residency
+
+    # --- worth -----------------------------------------------------------------------------
+
+    def _worth(self, known: Known, tier: Tier) -> float:
+        """What a block of a session at rest is worth in `tier`."""
+        if not known.told:
+            return math.inf  # its turn has just ended: what that means is heard in a moment
+        worth = self._worths.get((known.id, tier))
+        if worth is None:
+            if self._now - known.measured > STALE:
+                self.measure(known)
+            worth = self._policy.worth(known.id, tier, known.residency, self.market())
+            self._worths[known.id, tier] = worth
+        return worth
+
+    def order(self, node: Node) -> tuple[int, float]:
+        """(grade, worth) of the last block of a leaf, for the eviction queue. A tail goes as what it hangs
+        on goes: it keeps that from going first."""
+        if node.tail:
+            assert node.parent is not None
+            node = node.parent
+            if node.parent is None:
+                return 0, 0.0  # less than a page of KV in all
+        key, page = node.keys[-1], node.pages[0][-1]
+        if self.ledger.wanted(key):
+            return 1, math.inf
+        if self._kv.pools[0].marks(page):
+            return 0, 0.0
+        return 1, self.ledger.best(key, Tier.DEVICE)

@@ -1,0 +1,219 @@
+"""Restores: bringing blocks of a session back from below, and who waits for that.
+
+A restore pins the block that its blocks follow and fresh pages for them; as its transfers end, what
+arrived is entered into the tree in order, and when all have ended everything is unpinned. A block that
+did not arrive ends the run: those behind it are freed, and their tokens are computed.
+
+A turn waits for a restore only as long as computing the same tokens would take; then it stops waiting
+and computes. What arrives later is a twin of what it computed, or serves others.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agentserve.core.kv import KVManager
+from agentserve.core.ledger import Known, Ledger
+from agentserve.core.pages import COPIED
+from agentserve.messages import pack_tokens
+from agentserve.types import SessionId
+from tiering.manager import TierManager
+from tiering.policy.base import Prices
+from tiering.types import Block, Tier, Transfer
+
+LOAD_SHARE = 2  # loads pin at most one page in so many
+ATTEMPTS = 4  # restores per turn: pressure may take away what one brought
+
+
+@dataclass(slots=True, eq=False)
+class Restore:
+    session: SessionId
+    namespace: bytes
+    keys: list[bytes]
+    tokens: list[array[int]]  # of each block
+    pages: list[tuple[int, ...]]
+    parent: tuple[int, ...] | None
+    tiers: list[Tier]
+    deadline: float
+    waits: bool  # a turn waits for it
+    arrived: list[bool | None] = field(default_factory=list)  # None: not known yet
+    entered: list[tuple[int, ...]] = field(default_factory=list)
+    left: int = 0  # transfers in flight
+
+
+class Restores:
+    def __init__(self, kv: KVManager, manager: TierManager, ledger: Ledger) -> None:
+        self._kv = kv
+        self._manager = manager
+        self._ledger = ledger
+        self._jobs: dict[SessionId, Restore] = {}
+        self._transfers: dict[int, tuple[Restore, int]] = {}  # id -> its restore, place of its first block
+        self._attempts: dict[SessionId, int] = {}  # of turns that wait for admission
+        self._brought: dict[SessionId, list[Tier]] = {}  # blocks brought for them so far
+
+    # --- who waits -------------------------------------------------------------------------
+
+    def expect(self, session: SessionId) -> None:
+        """A turn has begun to wait for admission."""
+        self._attempts[session] = 0
+        self._brought[session] = []
+
+    def dismiss(self, session: SessionId) -> list[Tier]:
+        """It waits no more. Returns where the blocks came from that were brought for it."""
+        self._attempts.pop(session, None)
+        job = self._jobs.get(session)
+        if job is not None:
+            job.waits = False
+        return self._brought.pop(session, [])
+
+    def holds_up(self, session: SessionId, now: float) -> bool:
+        """Does its turn wait for a restore? One that has taken too long is given up, for this turn."""
+        job = self._jobs.get(session)
+        if job is None or not job.waits:
+            return False
+        if now < job.deadline:
+            return True
+        job.waits = False
+        self._attempts[session] = ATTEMPTS
+        return False
+
+    @property
+    def next_deadline(self) -> float | None:
+        return min((job.deadline for job in self._jobs.values() if job.waits), default=None)
+
+    @property
+    def promised(self) -> int:
+        """Blocks brought for turns that have not been admitted yet: idle, but not to be had."""
+        return sum(len(brought) for brought in self._brought.values())
+
+    # --- beginning -------------------------------------------------------------------------
+
+    def begin(self, known: Known, prices: Prices, now: float, room: int, *, waits: bool) -> bool:
+        """Restore what of the session is below and cheaper to bring than to compute, in at most `room`
+        pages. waits: its turn waits for it. False: there is nothing to do, or no room."""
+        kv, size = self._kv, self._kv.page_size
+        if self._manager.empty:
+            return False
+        job = self._jobs.get(known.id)
+        if job is not None:
+            return self._join(job, prices, now, waits=waits)
+        if waits and self._attempts.get(known.id, ATTEMPTS) >= ATTEMPTS:
+            return False
+        room = min(room, min(pool.pages for pool in kv.pools) // LOAD_SHARE - kv.moving)
+        if room < 1:
+            return False
+        limit = (len(known.tokens) - 1) // size
+        path = kv.matched(known.namespace, known.tokens, len(known.tokens) - 1)
+        start = len(path[0])
+        ends = min(limit, start + room)
+        tiers = self._manager.run(self._ledger.key(known, index) for index in range(start, ends))
+        count = self._worthwhile(prices, start, tiers, urgent=waits)
+        if not count:
+            return False
+        parent = tuple(pages[-1] for pages in path) if start else None
+        if parent is not None:
+            kv.pin(parent)  # before pages are taken: it must not be evicted for them
+        fresh = kv.take_pinned(count)
+        if fresh is None:
+            if parent is not None:
+                kv.unpin(parent)
+            return False
+        keys = [self._ledger.key(known, start + index) for index in range(count)]
+        runs = [known.tokens[(start + i) * size : (start + i + 1) * size] for i in range(count)]
+        deadline = now + prices.recompute(start * size, count * size)
+        tiers = tiers[:count]
+        job = Restore(known.id, known.namespace, keys, runs, fresh, parent, tiers, deadline, waits)
+        self._order(job, known.keys[start - 1] if start else known.namespace)
+        return True
+
+    def _join(self, job: Restore, prices: Prices, now: float, *, waits: bool) -> bool:
+        """A restore is under way already: a turn that has just come waits for it."""
+        if waits and not job.waits and self._attempts.get(job.session, ATTEMPTS) == 0:
+            self._attempts[job.session] = 1
+            job.waits = True
+            job.deadline = now + prices.recompute(0, len(job.keys) * self._kv.page_size)
+        return job.waits
+
+    def _worthwhile(self, prices: Prices, start: int, tiers: Sequence[Tier], *, urgent: bool) -> int:
+        """How many of the blocks to bring: the cut, where the tier changes, that saves most time against
+        computing the same tokens; 0 if none saves any. The two lanes work at the same time."""
+        size, manager = self._kv.page_size, self._manager
+        host_queue = manager.queue(prices, Tier.HOST, urgent=urgent)
+        disk_queue = manager.queue(prices, Tier.DISK, urgent=urgent)
+        best, best_gain = 0, 0.0
+        host = disk = 0
+        for index, tier in enumerate(tiers):
+            host += tier is Tier.HOST
+            disk += tier is Tier.DISK
+            count = index + 1
+            if count < len(tiers) and tiers[count] is tier:
+                continue
+            bring = max(
+                host_queue + prices.seconds(prices.load, host) if host else 0.0,
+                disk_queue + prices.seconds(prices.fetch, disk) if disk else 0.0,
+            )
+            gain = prices.recompute(start * size, count * size) - bring
+            if gain > best_gain:
+                best, best_gain = count, gain
+        return best
+
+    def _order(self, job: Restore, before: bytes) -> None:
+        """before: the key of the block that its first one follows."""
+        job.arrived = [None] * len(job.keys)
+        parents = [before, *job.keys[:-1]]
+        blocks = [
+            Block(key, parent, pack_tokens(run), pages)
+            for key, parent, run, pages in zip(job.keys, parents, job.tokens, job.pages, strict=True)
+        ]
+        at = 0
+        for transfer in self._manager.restore(blocks, urgent=job.waits):
+            self._transfers[transfer.id] = (job, at)
+            at += len(transfer.blocks)
+            job.left += 1
+        self._jobs[job.session] = job
+        if job.waits:
+            self._attempts[job.session] += 1
+
+    # --- ending ----------------------------------------------------------------------------
+
+    def finished(self, transfer: Transfer, ok: Sequence[bool]) -> None:
+        """One of its transfers has ended. Other people's transfers are ignored."""
+        found = self._transfers.pop(transfer.id, None)
+        if found is None:
+            return
+        job, at = found
+        job.arrived[at : at + len(transfer.blocks)] = ok
+        job.left -= 1
+        while len(job.entered) < len(job.keys) and job.arrived[len(job.entered)]:
+            self._enter_next(job)
+        if not job.left:
+            self._end(job)
+
+    def _enter_next(self, job: Restore) -> None:
+        index = len(job.entered)
+        before = job.entered[-1] if index else job.parent
+        block = self._kv.enter(job.namespace, before, job.tokens[index], job.pages[index])
+        job.entered.append(block)
+        if self._manager.copied(job.keys[index]):
+            self._kv.mark(job.keys[index], block, COPIED)
+
+    def _end(self, job: Restore) -> None:
+        del self._jobs[job.session]
+        for block in job.pages[len(job.entered) :]:
+            self._kv.unpin(block)
+        for block in reversed(job.entered):
+            self._kv.unpin(block)
+        if job.parent is not None:
+            self._kv.unpin(job.parent)
+        if job.session in self._brought:
+            self._brought[job.session] += job.tiers[: len(job.entered)]
+            if len(job.entered) < len(job.keys):
+                self._attempts[job.session] = ATTEMPTS  # what failed once is computed
+
+    def check(self) -> None:
+        """Raise AssertionError if a restore hangs in the air."""
+        for job in self._jobs.values():
+            flying = sum(1 for other, _ in self._transfers.values() if other is job)
+            assert flying == job.left > 0, f"{job.session}: a restore without transfers"

@@ -1,0 +1,392 @@
+"""The tiers inside the core: telling the policy what happens, asking it, and doing what it says.
+
+One object stands between the engine and everything below the device. It keeps the ledger of
+sessions, asks the policy about those at rest, and hands what was decided to `Spills` and `Restores`.
+Nothing here can make a session wrong, or wait for longer than computing would take.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from agentserve.core.kv import KVManager
+from agentserve.core.ledger import NO_HINTS, Known, Stage
+from agentserve.core.market import Queues, TierParts, Valuation
+from agentserve.core.pages import COPIED, DEVALUED
+from agentserve.core.restore import Restores
+from agentserve.core.session import Session
+from agentserve.core.spill import Spills
+from agentserve.messages import SessionView, TiersView
+from agentserve.types import SessionId
+from tiering.manager import TierManager
+from tiering.policy.base import Choice, Departure, Hints, Park, Rest, Signal
+from tiering.types import Move, Tier, Transfer, TransferDone
+
+SETTLE = 0.05  # seconds after a turn's end in which the API process says what the end means
+SOONEST = 0.01  # seconds until a decision is looked at again, at the earliest
+
+
+class Tiers:
+    def __init__(self, parts: TierParts, kv: KVManager, queues: Queues) -> None:
+        setup = parts.setup
+        self.setup = setup
+        self.policy = parts.policy
+        self.manager = TierManager(setup.host_slots, setup.disk_bytes, setup.block_bytes, setup.entries)
+        self._book = parts.book
+        self._kv = kv
+        self._value = Valuation(parts, kv, self.manager, queues)
+        self.ledger = self._value.ledger
+        self.manager.ranking = self.ledger
+        self.restores = Restores(kv, self.manager, self.ledger)
+        self.spills = Spills(kv, self.manager, self.ledger)
+        kv.tree.queue.order = self._value.order
+        self._now = 0.0
+        self._timers: list[tuple[float, int, SessionId]] = []
+        self._timer = 0
+        self._hits = dict.fromkeys(Tier, 0)
+        self._choices = dict.fromkeys(Choice, 0)
+
+    # --- what happens to sessions ----------------------------------------------------------
+
+    def submitted(self, session: Session, now: float) -> None:
+        """A turn has arrived. What it needs from below is ordered at once, if it costs nobody anything."""
+        self._at(now)
+        known = self.ledger.open(session.id, now)
+        if known.turn:  # not its first
+            if not known.told:
+                self._tell(known)
+            self.policy.resumed(session.id, now, now - known.since)
+        self._revalue(known)
+        self.spills.stop(session.id)
+        self.ledger.rename(known, session.namespace, session.tokens)
+        known.stage, known.since, known.told = Stage.WAITING, now, False
+        known.turn = session.last_turn
+        self.restores.expect(session.id)
+        self.restores.begin(
+            known, self._book.prices(), now, self._value.room_without_loss(self.restores.promised), waits=True
+        )
+        self._sync()
+
+    def admitted(self, session: Session, hit: int, now: float) -> None:
+        self._at(now)
+        known = self.ledger.known[session.id]
+        if known.told:  # it was preempted: the policy thinks that it rests
+            self.policy.resumed(session.id, now, 0.0)
+        self._revalue(known)
+        known.stage, known.since, known.told = Stage.RUNNING, now, False
+        brought, left = self.restores.dismiss(session.id), hit
+        if session.running_turn.preemptions:
+            return
+        for tier in (Tier.HOST, Tier.DISK):
+            tokens = min(left, brought.count(tier) * self._kv.page_size)
+            self._hits[tier] += tokens
+            left -= tokens
+        self._hits[Tier.DEVICE] += left
+
+    def preempted(self, session: Session, now: float) -> None:
+        """It lost its seat and waits to go on: at rest, but not for long."""
+        self._at(now)
+        known = self.ledger.known[session.id]
+        known.stage, known.since, known.rest, known.tools = Stage.WAITING, now, Rest.PRESSURE, ()
+        self._tell(known)
+        self._decide(known)
+        self.restores.expect(session.id)
+        self._sync()
+
+    def ended(self, session: Session, now: float) -> None:
+        """Its turn is over, or it was forked off: what that means is said in a moment (`parked`)."""
+        self._at(now)
+        known = self.ledger.open(session.id, now)
+        self.restores.dismiss(session.id)
+        self.ledger.rename(known, session.namespace, session.tokens)
+        known.stage, known.since, known.told = Stage.RESTING, now, False
+        known.rest, known.tools, known.turn = Rest.IDLE, (), session.last_turn
+        self._set_timer(known, now + SETTLE)
+        self._sync()
+
+    def parked(
+        self, session: Session, now: float, tools: tuple[str, ...], hints: Hints, *, waiting: bool
+    ) -> None:
+        self._at(now)
+        known = self.ledger.open(session.id, now)
+        known.rest, known.tools = (Rest.TOOL if waiting else Rest.IDLE), tools
+        if hints != NO_HINTS:
+            known.hints = hints
+        self._tell(known)
+        self._decide(known)
+        self._sync()
+
+    def signalled(self, session: SessionId, signal: Signal, now: float, hints: Hints | None = None) -> None:
+        """News of a session: a tool's, or (EXPECTED, with hints) its client's."""
+        self._at(now)
+        known = self.ledger.known.get(session)
+        if known is None:
+            return
+        if hints is not None:
+            known.hints = hints
+        self.policy.signalled(session, signal, now, known.hints)
+        if known.stage is Stage.RESTING and known.told:
+            self._decide(known)
+        self._sync()
+
+    def departed(self, session: SessionId, why: Departure, now: float) -> None:
+        """Nobody is likely to come back to its KV."""
+        self._at(now)
+        known = self.ledger.known.get(session)
+        if known is None:
+            return
+        self.policy.gone(session, now, why)
+        if known.stage is Stage.RESTING:
+            self._devalue(known)
+            if known.told:
+                self._decide(known)
+        self._sync()
+
+    def closed(self, session: SessionId, now: float) -> None:
+        self._at(now)
+        known = self.ledger.known.get(session)
+        if known is None:
+            return
+        self.policy.gone(session, now, Departure.FINISHED)
+        self.restores.dismiss(session)
+        self._devalue(known)
+        self.ledger.forget(session)
+        self._sync()
+
+    # --- decisions -------------------------------------------------------------------------
+
+    def _tell(self, known: Known) -> None:
+        size = self._kv.page_size
+        residency = self._value.measure(known)
+        self.policy.parked(
+            Park(
+                known.id,
+                known.since,
+                known.rest,
+                known.turn,
+                known.tools,
+                self._kv.cached_tokens(known.namespace, known.tokens),
+                len(known.tokens) // size,
+                self.ledger.private(known),
+                known.program,
+                known.service,
+                known.hints,
+            )
+        )
+        known.told, known.residency = True, residency
+
+    def _decide(self, known: Known) -> None:
+        known.timer = 0
+        decision = self.policy.decide(known.id, self._value.measure(known), self._value.market())
+        known.decision = decision
+        self._choices[decision.choice] += 1
+        if decision.choice is Choice.DROP:
+            self._devalue(known)
+        else:
+            self._revalue(known)
+        match decision.choice:
+            case Choice.HOST | Choice.DISK:
+                self.spills.begin(known, decision.choice, self._now)
+            case Choice.RESTORE:
+                self.spills.stop(known.id)
+                room = self._value.room_without_loss(self.restores.promised)
+                self.restores.begin(known, self._book.prices(), self._now, room, waits=False)
+            case _:
+                self.spills.stop(known.id)
+        if math.isfinite(decision.until) and known.stage is Stage.RESTING:
+            self._set_timer(known, max(decision.until, self._now + SOONEST))
+        self._value.changed()
+
+    def _devalue(self, known: Known) -> None:
+        """Its blocks may go without a copy, but for those that somebody else is expected to use."""
+        known.devalued = True
+        self.spills.stop(known.id)
+        path = self._kv.matched(known.namespace, known.tokens, len(known.tokens))
+        for index in range(len(path[0])):
+            key = self.ledger.key(known, index)
+            if not self.ledger.valued(key):
+                self._kv.mark(key, tuple(group[index] for group in path), DEVALUED)
+
+    def _revalue(self, known: Known) -> None:
+        if known.devalued:
+            known.devalued = False
+            for key in known.keys:
+                self._kv.unmark(key, DEVALUED)
+
+    # --- time and transfers ----------------------------------------------------------------
+
+    def begin(self, now: float) -> None:
+        """A step begins: what idle blocks are worth may have changed."""
+        self._at(now)
+        self._kv.tree.queue.age()
+
+    def stepped(
+        self, sessions: Iterable[SessionId], chunks: Sequence[tuple[int, int]], seconds: float
+    ) -> None:
+        """A step has run. chunks: (start, tokens) of each."""
+        if seconds > 0:
+            self._book.stepped(chunks, seconds)
+        for session in sessions:
+            known = self.ledger.known.get(session)
+            if known is not None:
+                known.service += seconds
+
+    def finish(self, dones: Sequence[TransferDone], now: float) -> None:
+        """Transfers have ended, one way or another. Unknown ones are ignored."""
+        self._at(now)
+        for done in dones:
+            transfer = self.manager.finished(done, now)
+            if transfer is None:
+                continue
+            ok = [index < len(done.ok) and done.ok[index] for index in range(len(transfer.blocks))]
+            if transfer.move is Move.SAVE:
+                self.spills.finished(transfer, ok)
+            else:
+                self.restores.finished(transfer, ok)
+            if all(ok) and not done.cancelled:
+                self._book.moved(transfer.move, len(ok), done.seconds)
+        self.spills.go_on(now)
+        self._sync()
+
+    def tick(self, now: float) -> None:
+        """Look again at decisions whose time has come."""
+        self._at(now)
+        while self._timers and self._timers[0][0] <= now:
+            _, number, session = heapq.heappop(self._timers)
+            known = self.ledger.known.get(session)
+            if known is None or known.timer != number or known.stage is not Stage.RESTING:
+                continue
+            if not known.told:
+                self._tell(known)
+            self._decide(known)
+        self.spills.go_on(now)
+        self._sync()
+
+    def next_timer(self) -> float | None:
+        """When `tick` or the next plan has something to look at; None: not before something happens."""
+        while self._timers:
+            _, number, session = self._timers[0]
+            known = self.ledger.known.get(session)
+            if known is not None and known.timer == number and known.stage is Stage.RESTING:
+                break
+            heapq.heappop(self._timers)
+        deadline = self.restores.next_deadline
+        times = [self._timers[0][0]] if self._timers else []
+        return min([*times, deadline] if deadline is not None else times, default=None)
+
+    def take_transfers(self) -> list[Transfer]:
+        return self.manager.orders()
+
+    def _set_timer(self, known: Known, when: float) -> None:
+        self._timer += 1
+        known.timer = self._timer
+        heapq.heappush(self._timers, (when, self._timer, known.id))
+
+    def _at(self, now: float) -> None:
+        self._now = now
+        self._value.at(now)
+
+    def _sync(self) -> None:
+        """Pass on what the owners of the books have noted for each other."""
+        manager, ledger = self.manager, self.ledger
+        for key in ledger.adopted:
+            if ledger.owned(key):
+                manager.touch(key)
+        for key in ledger.orphaned:
+            if not ledger.owned(key):
+                manager.neglect(key)
+        for key in manager.lost:
+            if not manager.copied(key):
+                self._kv.unmark(key, COPIED)
+        ledger.adopted.clear()
+        ledger.orphaned.clear()
+        manager.lost.clear()
+        self._value.changed()
+
+    # --- what the scheduler asks -----------------------------------------------------------
+
+    def holds_up(self, session: Session, now: float) -> bool:
+        """Does its turn wait for KV from below? Asked when it could be admitted: then what it lacks is
+        ordered, whoever's idle KV that takes."""
+        self._at(now)
+        if self.manager.empty:
+            return False
+        known = self.ledger.known[session.id]
+        if not self.restores.holds_up(session.id, now):
+            room = self._value.room(self.restores.promised)
+            self.restores.begin(known, self._book.prices(), now, room, waits=True)
+            self._sync()
+        return self.restores.holds_up(session.id, now)
+
+    def ranked(self, waiting: Sequence[Session], now: float) -> list[Session]:
+        """The order in which turns are admitted: by priority, then as the policy says."""
+        self._at(now)
+        if len(waiting) < 2:
+            return list(waiting)
+        market = self._value.market()
+
+        def place(session: Session) -> tuple[float, ...]:
+            turn = session.running_turn
+            return (turn.rank[0], *self.policy.rank(session.id, turn.arrived, market))
+
+        return sorted(waiting, key=place)
+
+    # --- views -----------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget what is below, but for what a transfer needs now."""
+        self.manager.clear()
+        self._sync()
+
+    def view(self) -> TiersView:
+        manager = self.manager
+        leader = getattr(self.policy, "takeovers", 0)
+        return TiersView(
+            policy=self.policy.name,
+            host=manager.host_used,
+            host_slots=manager.host_slots,
+            disk=manager.disk_blocks,
+            disk_bytes=manager.disk_used,
+            disk_budget=manager.disk_bytes,
+            block_bytes=manager.block_bytes,
+            moving=manager.moving,
+            pinned=self._kv.pinned,
+            hit_tokens={tier.value: tokens for tier, tokens in self._hits.items()},
+            moved={move.value: moved for move, moved in manager.moved.items()},
+            failed={move.value: count for move, count in manager.failed.items()},
+            evicted={
+                Tier.DEVICE.value: self._kv.evicted,
+                **{tier.value: count for tier, count in manager.evicted.items()},
+            },
+            decisions={choice.value: count for choice, count in self._choices.items()},
+            takeovers=leader if isinstance(leader, int) else 0,
+            disk_error=manager.disk_error,
+        )
+
+    def describe(self, view: SessionView) -> SessionView:
+        """A session's view with what the tiers know of it, if it is at rest."""
+        known = self.ledger.known.get(view.session)
+        if known is None or known.stage is not Stage.RESTING:
+            return view
+        decision = known.decision if known.told else None
+        return msgspec.structs.replace(
+            view,
+            residency=self._value.measure(known),
+            rested=known.since,
+            tools=known.tools,
+            decision=decision.choice.value if decision else "",
+            reason=decision.reason if decision else "",
+            price=decision.price if decision else 0.0,
+            until=decision.until if decision and math.isfinite(decision.until) else None,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant of the tiers is broken."""
+        self.manager.check()
+        self.ledger.check()
+        self.restores.check()
+        assert not self.manager.lost, "a lost copy was not passed on"

@@ -1,0 +1,189 @@
+"""A mover that moves fingerprints: host slots and disk blocks for the simulation, with faults by seed.
+
+It works like the real one: one lane for host copies and one for the disk, urgent orders first, each
+answered once. And it is unkind where the real one may be: pages that are being loaded hold garbage
+until the load has ended, and stay garbage if it fails; pages that are being saved must be the same
+at its end as at its beginning. Whoever frees, reads or writes a page too early is found by value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from agentserve.sim.executor import WrongKV
+from tiering.policy.base import Prices
+from tiering.types import Block, Move, Transfer, TransferDone
+
+Rows = tuple[npt.NDArray[np.uint64], ...]
+
+
+class FixedPrices:
+    """A price book that learns nothing."""
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+
+    def prices(self) -> Prices:
+        return self._prices
+
+    def moved(self, move: Move, blocks: int, seconds: float) -> None:
+        """Prices are fixed."""
+
+    def stepped(self, chunks: object, seconds: float) -> None:
+        """Prices are fixed."""
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares, in [0, 1], of what goes wrong."""
+
+    seed: int = 0
+    bad: float = 0.0  # of blocks: not moved, or found damaged
+    late: float = 0.0  # of transfers: these take `slower` times as long
+    slower: float = 1000.0
+    cancelled: float = 0.0  # of transfers: taken back before they begin
+
+
+@dataclass(slots=True)
+class _Job:
+    transfer: Transfer
+    began: float
+    ends: float
+    cancelled: bool
+    seen: list[Rows] = field(default_factory=list)  # SAVE: what the pages held when it began
+
+
+@dataclass(slots=True)
+class _Lane:
+    queue: list[Transfer] = field(default_factory=list)
+    job: _Job | None = None
+
+
+class SimMover:
+    def __init__(self, memory: Rows, prices: Prices, faults: Faults | None = None) -> None:
+        """memory: per KV group, the executor's slots as (pages, page_size) fingerprints."""
+        self._memory = memory
+        self._faults = faults or Faults()
+        self._rng = np.random.default_rng(self._faults.seed)
+        self._costs = {
+            Move.SAVE: prices.save,
+            Move.LOAD: prices.load,
+            Move.WRITE: prices.write,
+            Move.FETCH: prices.fetch,
+            Move.DROP: (0.0, 0.0),
+        }
+        self._prices = prices
+        self._host: dict[int, tuple[bytes, Rows]] = {}
+        self._disk: dict[bytes, tuple[bytes, bytes, Rows]] = {}
+        self._lanes = (_Lane(), _Lane())
+
+    @property
+    def pending(self) -> int:
+        return sum(len(lane.queue) + (lane.job is not None) for lane in self._lanes)
+
+    def submit(self, transfer: Transfer, now: float) -> None:
+        lane = self._lanes[transfer.move not in (Move.SAVE, Move.LOAD)]
+        lane.queue.append(transfer)
+        if lane.job is None:
+            self._begin(lane, now)
+
+    def next_done(self) -> float | None:
+        """When the next transfer ends; None: nothing is in flight."""
+        return min((lane.job.ends for lane in self._lanes if lane.job is not None), default=None)
+
+    def poll(self, now: float) -> list[TransferDone]:
+        """Transfers that have ended by `now`, in the order of their ends within a lane."""
+        done: list[TransferDone] = []
+        for lane in self._lanes:
+            while lane.job is not None and lane.job.ends <= now:
+                job = lane.job
+                done.append(self._end(job))
+                lane.job = None
+                self._begin(lane, job.ends)
+        return done
+
+    def _begin(self, lane: _Lane, now: float) -> None:
+        if not lane.queue:
+            return
+        at = next((i for i, transfer in enumerate(lane.queue) if transfer.urgent), 0)
+        transfer = lane.queue.pop(at)
+        seconds = self._prices.seconds(self._costs[transfer.move], len(transfer.blocks))
+        if self._rng.random() < self._faults.late:
+            seconds *= self._faults.slower
+        cancelled = bool(self._rng.random() < self._faults.cancelled)
+        lane.job = job = _Job(transfer, now, now + (0.0 if cancelled else seconds), cancelled)
+        if cancelled:
+            return
+        if transfer.move is Move.SAVE:
+            job.seen = [self._read(block) for block in transfer.blocks]
+        elif transfer.move in (Move.LOAD, Move.FETCH):
+            for block in transfer.blocks:
+                self._write_pages(block, None)
+
+    def _end(self, job: _Job) -> TransferDone:
+        transfer = job.transfer
+        if job.cancelled:
+            return TransferDone(transfer.id, (False,) * len(transfer.blocks), 0.0, "cancelled", True)
+        ok = tuple(self._move(job, index) for index in range(len(transfer.blocks)))
+        error = "" if all(ok) else "a block was not moved"
+        return TransferDone(transfer.id, ok, job.ends - job.began, error)
+
+    def _move(self, job: _Job, index: int) -> bool:
+        block, move = job.transfer.blocks[index], job.transfer.move
+        good = not self._rng.random() < self._faults.bad
+        match move:
+            case Move.SAVE:
+                rows = self._read(block)
+                if not _same(rows, job.seen[index]):
+                    raise WrongKV(f"transfer {job.transfer.id}: a page changed while it was saved")
+                self._host.pop(block.slot, None)
+                if good:
+                    self._host[block.slot] = (block.key, rows)
+            case Move.LOAD:
+                held = self._in_host(block)
+                good = good and held is not None
+                if good:
+                    self._write_pages(block, held)
+                else:
+                    self._host.pop(block.slot, None)
+            case Move.WRITE:
+                held = self._in_host(block)
+                good = good and held is not None
+                if good and held is not None:
+                    self._disk[block.key] = (block.parent, block.tokens, held)
+            case Move.FETCH:
+                parent, tokens, written = self._disk.get(block.key, (b"", b"", ()))
+                good = good and (parent, tokens) == (block.parent, block.tokens)
+                if good:
+                    self._write_pages(block, written)
+                else:
+                    self._disk.pop(block.key, None)
+            case Move.DROP:
+                good = True
+                self._disk.pop(block.key, None)
+        return good
+
+    def _in_host(self, block: Block) -> Rows | None:
+        """What a slot has; None if it was found bad before."""
+        found = self._host.get(block.slot)
+        if found is None:
+            return None
+        key, rows = found
+        if key != block.key:
+            raise WrongKV(f"host slot {block.slot} has another block than a transfer says")
+        return rows
+
+    def _read(self, block: Block) -> Rows:
+        return tuple(slots[page].copy() for slots, page in zip(self._memory, block.pages, strict=True))
+
+    def _write_pages(self, block: Block, rows: Rows | None) -> None:
+        for group, (slots, page) in enumerate(zip(self._memory, block.pages, strict=True)):
+            garbage = self._rng.integers(0, 1 << 63, slots.shape[1], dtype=np.uint64)
+            slots[page] = garbage if rows is None else rows[group]
+
+
+def _same(a: Rows, b: Rows) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))

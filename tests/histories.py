@@ -1,0 +1,122 @@
+"""Random histories of commands and steps, applied to a rig."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from agentserve.messages import Abort, Close, Devalue, Fork, Hint, Park, ResetPrefixCache, ToolSignal
+from agentserve.types import SessionId
+from tests.engines import Rig
+from tiering.policy.base import Departure, Hints, Signal
+
+SHARED = list(range(40))
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """A prefix of a common run, then a few tokens of a small alphabet: many shared, many near misses."""
+    shared = draw(st.integers(0, len(SHARED)))
+    return SHARED[:shared] + draw(st.lists(st.integers(0, 2), min_size=1, max_size=12))
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("submit"), st.integers(0, 5), prompts(), st.integers(1, 12), st.integers(0, 2)),
+    st.tuples(st.just("extend"), st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=9)),
+    st.tuples(st.just("steps"), st.integers(1, 6)),
+    st.tuples(st.just("abort"), st.integers(0, 5)),
+    st.tuples(st.just("abort in flight"), st.integers(0, 5)),
+    st.tuples(st.just("fork"), st.integers(0, 5), st.integers(1, 30)),
+    st.tuples(st.just("fork in flight"), st.integers(0, 5)),
+    st.tuples(st.just("close"), st.integers(0, 5)),
+    st.tuples(st.just("park"), st.integers(0, 5), st.booleans()),
+    st.tuples(st.just("steps"), st.integers(1, 6)),
+    st.tuples(st.just("submit"), st.integers(0, 5), prompts(), st.integers(4, 12), st.integers(0, 2)),
+    st.tuples(st.just("reset")),
+)
+
+
+# What only tiers take notice of, and more of what makes sessions come back.
+TIER_OPERATIONS = st.one_of(
+    OPERATIONS,
+    st.tuples(st.just("pause"), st.sampled_from([0.003, 0.05, 1.0, 30.0])),
+    st.tuples(st.just("park"), st.integers(0, 5), st.booleans()),
+    st.tuples(st.just("extend"), st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=9)),
+    st.tuples(st.just("hint"), st.integers(0, 5), st.floats(0, 100)),
+    st.tuples(st.just("signal"), st.integers(0, 5), st.sampled_from(list(Signal))),
+    st.tuples(st.just("devalue"), st.integers(0, 5), st.sampled_from(list(Departure))),
+)
+
+
+class History:
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.asked: dict[tuple[str, int], tuple[list[int], int]] = {}
+        self.forks = 0
+
+    def session(self, number: int):  # type: ignore[no-untyped-def]
+        return self.rig.core.sessions.get(SessionId(f"s{number}"))
+
+    def submit(self, number: int, tokens: list[int], count: int, priority: int = 0) -> None:
+        session = self.session(number)
+        if session is not None and session.turn is not None:
+            return
+        turn = self.rig.submit(f"s{number}", tokens, max_tokens=count, priority=priority)
+        self.asked[f"s{number}", turn] = (tokens, count)
+
+    def apply(self, operation: tuple) -> None:  # type: ignore[type-arg]
+        rig = self.rig
+        match operation:
+            case ("submit", number, tokens, count, priority):
+                self.submit(number, tokens, count, priority)
+            case ("extend", number, more):
+                session = self.session(number)
+                if session is not None and session.turn is None and session.tokens:
+                    self.submit(number, [*session.tokens, *more], 6)
+            case ("steps", count):
+                for _ in range(count):
+                    rig.step()
+            case ("abort", number):
+                session = self.session(number)
+                if session is not None and session.turn is not None:
+                    rig.core.handle(Abort(session.id, session.turn.id), rig.now)
+            case ("abort in flight", number):
+                plan = rig.core.begin_step(rig.now)
+                session = self.session(number)
+                if session is not None and session.turn is not None:
+                    rig.core.handle(Abort(session.id, session.turn.id), rig.now)
+                if plan is not None:
+                    rig.core.finish_step(rig.executor.run(plan), rig.now)
+            case ("fork in flight", number):
+                plan = rig.core.begin_step(rig.now)
+                self.forks += 1
+                rig.core.handle(Fork(SessionId(f"s{number}"), SessionId(f"f{self.forks}"), 99), rig.now)
+                rig.core.check()
+                if plan is not None:
+                    rig.core.finish_step(rig.executor.run(plan), rig.now)
+            case ("fork", number, length):
+                self.forks += 1
+                rig.core.handle(Fork(SessionId(f"s{number}"), SessionId(f"f{self.forks}"), length), rig.now)
+                child = rig.core.sessions.get(SessionId(f"f{self.forks}"))
+                if child is not None and child.tokens:
+                    tokens = list(child.tokens)
+                    turn = rig.submit(child.id, tokens, max_tokens=5)
+                    self.asked[child.id, turn] = (tokens, 5)
+            case ("close", number):
+                rig.core.handle(Close(SessionId(f"s{number}")), rig.now)
+            case ("park", number, waiting):
+                session = self.session(number)
+                if session is not None:
+                    rig.core.handle(Park(session.id, session.last_turn, waiting), rig.now)
+            case ("pause", seconds):
+                rig.now += seconds
+            case ("hint", number, wait):
+                rig.core.handle(Hint(SessionId(f"s{number}"), Hints(expected_wait=wait)), rig.now)
+            case ("signal", number, signal):
+                session = self.session(number)
+                if session is not None:
+                    rig.core.handle(ToolSignal(session.id, session.last_turn, signal), rig.now)
+            case ("devalue", number, why):
+                rig.core.handle(Devalue(SessionId(f"s{number}"), why), rig.now)
+            case ("reset",):
+                rig.core.handle(ResetPrefixCache(1), rig.now)
+        rig._collect()
