@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agentserve.core.config import CoreConfig
 from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Plan
-from agentserve.sim.hardware import Hardware, Lengths
+from agentserve.sim.hardware import Hardware, Lengths, hardware_named
 from agentserve.sim.shootout import contest as contests
 from agentserve.sim.shootout.contest import (
     Arena,
@@ -28,19 +29,20 @@ from agentserve.sim.traces.demand import lanes_for
 from agentserve.sim.traces.draw import TraceSpec
 from agentserve.sim.traces.hints import NEVER, HintMix, RawHint
 from agentserve.sim.traces.players import Players
+from agentserve.types import KVGroup
 from tiering.policy.base import Hints
 from tiering.policy.priced import PricedPolicy
 from tiering.types import Block, Move, Transfer
 
 SMALL = Hardware(
-    name="small", model="none", how=("made up",), fixed=0.005, per_row=0.0001, per_token=0.0005, per_read=1e-7,
-    per_context=1e-8, kv_token_bytes=1000, page_size=4, device_kv=1_600_000, host_kv=800_000,
-    disk_kv=6_400_000, copy_latency=1e-4, save_rate=1e9, load_rate=1e9, disk_latency=1e-3, write_rate=1e8,
-    fetch_rate=2e8, max_num_seqs=32, max_batched_tokens=64,
-    trace=Lengths(prefix=24, task=80, result=16, output=6, turns=4.0, context_limit=500, gap=0.5),
+    name="small", model="none", how=("made up",), page_size=8, max_num_seqs=32, max_batched_tokens=64,
+    fixed=0.005, per_row=0.0001, per_token=0.0005, per_read=1e-7, per_context=1e-8,
+    kv_token_bytes=1000, device_kv=1_600_000, host_kv=800_000, disk_kv=6_400_000,
+    copy_latency=1e-4, save_rate=1e9, load_rate=1e9, disk_latency=1e-3, write_rate=1e8, fetch_rate=2e8,
+    trace=Lengths(prefix=24, task=80, result=16, output=6, turns=4.0, context_limit=500, gap=0.05),
 )  # fmt: skip
 TWICE, FOURFOLD = Setting("small", 2.0), Setting("small", 4.0)
-SECONDS = 12.0
+SECONDS = 6.0
 
 
 @pytest.fixture(autouse=True)
@@ -117,15 +119,16 @@ def test_hostile_clients_wedge_nobody(mix: HintMix) -> None:
 
 
 def test_pressure_is_felt_and_tiers_take_it_off() -> None:
-    """The shoot-out measures something: less room, fewer turns; with copies below, fewer tokens again."""
+    """The shoot-out measures something: under pressure resumes wait, and without copies they compute."""
     roomy, tight = trial("lru", Setting("small", 0.5)), trial("lru", Setting("small", 6.0))
-    assert roomy.turns_per_second / roomy.oversubscribed > tight.turns_per_second / tight.oversubscribed
-    assert tight.resume_ttft_p95 > roomy.resume_ttft_p95
+    assert tight.oversubscribed > 3 * roomy.oversubscribed
+    assert tight.resume_ttft_p95 > 3 * roomy.resume_ttft_p95
     assert tight.moved["load"] > 0
     without = msgspec.structs.replace(SMALL, host_kv=0, disk_kv=0)
-    bare = world(without, FOURFOLD).run(0.2 * SECONDS, SECONDS)
-    assert sum(bare.moved.values()) == 0
-    assert trial("lru").recomputed < bare.recomputed
+    bare, tiered = world(without, FOURFOLD), world(SMALL, FOURFOLD)
+    without_copies, with_copies = (each.run(0.2 * SECONDS, SECONDS) for each in (bare, tiered))
+    assert sum(without_copies.moved.values()) == 0
+    assert with_copies.recomputed / with_copies.turns < without_copies.recomputed / without_copies.turns
 
 
 def world(hardware: Hardware, setting: Setting, core: EngineCore | None = None) -> World:
@@ -146,9 +149,8 @@ class Stuck(EngineCore):
 
 
 def test_a_wedge_is_found_and_told() -> None:
-    spec = trace_of(SMALL, TWICE, 1)
-    built = build_core(SMALL, entrants(["lru"])[0], spec)
-    core = Stuck(built.config, built.groups, (SMALL.pages,), SMALL.step_cost())
+    config = CoreConfig(page_size=SMALL.page_size, max_batched_tokens=SMALL.max_batched_tokens)
+    core = Stuck(config, (KVGroup("full", (0,), 1),), (SMALL.pages,), SMALL.step_cost())
     outcome = world(SMALL, TWICE, core).run(1.0, 10_000.0)
     assert "turns want one" in outcome.wedged or "nothing will happen" in outcome.wedged
     assert outcome.steps < 50
@@ -178,10 +180,10 @@ def test_a_core_gets_the_machines_tiers_and_the_oracle_the_truth() -> None:
     spec = trace_of(SMALL, TWICE, 1)
     core = build_core(SMALL, entrants(["oracle"])[0], spec)
     view = core.view()
-    assert view.pages == SMALL.pages == 400
+    assert view.pages == SMALL.pages == 200
     assert view.tiers is not None
     assert view.tiers.policy == "oracle"
-    assert (view.tiers.host_slots, view.tiers.disk_budget) == (200, SMALL.disk_kv)
+    assert (view.tiers.host_slots, view.tiers.disk_budget) == (100, SMALL.disk_kv)
     assert core.tiers is not None
     assert isinstance(core.tiers.policy, PricedPolicy)
 
@@ -191,7 +193,7 @@ def test_hints_go_through_the_servers_own_check() -> None:
     for nonsense in (float("nan"), -1.0, float("inf")):
         assert receive_hint(RawHint(nonsense), 100.0).expected_wait is None
     lie = receive_hint(RawHint(NEVER, priority=1_000_000), 100.0)
-    assert lie.expected_wait is None or lie.expected_wait < 1e6
+    assert lie.expected_wait is None or lie.expected_wait <= 1e6
     assert abs(lie.priority) < 1000
     assert receive_hint(RawHint(), 0.0) == Hints()
 
@@ -237,20 +239,16 @@ def test_the_oracle_has_no_regret_and_lru_is_as_good_as_itself(standings: list[S
 
 
 def test_without_an_oracle_or_lru_there_is_nothing_to_compare_with() -> None:
-    (found,) = contest(
-        ARENA, [TWICE], lambda name: entrants(["mori"]), [1], seconds=lambda name: 4.0
-    )
+    (found,) = contest(ARENA, [TWICE], lambda name: entrants(["mori"]), [1], seconds=lambda name: 4.0)
     assert found.of_oracle is None
     assert found.least_of_lru is None
     assert cells(found)[2:4] == ["", ""]
 
 
-def test_trials_in_other_processes_come_out_the_same() -> None:
+def test_trials_in_other_processes_come_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contests, "hardware_named", hardware_named)  # other processes know no other
     setting = Setting("cpu-smollm2", 1.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.undo()
-        trials = [Trial(setting, entrant, 1, 5.0) for entrant in entrants(["lru", "priced"])]
-    contests.hardware_named = __import__("agentserve.sim.hardware").sim.hardware.hardware_named
+    trials = [Trial(setting, entrant, 1, 5.0) for entrant in entrants(["lru", "priced"])]
     assert list(run_all(ARENA, trials, jobs=2)) == list(run_all(ARENA, trials, jobs=1))
 
 
@@ -269,9 +267,7 @@ def test_every_policy_is_tuned_by_the_same_budget_on_seeds_that_are_not_reported
     for name in ("mori", "priced"):
         trials = seen[name]
         assert {one.seed for one in trials} == {1_000_000, 1_000_001}
-        assert trials[0].entrant.parameters == next(
-            each.parameters for each in field if each.name == name
-        )
+        assert trials[0].entrant.parameters == next(each.parameters for each in field if each.name == name)
     assert tuned[2] == field[2]
 
 
@@ -294,14 +290,15 @@ def test_a_table_has_a_row_per_policy_and_says_what_was_measured(standings: list
 
 
 def test_the_report_is_json_and_comes_back(standings: list[Standing]) -> None:
-    report = ShootOut("agentserve sim policies", {"x": "1"}, [1, 2], {"small": SECONDS}, 0, [SMALL], standings)
+    seconds = {"small": SECONDS}
+    report = ShootOut("agentserve sim policies", {"x": "1"}, [1, 2], seconds, 0, [SMALL], standings)
     read = msgspec.json.decode(msgspec.json.encode(report))
     assert read["benchmark"] == "policies"
     assert len(read["standings"]) == 2 * len(entrant_names())
     first = read["standings"][0]
-    assert {"turns_per_second", "of_oracle", "least_of_lru", "resume_ttft_p50", "resume_ttft_p95", "recomputed",
-            "moved", "wedged", "parameters", "outcomes"} <= set(first)  # fmt: skip
-    assert first["setting"] == {"hardware": "small", "oversubscription": 2.0, "hints": "none", "events": False}
+    assert set(first) == set(Standing.__struct_fields__)
+    setting = {"hardware": "small", "oversubscription": 2.0, "hints": "none", "events": False}
+    assert first["setting"] == setting
     assert set(first["moved"]) == {move.value for move in Move}
     assert read["hardware"][0]["how"] == ["made up"]
     assert report.wedged == []
@@ -319,9 +316,7 @@ def test_charts_are_written_per_machine(standings: list[Standing], tmp_path: obj
 
     assert isinstance(tmp_path, Path)
     drawn = charts(standings)
-    assert set(drawn) == {
-        f"small-none-{kind}.svg" for kind in ("oracle", "turns", "resume", "again")
-    }
+    assert set(drawn) == {f"small-none-{kind}.svg" for kind in ("oracle", "turns", "resume", "again")}
     assert all(drawn[name].count("<polyline") == len(entrant_names()) for name in drawn)
     paths = write_charts(standings, tmp_path / "deep" / "er")
     assert sorted(path.name for path in paths) == sorted(drawn)
