@@ -13,7 +13,7 @@ import msgspec
 from agentserve import __version__
 from agentserve.machine import usable_cores
 
-VERSIONS_OF = ("torch", "numpy", "msgspec", "tokenizers", "xgrammar")
+VERSIONS_OF = ("torch", "numpy", "msgspec", "tokenizers", "xgrammar", "lmdb", "xxhash")
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -1,0 +1,286 @@
+"""An LMDB environment for blocks: owned by one process, or not opened; trusted, or started afresh.
+
+A folder holds `data.mdb` and `lock.mdb` (LMDB's), `owner` (locked by the process that writes here) and
+`state` (whether everything was synced, else in which boot of the machine it was last written).
+
+Commits are not synced: it is a cache. A killed process loses nothing that was committed, for the
+system has it and writes it out in its own time. But when power goes, or the system crashes, parts of
+the file may be old and parts new, which LMDB would take for its own tree. So what was written in
+another boot and not synced is not opened at all: a power cut costs the blocks on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+
+from tiering.stores.disk_format import VERSION
+
+log = logging.getLogger(__name__)
+
+RESERVE = 4 << 20  # bytes that the map grows by when even a deletion finds no room
+
+_DATA, _LOCK, _STATE, _OWNER = "data.mdb", "lock.mdb", "state", "owner"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SYNCED, _UNSURE = "synced", "unsure"
+_HEAD = b"head"
+_RECORD = struct.Struct("<QI")  # of the index: when it was written (counts up), bytes of its value
+
+
+class StoreError(ValueError):
+    """A disk store cannot be had; the text is one line for the operator."""
+
+
+class StoreBusy(StoreError):
+    """Another process has it."""
+
+
+class _Distrusted(Exception):
+    """What lies in the folder is not to be used."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A block that the index names."""
+
+    key: bytes
+    order: int  # when it was written, among others of its environment
+    length: int  # of its value
+
+
+def worker_folder(data_dir: Path, worker: int) -> Path:
+    """Where worker number `worker` keeps KV."""
+    return data_dir / "kv" / f"worker-{worker}"
+
+
+def orphans(data_dir: Path, workers: int) -> list[Path]:
+    """Folders with KV of workers that a server of `workers` workers does not have: `DiskStore.adopt` is
+    for these. (Not for one that is being restarted: it opens its own.)"""
+    found = []
+    for folder in (data_dir / "kv").glob("worker-*"):
+        number = folder.name.removeprefix("worker-")
+        if number.isdecimal() and int(number) >= workers and (folder / _DATA).exists():
+            found.append((int(number), folder))
+    return [folder for _, folder in sorted(found)]
+
+
+def boot_id() -> str:
+    """Names this run of the system; empty where it does not say."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+class Environment:
+    """An open environment. `blocks`: key -> value; `index`: key -> order, length (LMDB touches a whole
+    value to tell its length); `stock`: what the index named when it was opened, in the order of writing."""
+
+    def __init__(self, folder: Path, handle: lmdb.Environment, owner: int, writable: bool) -> None:
+        self.folder = folder
+        self.handle = handle
+        self.blocks = handle.open_db(b"blocks", create=writable)
+        self.index = handle.open_db(b"index", create=writable)
+        self.stock = self._found()
+        self._meta = handle.open_db(b"meta", create=False)
+        self.closed = False
+        self._distrusted = False
+        self._owner = owner
+        self._writable = writable
+
+    def _found(self) -> list[Found]:
+        """What the index names, in the order of writing."""
+        found = []
+        with self.handle.begin(db=self.index) as txn:
+            for key, record in txn.cursor():
+                if len(record) != _RECORD.size:
+                    raise _Distrusted("its index cannot be read")
+                found.append(Found(key, *_RECORD.unpack(record)))
+        return sorted(found, key=lambda entry: entry.order)
+
+    def delete_unindexed(self) -> None:
+        """Delete values that the index does not name. Reads all values if there seem to be any."""
+        with self.handle.begin() as txn:
+            if txn.stat(self.blocks)["entries"] == txn.stat(self.index)["entries"]:
+                return
+            keys = txn.cursor(self.blocks).iternext(keys=True, values=False)
+            lost = [key for key in keys if txn.get(key, db=self.index) is None]
+        if lost:
+            log.warning("%d blocks in %s are not in its index: deleted", len(lost), self.folder)
+            with self.handle.begin(write=True) as txn:
+                for key in lost:
+                    txn.delete(key, db=self.blocks)
+
+    def put(self, txn: lmdb.Transaction, key: bytes, value: memoryview, order: int) -> None:
+        txn.put(key, value, db=self.blocks)
+        txn.put(key, _RECORD.pack(order, len(value)), db=self.index)
+
+    def delete(self, txn: lmdb.Transaction, key: bytes) -> None:
+        txn.delete(key, db=self.blocks)
+        txn.delete(key, db=self.index)
+
+    def touch(self) -> None:
+        """A transaction that changes nothing."""
+        with self.handle.begin(db=self._meta, write=True) as txn:
+            head = txn.get(_HEAD)
+            if head is not None:
+                txn.put(_HEAD, head)
+
+    def distrust(self) -> None:
+        """Do not open this again as it is."""
+        self._distrusted = True
+        try:
+            _mark(self.folder, _UNSURE, "")
+        except OSError as error:
+            log.warning("%s cannot be marked as broken: %s", self.folder, error)
+
+    def close(self, remove: bool = False) -> None:
+        """remove: delete everything in it, too."""
+        self.closed = True
+        try:
+            try:
+                if self._writable and not self._distrusted and not remove:
+                    self.handle.sync(True)
+            finally:
+                self.handle.close()
+            if remove:
+                _wipe(self.folder)
+            elif self._writable and not self._distrusted:
+                _mark(self.folder, _SYNCED, "")
+        except (lmdb.Error, OSError) as error:
+            log.warning("KV on disk in %s may be lost: it could not be written out: %s", self.folder, error)
+        finally:
+            os.close(self._owner)
+
+
+def open_environment(folder: Path, namespace: bytes, map_bytes: int) -> Environment:
+    """Open `folder` for writing; what cannot be trusted there is deleted first, with a line in the log.
+
+    Raises StoreBusy if another process (or store) has it, StoreError if nothing can be kept there.
+    """
+    owner = _own(folder, create=True)
+    try:
+        try:
+            environment = _open(folder, namespace, map_bytes, owner)
+        except (lmdb.Error, _Distrusted) as reason:
+            log.warning("KV on disk in %s is started afresh: %s", folder, _line(reason))
+            _wipe(folder)
+            environment = _open(folder, namespace, map_bytes, owner)
+    except (lmdb.Error, OSError, _Distrusted) as error:
+        os.close(owner)
+        raise StoreError(f"no KV can be kept in {folder}: {_line(error)}") from error
+    return environment
+
+
+def adopt_environment(folder: Path, namespace: bytes) -> Environment:
+    """Open `folder`, which no process has, for reading. Raises StoreBusy if one has it, StoreError if its
+    blocks cannot be used: then they are deleted, for nobody else would."""
+    owner = _own(folder, create=False)
+    try:
+        if not _trusted(folder, boot_id()):
+            raise _Distrusted("it was not synced before the system ended")
+        handle = lmdb.open(str(folder), readonly=True, lock=False, max_dbs=3)
+        try:
+            _check(handle, folder, namespace)
+            return Environment(folder, handle, owner, writable=False)
+        except (lmdb.Error, _Distrusted):
+            handle.close()
+            raise
+    except (lmdb.Error, OSError, _Distrusted) as error:
+        with contextlib.suppress(OSError):
+            _wipe(folder)
+        os.close(owner)
+        raise StoreError(f"KV in {folder} is deleted, not adopted: {_line(error)}") from error
+
+
+def _own(folder: Path, create: bool) -> int:
+    """The descriptor of the locked owner file; the lock ends with it, or with the process."""
+    try:
+        if create:
+            folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        owner = os.open(folder / _OWNER, flags, 0o600)
+    except OSError as error:
+        raise StoreError(f"no KV can be kept in {folder}: {_line(error)}") from error
+    try:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(owner)
+        raise StoreBusy(f"another process keeps KV in {folder}") from None
+    return owner
+
+
+def _open(folder: Path, namespace: bytes, map_bytes: int, owner: int) -> Environment:
+    if (folder / _DATA).exists():
+        if not _trusted(folder, boot_id()):
+            raise _Distrusted("it was not synced before the system ended")
+        if (folder / _DATA).stat().st_size > map_bytes + RESERVE:
+            raise _Distrusted("it is larger than its budget")
+    _mark(folder, _UNSURE, boot_id())  # before anything is written
+    handle = lmdb.open(
+        str(folder), map_size=map_bytes, max_dbs=3, sync=False, metasync=False, meminit=False, mode=0o600
+    )
+    try:
+        _check(handle, folder, namespace)
+        handle.reader_check()
+        environment = Environment(folder, handle, owner, writable=True)
+        environment.delete_unindexed()
+        return environment
+    except BaseException:
+        handle.close()
+        raise
+
+
+def _check(handle: lmdb.Environment, folder: Path, namespace: bytes) -> None:
+    """Raise unless the blocks here are of this format and namespace. A new environment becomes so."""
+    info, page = handle.info(), handle.stat()["psize"]
+    written = (folder / _DATA).stat().st_size
+    if written < (info["last_pgno"] + 1) * page and info["last_txnid"] > 0:
+        raise _Distrusted("its file is cut off")  # reading there would end the process
+    head = struct.pack("<I", VERSION) + namespace
+    fresh = info["last_txnid"] == 0
+    meta = handle.open_db(b"meta", create=fresh)
+    with handle.begin(db=meta, write=fresh) as txn:
+        if fresh:
+            txn.put(_HEAD, head)
+        elif txn.get(_HEAD) != head:
+            raise _Distrusted("it is of another model, other settings or another version")
+
+
+def _trusted(folder: Path, boot: str) -> bool:
+    try:
+        words = (folder / _STATE).read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return words == [_SYNCED] or (bool(boot) and words == [_UNSURE, boot])
+
+
+def _mark(folder: Path, state: str, boot: str) -> None:
+    """Replace the state file at once, on the medium."""
+    fresh = folder / (_STATE + ".new")
+    with fresh.open("w", encoding="ascii") as file:
+        file.write(f"{state} {boot}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(folder / _STATE)
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _wipe(folder: Path) -> None:
+    for name in (_DATA, _LOCK, _STATE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

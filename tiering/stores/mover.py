@@ -1,0 +1,194 @@
+"""The mover: carries out transfers on threads of its own. Submit, then poll.
+
+Two lanes, so that a slow disk never delays a copy in memory: SAVE and LOAD in one; WRITE, FETCH and
+DROP, each step of which may wait for the medium, in the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+
+from agentserve.clock import Clock
+from tiering.stores.buffers import Bytes
+from tiering.stores.disk import DiskStore
+from tiering.stores.faults import HOST_COPY, Fault, no_fault
+from tiering.stores.host import HostStore
+from tiering.stores.lanes import Lane, Task, one_line
+from tiering.stores.pages import DevicePages
+from tiering.types import Block, Move, Transfer, TransferDone
+
+STEP_BYTES = 8 << 20  # between two looks whether something urgent has come; and of one LMDB transaction
+CLOSE_SECONDS = 5.0
+
+
+class Mover:
+    """Moves blocks between `device`, `host` and `disk`. All methods are for one thread, the worker's.
+
+    Every transfer that was submitted is answered by exactly one `TransferDone`, whatever happens to it.
+    The stores belong to whoever made them: close them after the mover, and only if `close` says so.
+    """
+
+    def __init__(
+        self,
+        device: DevicePages,
+        host: HostStore | None,
+        disk: DiskStore | None,
+        clock: Clock,
+        *,
+        step_bytes: int = STEP_BYTES,
+        fault: Fault = no_fault,
+    ) -> None:
+        if host is not None and host.block_bytes != device.block_bytes:
+            raise ValueError(f"host slots of {host.block_bytes} bytes for blocks of {device.block_bytes}")
+        self._device = device
+        self._host = host
+        self._disk = disk
+        self._fault = fault
+        self._step_blocks = max(1, step_bytes // device.block_bytes)
+        self._lock = threading.Lock()
+        self._done: list[TransferDone] = []
+        self._open: dict[int, Lane | None] = {}  # submitted, and not yet given out by poll
+        self._reader, self._writer = os.pipe()
+        for end in (self._reader, self._writer):
+            os.set_blocking(end, False)
+        self._closed: bool | None = None
+        self._host_lane = Lane("kv-host", self._run, self._report, clock)
+        self._disk_lane = Lane("kv-disk", self._run, self._report, clock)
+
+    @property
+    def pending(self) -> int:
+        """Transfers whose end `poll` has not told yet."""
+        return len(self._open)
+
+    def submit(self, transfer: Transfer) -> None:
+        """Put a transfer into its queue. Returns at once. Raises ValueError for an id in use."""
+        if transfer.id in self._open:
+            raise ValueError(f"transfer {transfer.id} is under way already")
+        lane = self._host_lane if transfer.move in (Move.SAVE, Move.LOAD) else self._disk_lane
+        self._open[transfer.id] = lane
+        task = Task(transfer)
+        if self._closed is not None:
+            task.fail("the mover is closed")
+            self._report(task.done())
+        else:
+            lane.put(task)
+
+    def cancel(self, number: int) -> None:
+        """Take a transfer back. Its TransferDone comes all the same; it may have been too late."""
+        lane = self._open.get(number)
+        if lane is not None:
+            lane.cancel(number)
+
+    def poll(self) -> list[TransferDone]:
+        """What has ended since the last call, in the order of ending. Never waits."""
+        with self._lock:
+            done, self._done = self._done, []
+            if self._closed is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._reader, 1)
+        for end in done:
+            del self._open[end.id]
+        return done
+
+    def fileno(self) -> int:
+        """Readable while `poll` has something to tell. Closed by `close`."""
+        return self._reader
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Take everything back and end the threads; `poll` tells the rest. Idempotent.
+
+        Waits up to `timeout` seconds for the step that each thread is in. False if one hangs in a store
+        or the device: then leave the stores open and end the process.
+        """
+        if self._closed is None:
+            lanes = (self._host_lane, self._disk_lane)
+            for lane in lanes:
+                lane.stop()
+            ended = [lane.join(timeout) for lane in lanes]
+            with self._lock:
+                self._closed = all(ended)
+                os.close(self._reader)
+                os.close(self._writer)
+        return self._closed
+
+    def _report(self, done: TransferDone) -> None:
+        with self._lock:
+            self._done.append(done)
+            if len(self._done) == 1 and self._closed is None:
+                os.write(self._writer, b"\0")
+
+    # --- on the lanes' threads ---------------------------------------------------------------
+
+    def _run(self, task: Task) -> Iterator[None]:
+        """The steps of a transfer. Between two of them nothing is half done."""
+        blocks = task.transfer.blocks
+        for start in range(0, len(blocks), self._step_blocks):
+            part = range(start, min(start + self._step_blocks, len(blocks)))
+            match task.transfer.move:
+                case Move.SAVE | Move.LOAD | Move.FETCH:
+                    self._copy(task, part)
+                case Move.WRITE:
+                    self._write(task, part)
+                case Move.DROP:
+                    self._drop(task, part)
+            yield
+
+    def _copy(self, task: Task, part: Sequence[int]) -> None:
+        moved = []
+        try:
+            for at in part:
+                if task.cancelled:
+                    break
+                task.tried = at + 1
+                try:
+                    error = self._copy_block(task.transfer.move, task.transfer.blocks[at])
+                except Exception as problem:  # one block's: the others are tried all the same
+                    error = one_line(problem)
+                if error:
+                    task.fail(error)
+                else:
+                    moved.append(at)
+        finally:
+            self._device.settle()  # whatever happened: nobody may get the pages while copies run
+        for at in moved:
+            task.ok[at] = True
+
+    def _copy_block(self, move: Move, block: Block) -> str:
+        if move is Move.FETCH:
+            if self._disk is None:
+                return "there is no disk tier"
+            return self._disk.fetch(block, lambda payload: self._device.write(block.pages, payload))
+        self._fault(HOST_COPY, None)
+        slot = self._slot(block)
+        if move is Move.SAVE:
+            self._device.read(block.pages, slot)
+        else:
+            self._device.write(block.pages, slot)
+        return ""
+
+    def _write(self, task: Task, part: Sequence[int]) -> None:
+        if self._disk is None:
+            task.fail("there is no disk tier")
+            return
+        task.tried = part[-1] + 1
+        blocks = [task.transfer.blocks[at] for at in part]
+        stored = self._disk.put_many([(block, self._slot(block)) for block in blocks])
+        task.ok[part[0] : part[-1] + 1] = stored.ok
+        task.fail(stored.error)
+
+    def _drop(self, task: Task, part: Sequence[int]) -> None:
+        if self._disk is None:
+            task.fail("there is no disk tier")
+            return
+        task.tried = part[-1] + 1
+        stored = self._disk.delete_many([task.transfer.blocks[at].key for at in part])
+        task.ok[part[0] : part[-1] + 1] = stored.ok
+        task.fail(stored.error)
+
+    def _slot(self, block: Block) -> Bytes:
+        if self._host is None:
+            raise ValueError("there is no host tier")
+        return self._host.view(block.slot)
