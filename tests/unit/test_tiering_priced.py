@@ -235,11 +235,20 @@ def test_copies_go_on_to_disk_the_sooner_the_shorter_the_slab() -> None:
     assert policy.decide("s", in_host(), market(9.0, demand=10, host_free=10)).choice is Choice.HOST
 
 
-def test_priority_moves_a_turn_by_seconds_at_most() -> None:
-    policy = PricedPolicy()
-    policy.parked(park(hints=Hints(priority=10**9)))
-    assert policy.rank("s", 100.0, market()) == (98.0,)
-    assert policy.rank("unknown", 100.0, market()) == (100.0,)
+def test_older_programs_go_first_within_a_bound_and_priorities_move_seconds() -> None:
+    policy = PricedPolicy(PricedParameters(seniority=50.0))
+    policy.parked(park("old", program=0.0))
+    policy.parked(park("older", program=-1000.0))
+    policy.parked(park("young", program=90.0))
+    policy.parked(park("urgent", program=90.0, hints=Hints(priority=10**9)))
+    ranks = {s: policy.rank(s, 100.0, market()) for s in ("old", "older", "young", "urgent", "unknown")}
+    assert ranks == {
+        "old": (50.0,),
+        "older": (50.0,),
+        "young": (90.0,),
+        "urgent": (88.0,),
+        "unknown": (100.0,),
+    }
 
 
 def test_the_oracle_restores_just_in_time() -> None:

@@ -169,12 +169,18 @@ class PricedPolicy:
         return self._worth(session, tier, residency, market)
 
     def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:
-        """First come, first served; a priority counts as having come a little earlier or later."""
+        """First program, first served: a turn counts as having come when its session's first one did.
+
+        Who began first ends first, so that fewer contexts are alive at once (Continuum, InferCept). A turn
+        passes only those that came up to `seniority` seconds before it, so nobody starves; a priority
+        counts as having come a little earlier or later.
+        """
         entry = self._ledger.get(session)
         if entry is None:
             return (arrived,)
-        priority = entry.park.hints.priority
-        return (arrived - min(max(float(priority), -RANK_BOUND), RANK_BOUND),)
+        age = min(max(arrived - entry.park.program, 0.0), self.parameters.seniority)
+        priority = float(entry.park.hints.priority)
+        return (arrived - age - min(max(priority, -RANK_BOUND), RANK_BOUND),)
 
     # --- deciding ----------------------------------------------------------------------------
 

@@ -31,17 +31,18 @@ from tiering.types import Tier
 class PricedParameters(msgspec.Struct, frozen=True):
     """What a sweep may tune."""
 
-    queue_weight: float = 0.3  # of a second in the queue: it is mostly somebody else's gain
+    queue_weight: float = 0.0  # of a second in the queue; residency does not shorten it where turns go by age
     headroom: float = 0.25  # share of the pool below which free blocks begin to have a price
     robustness: float = 0.5  # in (0, 1]: holding ends between this x and 1/this x break-even
     background: float = 0.25  # share of a copy's seconds that steps feel
     hidden: float = 0.5  # share of a reload that early restoring hides
     margin: float = 1.5  # a move needs a wait this many times its round trip...
     window: float = 0.5  # ...with this chance
-    insurance: float = 0.05  # chance that room which nobody needs now is needed before the wait ends
+    insurance: float = 0.2  # chance that room which nobody needs now is needed before the wait ends
     late: float = 1.0  # worth of a second of a waiting client
     early: float = 0.05  # a restore needs at least this chance of a return in its time
     restores: int = 2  # per wait: more could be forced by false signals
+    seniority: float = 1800.0  # seconds that a turn of an old program may count as having come earlier
     relook: float = 0.5  # look again after this share of the time that has passed
     look_least: float = 0.05  # seconds
     turns: int = 64  # over which the shadows are compared
@@ -105,36 +106,39 @@ def recompute_tail(prices: Prices, blocks: int, tail: int) -> float:
 def places(case: Case, parameters: PricedParameters) -> list[Place]:
     """Where the blocks could go, cheapest first. Only what is allowed: it fits, and reloading it is
     faster than computing it."""
-    prices, market, n = case.market.prices, case.market, case.held
+    prices, market, fresh = case.market.prices, case.market, case.uncopied
     queue = parameters.queue_weight * market.queue * case.urgency
-    recompute = recompute_tail(prices, case.blocks, n)
-    drop = recompute * case.urgency + queue
+    # What has a copy already comes back from there wherever the rest goes.
+    copied = case.held - fresh
+    known = min(prices.seconds(prices.load, copied), recompute_tail(prices, case.blocks - fresh, copied))
+    recompute = recompute_tail(prices, case.blocks, fresh)
+    drop = (known + recompute) * case.urgency + queue
     found = [Place(Choice.DROP, case.resume * drop, drop, 0.0)]
-    save = prices.seconds(prices.save, case.uncopied)
-    load, fetch = prices.seconds(prices.load, n), prices.seconds(prices.fetch, n)
-    write = prices.seconds(prices.write, case.uncopied)
+    save, write = prices.seconds(prices.save, fresh), prices.seconds(prices.write, fresh)
+    load, fetch = prices.seconds(prices.load, fresh), prices.seconds(prices.fetch, fresh)
     visible = 1.0 - parameters.hidden
-    if case.uncopied <= market.host and load < recompute:
-        move = parameters.background * save + case.host_price * n * case.remaining
-        cost = move + case.resume * (load * visible * case.urgency + queue)
-        worst = parameters.background * save + load * case.urgency + queue
-        found.append(Place(Choice.HOST, cost, worst, save + load))
-    if market.disk > 0 and case.uncopied <= market.disk and fetch < recompute and market.host > 0:
-        move = parameters.background * (save + write)
-        cost = move + case.resume * (fetch * visible * case.urgency + queue)
-        worst = move + fetch * case.urgency + queue
-        found.append(Place(Choice.DISK, cost, worst, save + write + fetch))
+
+    def add(choice: Choice, reload: float, felt: float, rent: float, there: float) -> None:
+        back = (known + reload) * case.urgency
+        cost = felt + rent + case.resume * (back * visible + queue)
+        found.append(Place(choice, cost, felt + back + queue, there + reload))
+
+    if fresh <= market.host and (load < recompute or fresh == 0 < market.host):
+        rent = case.host_price * fresh * case.remaining
+        add(Choice.HOST, load, parameters.background * save, rent, save)
+    if market.disk > 0 and 0 < fresh <= market.disk and fetch < recompute and market.host > 0:
+        add(Choice.DISK, fetch, parameters.background * (save + write), 0.0, save + write)
     return sorted(found, key=lambda place: place.cost)
 
 
 def insured(case: Case, parameters: PricedParameters) -> bool:
     """Whether a copy in the host slab is cheap enough to make before anybody needs the room."""
-    prices, market = case.market.prices, case.market
-    if not 0 < case.uncopied <= market.host_free:
+    prices, market, fresh = case.market.prices, case.market, case.uncopied
+    if not 0 < fresh <= market.host_free:
         return False
-    save, load = prices.seconds(prices.save, case.uncopied), prices.seconds(prices.load, case.held)
-    saved = recompute_tail(prices, case.blocks, case.uncopied) - load
-    return case.resume * parameters.insurance * saved > parameters.background * save
+    saved = recompute_tail(prices, case.blocks, fresh) - prices.seconds(prices.load, fresh)
+    felt = parameters.background * prices.seconds(prices.save, fresh)
+    return case.resume * parameters.insurance * saved > felt
 
 
 def written_through(case: Case, blocks: int, parameters: PricedParameters) -> bool:
