@@ -12,21 +12,16 @@ their way there included. Pure.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Protocol
 
+from tiering.copies import FIRST, Copies, Copy, Nobody, Ranking, Standing
 from tiering.policy.base import Prices
 from tiering.types import Block, DiskEntry, Move, Tier, Transfer, TransferDone
 
 MOST_BLOCKS = 32  # per transfer: an urgent one never waits for more
 HEADER_BYTES = 256  # what a block takes on disk besides its KV, at most
 DISK_PAUSE = 5.0  # seconds without writes after a transfer of which nothing reached the disk
-
-Standing = tuple[float, float]  # (worth in seconds, when it was last of use): the smaller goes first
-FIRST: Standing = (float("inf"), float("inf"))
 
 _LANES = {
     Move.SAVE: Tier.HOST,
@@ -35,36 +30,6 @@ _LANES = {
     Move.FETCH: Tier.DISK,
     Move.DROP: Tier.DISK,
 }
-
-
-class Ranking(Protocol):
-    """Who has blocks, and what they are worth."""
-
-    def owned(self, key: bytes) -> bool: ...
-
-    def losers(self, tier: Tier, below: Standing) -> Iterator[bytes]:
-        """Keys of owned blocks that stand below `below`, in the order in which they may go."""
-        ...
-
-
-class Nobody:
-    """The ranking without sessions: no block is anybody's."""
-
-    def owned(self, key: bytes) -> bool:
-        return False
-
-    def losers(self, tier: Tier, below: Standing) -> Iterator[bytes]:
-        return iter(())
-
-
-@dataclass(slots=True)
-class _Copy:
-    """A block in a tier. `slot` is of the host, `nbytes` of the disk."""
-
-    slot: int = -1
-    nbytes: int = 0
-    ready: bool = False
-    pins: int = 0  # transfers that read it; the one that brings it counts too
 
 
 class TierManager:
@@ -86,8 +51,8 @@ class TierManager:
         self.failed: dict[Move, int] = {}
         self.evicted: dict[Tier, int] = {Tier.HOST: 0, Tier.DISK: 0}
         self._free = list(range(host_slots - 1, -1, -1))
-        self._host: OrderedDict[bytes, _Copy] = OrderedDict()  # least recently used first
-        self._disk: OrderedDict[bytes, _Copy] = OrderedDict()
+        self._host = Copies(Tier.HOST)
+        self._disk = Copies(Tier.DISK)
         self._dropping: dict[bytes, int] = {}  # key -> bytes: gone for us, not yet by the disk
         self._flying: dict[int, Transfer] = {}
         self._orders: list[Transfer] = []
@@ -95,7 +60,7 @@ class TierManager:
         self._paused_until = 0.0
         for entry in entries:
             if entry.key not in self._disk and disk_bytes > 0:
-                self._disk[entry.key] = _Copy(nbytes=entry.nbytes, ready=True)
+                self._disk[entry.key] = Copy(nbytes=entry.nbytes, ready=True)
                 self.disk_used += entry.nbytes
         self._make_disk_room(0, FIRST)
 
@@ -103,16 +68,14 @@ class TierManager:
 
     def where(self, key: bytes) -> Tier | None:
         """The fastest tier below the device that has the block whole."""
-        for tier, copies in ((Tier.HOST, self._host), (Tier.DISK, self._disk)):
-            copy = copies.get(key)
-            if copy is not None and copy.ready:
-                return tier
+        for copies in (self._host, self._disk):
+            if copies.has(key):
+                return copies.tier
         return None
 
     def has(self, key: bytes, tier: Tier, *, arriving: bool = False) -> bool:
         """Is the block in `tier`, or, with `arriving`, on its way there?"""
-        copy = (self._host if tier is Tier.HOST else self._disk).get(key)
-        return copy is not None and (copy.ready or arriving)
+        return (self._host if tier is Tier.HOST else self._disk).has(key, arriving=arriving)
 
     def copied(self, key: bytes) -> bool:
         return self.where(key) is not None
@@ -191,7 +154,7 @@ class TierManager:
             if copy is None:
                 if not self._free:
                     break
-                copy = self._host[block.key] = _Copy(slot=self._free.pop(), pins=1)
+                copy = self._host[block.key] = Copy(slot=self._free.pop(), pins=1)
                 taken.append(Block(block.key, block.parent, block.tokens, block.pages, copy.slot))
             count += 1
         self._order(Move.SAVE, taken)
@@ -239,7 +202,7 @@ class TierManager:
                 if (writing + len(taken) + 1) * 2 > max(self.host_slots, 2):
                     break
                 source.pins += 1
-                self._disk[block.key] = _Copy(nbytes=nbytes, pins=1)
+                self._disk[block.key] = Copy(nbytes=nbytes, pins=1)
                 self.disk_used += nbytes
                 taken.append(Block(block.key, block.parent, block.tokens, slot=source.slot))
             count += 1
@@ -314,7 +277,7 @@ class TierManager:
                 if good:
                     self.disk_used -= nbytes
                 else:  # still there, for all we know: it is dropped again when room is needed
-                    self._disk[key] = _Copy(nbytes=nbytes, ready=True)
+                    self._disk[key] = Copy(nbytes=nbytes, ready=True)
                     self._disk.move_to_end(key, last=False)
 
     def _judge_disk(self, move: Move, any_ok: bool, error: str, now: float) -> None:
@@ -329,15 +292,13 @@ class TierManager:
 
     def touch(self, key: bytes) -> None:
         """The block is somebody's."""
-        for copies in (self._host, self._disk):
-            if key in copies:
-                copies.move_to_end(key)
+        self._host.touch(key)
+        self._disk.touch(key)
 
     def neglect(self, key: bytes) -> None:
         """The block is nobody's any more: it goes first."""
-        for copies in (self._host, self._disk):
-            if key in copies:
-                copies.move_to_end(key, last=False)
+        self._host.neglect(key)
+        self._disk.neglect(key)
 
     def clear(self) -> None:
         """Forget every block that no transfer needs now."""
@@ -346,23 +307,11 @@ class TierManager:
             self._note_loss(key)
         self._drop([key for key, copy in self._disk.items() if not copy.pins])
 
-    def _victims(self, tier: Tier, below: Standing) -> Iterator[bytes]:
-        copies = self._host if tier is Tier.HOST else self._disk
-        for key, copy in copies.items():
-            if self.ranking.owned(key):
-                break
-            if not copy.pins:
-                yield key
-        for key in self.ranking.losers(tier, below):
-            found = copies.get(key)
-            if found is not None and not found.pins:
-                yield key
-
     def _make_host_room(self, slots: int, below: Standing) -> None:
         lacking = slots - len(self._free)
         if lacking <= 0:
             return
-        gone = list(islice(self._victims(Tier.HOST, below), lacking))
+        gone = list(islice(self._host.victims(self.ranking, below), lacking))
         for key in gone:
             self._forget_host(key)
             self._note_loss(key)
@@ -373,7 +322,7 @@ class TierManager:
         if used + nbytes <= self.disk_bytes:
             return
         gone: list[bytes] = []
-        for key in self._victims(Tier.DISK, below):
+        for key in self._disk.victims(self.ranking, below):
             gone.append(key)
             used -= self._disk[key].nbytes
             if used + nbytes <= self.disk_bytes:
@@ -413,10 +362,10 @@ class TierManager:
                     pins[Tier.HOST, block.key] = pins.get((Tier.HOST, block.key), 0) + 1
                 if transfer.move in (Move.WRITE, Move.FETCH):
                     pins[Tier.DISK, block.key] = pins.get((Tier.DISK, block.key), 0) + 1
-        for tier, copies in ((Tier.HOST, self._host), (Tier.DISK, self._disk)):
+        for copies in (self._host, self._disk):
             for key, copy in copies.items():
-                assert copy.pins == pins.get((tier, key), 0), f"{tier.value}: pins differ"
-                assert copy.ready or copy.pins, f"{tier.value}: a block is on no way here"
+                assert copy.pins == pins.get((copies.tier, key), 0), f"{copies.tier.value}: pins differ"
+                assert copy.ready or copy.pins, f"{copies.tier.value}: a block is on no way here"
 
 
 def _restoring(tier: Tier | None) -> Move:

@@ -16,9 +16,9 @@ from agentserve.core.radix import common_prefix
 from agentserve.core.session import NO_TURN
 from agentserve.messages import pack_tokens
 from agentserve.types import SessionId, TurnId
+from tiering.copies import Standing
 from tiering.keys import block_key
-from tiering.manager import Standing
-from tiering.policy.base import Decision, Hints, Residency, Rest
+from tiering.policy.base import Choice, Decision, Hints, Residency, Rest
 from tiering.types import Tier
 
 NO_HINTS = Hints()
@@ -53,6 +53,11 @@ class Known:
     residency: Residency = NOWHERE
     measured: float = -math.inf  # when the residency was taken
     timer: int = 0  # number of the timer that counts
+
+    @property
+    def keep(self) -> bool:
+        """The last decision wants its blocks on the device."""
+        return self.decision is not None and self.decision.choice in (Choice.HOLD, Choice.RESTORE)
 
 
 class Ledger:
@@ -125,6 +130,11 @@ class Ledger:
         """Is a waiting turn about to read the block?"""
         sharers = (self.known[sharer] for sharer in self._sharers.get(key, ()))
         return any(known.stage is Stage.WAITING and not known.devalued for known in sharers)
+
+    def kept(self, key: bytes) -> bool:
+        """Is the block to be on the device, as far as it can: a sharer is held there or was brought back?"""
+        sharers = (self.known[sharer] for sharer in self._sharers.get(key, ()))
+        return any(known.told and known.keep and not known.devalued for known in sharers)
 
     def standing(self, known: Known, tier: Tier) -> Standing:
         if known.stage is Stage.RUNNING or known.devalued:

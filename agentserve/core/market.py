@@ -80,9 +80,10 @@ class Valuation:
         self._worths: dict[tuple[SessionId, Tier], float] = {}
 
     def at(self, now: float) -> None:
-        """A new entry of the log."""
-        self._now = now
-        self.changed()
+        """The time of an entry of the log. Who changes something says so by `changed`."""
+        if now != self._now:
+            self._now = now
+            self.changed()
 
     def changed(self) -> None:
         self._market = None
@@ -172,6 +173,6 @@ class Valuation:
         key, page = node.keys[-1], node.pages[0][-1]
         if self.ledger.wanted(key):
             return 1, math.inf
-        if self._kv.pools[0].marks(page):
+        if self._kv.pools[0].marks(page) and not self.ledger.kept(key):
             return 0, 0.0
         return 1, self.ledger.best(key, Tier.DEVICE)

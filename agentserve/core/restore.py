@@ -69,15 +69,17 @@ class Restores:
         return self._brought.pop(session, [])
 
     def holds_up(self, session: SessionId, now: float) -> bool:
-        """Does its turn wait for a restore? One that has taken too long is given up, for this turn."""
+        """Does its turn wait for a restore?"""
+        self.expire(now)
         job = self._jobs.get(session)
-        if job is None or not job.waits:
-            return False
-        if now < job.deadline:
-            return True
-        job.waits = False
-        self._attempts[session] = ATTEMPTS
-        return False
+        return job is not None and job.waits
+
+    def expire(self, now: float) -> None:
+        """Restores that have taken too long are given up by those who wait for them, for this turn."""
+        for job in self._jobs.values():
+            if job.waits and job.deadline <= now:
+                job.waits = False
+                self._attempts[job.session] = ATTEMPTS
 
     @property
     def next_deadline(self) -> float | None:

@@ -11,8 +11,6 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import NO_HINTS, Known, Stage
 from agentserve.core.market import Queues, TierParts, Valuation
@@ -20,6 +18,7 @@ from agentserve.core.pages import COPIED, DEVALUED
 from agentserve.core.restore import Restores
 from agentserve.core.session import Session
 from agentserve.core.spill import Spills
+from agentserve.core.tier_views import resting_view, tiers_view
 from agentserve.messages import SessionView, TiersView
 from agentserve.types import SessionId
 from tiering.manager import TierManager
@@ -55,11 +54,13 @@ class Tiers:
     def submitted(self, session: Session, now: float) -> None:
         """A turn has arrived. What it needs from below is ordered at once, if it costs nobody anything."""
         self._at(now)
-        known = self.ledger.open(session.id, now)
-        if known.turn:  # not its first
+        known = self.ledger.known.get(session.id)
+        if known is None:
+            known = self.ledger.open(session.id, now)
+        else:
             if not known.told:
                 self._tell(known)
-            self.policy.resumed(session.id, now, now - known.since)
+            self.policy.resumed(session.id, now, max(0.0, now - known.since))
         self._revalue(known)
         self.spills.stop(session.id)
         self.ledger.rename(known, session.namespace, session.tokens)
@@ -76,7 +77,7 @@ class Tiers:
         known = self.ledger.known[session.id]
         if known.told:  # it was preempted: the policy thinks that it rests
             self.policy.resumed(session.id, now, 0.0)
-        self._revalue(known)
+        known.devalued = False
         known.stage, known.since, known.told = Stage.RUNNING, now, False
         brought, left = self.restores.dismiss(session.id), hit
         if session.running_turn.preemptions:
@@ -212,10 +213,10 @@ class Tiers:
                 self._kv.mark(key, tuple(group[index] for group in path), DEVALUED)
 
     def _revalue(self, known: Known) -> None:
-        if known.devalued:
-            known.devalued = False
-            for key in known.keys:
-                self._kv.unmark(key, DEVALUED)
+        """Somebody may want its blocks, whoever thought otherwise before."""
+        known.devalued = False
+        for key in known.keys:
+            self._kv.unmark(key, DEVALUED)
 
     # --- time and transfers ----------------------------------------------------------------
 
@@ -253,8 +254,9 @@ class Tiers:
         self._sync()
 
     def tick(self, now: float) -> None:
-        """Look again at decisions whose time has come."""
+        """Look again at decisions whose time has come; end waits that have lasted too long."""
         self._at(now)
+        self.restores.expire(now)
         while self._timers and self._timers[0][0] <= now:
             _, number, session = heapq.heappop(self._timers)
             known = self.ledger.known.get(session)
@@ -318,8 +320,8 @@ class Tiers:
         known = self.ledger.known[session.id]
         if not self.restores.holds_up(session.id, now):
             room = self._value.room(self.restores.promised)
-            self.restores.begin(known, self._book.prices(), now, room, waits=True)
-            self._sync()
+            if self.restores.begin(known, self._book.prices(), now, room, waits=True):
+                self._sync()
         return self.restores.holds_up(session.id, now)
 
     def ranked(self, waiting: Sequence[Session], now: float) -> list[Session]:
@@ -343,46 +345,15 @@ class Tiers:
         self._sync()
 
     def view(self) -> TiersView:
-        manager = self.manager
-        leader = getattr(self.policy, "takeovers", 0)
-        return TiersView(
-            policy=self.policy.name,
-            host=manager.host_used,
-            host_slots=manager.host_slots,
-            disk=manager.disk_blocks,
-            disk_bytes=manager.disk_used,
-            disk_budget=manager.disk_bytes,
-            block_bytes=manager.block_bytes,
-            moving=manager.moving,
-            pinned=self._kv.pinned,
-            hit_tokens={tier.value: tokens for tier, tokens in self._hits.items()},
-            moved={move.value: moved for move, moved in manager.moved.items()},
-            failed={move.value: count for move, count in manager.failed.items()},
-            evicted={
-                Tier.DEVICE.value: self._kv.evicted,
-                **{tier.value: count for tier, count in manager.evicted.items()},
-            },
-            decisions={choice.value: count for choice, count in self._choices.items()},
-            takeovers=leader if isinstance(leader, int) else 0,
-            disk_error=manager.disk_error,
-        )
+        """Figures for operators."""
+        return tiers_view(self.policy, self.manager, self._kv, self._hits, self._choices)
 
     def describe(self, view: SessionView) -> SessionView:
         """A session's view with what the tiers know of it, if it is at rest."""
         known = self.ledger.known.get(view.session)
         if known is None or known.stage is not Stage.RESTING:
             return view
-        decision = known.decision if known.told else None
-        return msgspec.structs.replace(
-            view,
-            residency=self._value.measure(known),
-            rested=known.since,
-            tools=known.tools,
-            decision=decision.choice.value if decision else "",
-            reason=decision.reason if decision else "",
-            price=decision.price if decision else 0.0,
-            until=decision.until if decision and math.isfinite(decision.until) else None,
-        )
+        return resting_view(view, known, self._value.measure(known))
 
     def check(self) -> None:
         """Raise AssertionError if an invariant of the tiers is broken."""

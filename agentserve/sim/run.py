@@ -115,6 +115,8 @@ class Simulation:
             if not self.core.has_work:
                 self._wait(self._heap[0][0] if self._heap else None)
             elif not self._step():
+                if self.mover is not None:
+                    self._hand_over(self.mover, self.clock.now())  # the step may have ordered a load
                 if self.mover is None or not self.mover.pending:
                     raise Wedged(f"{len(self.core.scheduler.waiting)} turns wait and nothing can run")
                 self._wait(self._heap[0][0] if self._heap else None)

@@ -1,0 +1,78 @@
+"""The copies of blocks in one tier: which, where, read by whom, and which of them go first. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from tiering.types import Tier
+
+Standing = tuple[float, float]  # (worth in seconds, when it was last of use): the smaller goes first
+FIRST: Standing = (float("inf"), float("inf"))
+
+
+class Ranking(Protocol):
+    """Who has blocks, and what they are worth."""
+
+    def owned(self, key: bytes) -> bool: ...
+
+    def losers(self, tier: Tier, below: Standing) -> Iterator[bytes]:
+        """Keys of owned blocks that stand below `below`, in the order in which they may go."""
+        ...
+
+
+class Nobody:
+    """The ranking without sessions: no block is anybody's."""
+
+    def owned(self, key: bytes) -> bool:
+        return False
+
+    def losers(self, tier: Tier, below: Standing) -> Iterator[bytes]:
+        return iter(())
+
+
+@dataclass(slots=True)
+class Copy:
+    """A block in a tier. `slot` is of the host, `nbytes` of the disk."""
+
+    slot: int = -1
+    nbytes: int = 0
+    ready: bool = False
+    pins: int = 0  # transfers that read it; the one that brings it counts too
+
+
+class Copies(OrderedDict[bytes, Copy]):
+    """By key; what nobody owns first, then what was owned or used longest ago."""
+
+    def __init__(self, tier: Tier) -> None:
+        super().__init__()
+        self.tier = tier
+
+    def has(self, key: bytes, *, arriving: bool = False) -> bool:
+        """Is the block here, or, with `arriving`, on its way?"""
+        copy = self.get(key)
+        return copy is not None and (copy.ready or arriving)
+
+    def touch(self, key: bytes) -> None:
+        """The block is somebody's, or was of use."""
+        if key in self:
+            self.move_to_end(key)
+
+    def neglect(self, key: bytes) -> None:
+        """The block is nobody's any more: it goes first."""
+        if key in self:
+            self.move_to_end(key, last=False)
+
+    def victims(self, ranking: Ranking, below: Standing) -> Iterator[bytes]:
+        """Keys that may go, in order: nobody's, then those that stand below `below`. Pinned ones stay."""
+        for key, copy in self.items():
+            if ranking.owned(key):
+                break
+            if not copy.pins:
+                yield key
+        for key in ranking.losers(self.tier, below):
+            found = self.get(key)
+            if found is not None and not found.pins:
+                yield key
