@@ -16,10 +16,11 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from tiering.copies import FIRST, Copies, Copy, Nobody, Ranking, Standing
-from tiering.policy.base import Prices
+from tiering.policy.base import Prices, Residency
 from tiering.types import Block, DiskEntry, Move, Tier, Transfer, TransferDone
 
 MOST_BLOCKS = 32  # per transfer: an urgent one never waits for more
+AHEAD = 8  # transfers that a lane's saves or writes may have waiting
 HEADER_BYTES = 256  # what a block takes on disk besides its KV, at most
 DISK_PAUSE = 5.0  # seconds without writes after a transfer of which nothing reached the disk
 
@@ -62,6 +63,7 @@ class TierManager:
             if entry.key not in self._disk and disk_bytes > 0:
                 self._disk[entry.key] = Copy(nbytes=entry.nbytes, ready=True)
                 self.disk_used += entry.nbytes
+        self._told = self.disk_used  # what was there at start may be more than is allowed now
         self._make_disk_room(0, FIRST)
 
     # --- where blocks are ------------------------------------------------------------------
@@ -89,6 +91,35 @@ class TierManager:
                 break
             found.append(tier)
         return found
+
+    def residency(self, keys: Sequence[bytes], device: int) -> Residency:
+        """Where blocks are, of which the first `device` are on the device."""
+        host = disk = copied = 0
+        if not self.empty:
+            for index, key in enumerate(keys):
+                tier = self.where(key)
+                if tier is None:
+                    continue
+                if index < device:
+                    copied += 1
+                elif tier is Tier.HOST:
+                    host += 1
+                else:
+                    disk += 1
+        return Residency(device, host, disk, len(keys) - device - host - disk, copied)
+
+    @property
+    def save_room(self) -> int:
+        """Blocks that may still be ordered to be saved: more would only wait."""
+        return AHEAD * MOST_BLOCKS - self._in_flight(Move.SAVE)
+
+    @property
+    def write_room(self) -> int:
+        """The same of writes. At most half of the host is pinned by them, however slow the disk is."""
+        return min(AHEAD * MOST_BLOCKS, max(self.host_slots, 2) // 2) - self._in_flight(Move.WRITE)
+
+    def _in_flight(self, move: Move) -> int:
+        return sum(len(transfer.blocks) for transfer in self._flying.values() if transfer.move is move)
 
     @property
     def empty(self) -> bool:
@@ -183,13 +214,13 @@ class TierManager:
 
     def write(self, blocks: Sequence[Block], standing: Standing, now: float) -> int:
         """Copy blocks from the host to the disk, in order. Returns how many of the leading ones are there
-        or on their way. At most half of the host is pinned by writes, however slow the disk is."""
+        or on their way."""
         if now < self._paused_until or not self.disk_bytes:
             return 0
         nbytes = self.block_bytes + HEADER_BYTES
         fresh = [block for block in blocks if block.key not in self._disk]
         self._make_disk_room(len(fresh) * nbytes, standing)
-        writing = sum(len(t.blocks) for t in self._flying.values() if t.move is Move.WRITE)
+        room = self.write_room
         taken: list[Block] = []
         count = 0
         for block in blocks:
@@ -199,7 +230,7 @@ class TierManager:
                     break
                 if self.disk_used + nbytes > self.disk_bytes:
                     break
-                if (writing + len(taken) + 1) * 2 > max(self.host_slots, 2):
+                if len(taken) >= room:
                     break
                 source.pins += 1
                 self._disk[block.key] = Copy(nbytes=nbytes, pins=1)
@@ -353,6 +384,7 @@ class TierManager:
         assert sorted(slots) == list(range(self.host_slots)), "a host slot is lost or used twice"
         nbytes = sum(copy.nbytes for copy in self._disk.values()) + sum(self._dropping.values())
         assert self.disk_used == nbytes, "disk bytes differ"
+        assert self.disk_used <= max(self.disk_bytes, self._told), "more on disk than its budget"
         assert not self._dropping.keys() & self._disk.keys(), "a block is both on disk and dropped"
         pins: dict[tuple[Tier, bytes], int] = {}
         for transfer in self._flying.values():

@@ -92,17 +92,20 @@ class Ledger:
 
     def key(self, known: Known, index: int) -> bytes:
         """The key of its full block `index`; the session shares it from now on."""
-        size = self._size
-        while len(known.keys) <= index:
-            at = len(known.keys)
-            parent = known.keys[-1] if at else known.namespace
+        return self.keys(known, index + 1)[index]
+
+    def keys(self, known: Known, count: int) -> list[bytes]:
+        """Its keys, at least the first `count`. Not to be changed."""
+        size, keys = self._size, known.keys
+        for at in range(len(keys), count):
+            parent = keys[-1] if at else known.namespace
             key = block_key(parent, pack_tokens(known.tokens[at * size : (at + 1) * size]))
-            known.keys.append(key)
+            keys.append(key)
             before = self._sharers.get(key, ())
             if not before:
                 self.adopted.append(key)
             self._sharers[key] = (*before, known.id)
-        return known.keys[index]
+        return keys
 
     def _disown(self, known: Known, keep: int) -> None:
         for key in known.keys[keep:]:

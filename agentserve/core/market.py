@@ -136,15 +136,8 @@ class Valuation:
         """Where the full blocks of a session are."""
         kv, blocks = self._kv, len(known.tokens) // self._kv.page_size
         device = len(kv.matched(known.namespace, known.tokens, len(known.tokens))[0])
-        host = disk = copied = 0
-        for index in range(blocks):
-            tier = self._manager.where(self.ledger.key(known, index))
-            if index < device:
-                copied += tier is not None
-            else:
-                host += tier is Tier.HOST
-                disk += tier is Tier.DISK
-        known.residency = Residency(device, host, disk, blocks - device - host - disk, copied)
+        keys = self.ledger.keys(known, blocks)
+        known.residency = self._manager.residency(keys[:blocks], device)
         known.measured = self._now
         return known.residency
 

@@ -7,7 +7,6 @@ neither waits for the other. What finds no room below stays where it is; droppin
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +28,7 @@ class Spill:
     to_disk: bool
     saved: int = 0  # leading blocks that need no save any more
     written: int = 0  # leading blocks that need no write any more
-    full: bool = False  # the host has no room for the next one
+    full: bool = False  # nothing is left to save, or the host has no room for it
 
 
 class Spills:
@@ -58,22 +57,25 @@ class Spills:
 
     def _advance(self, spill: Spill, now: float) -> bool:
         """True if there is nothing left to order for it."""
-        known = spill.known
-        path = self._kv.matched(known.namespace, known.tokens, len(known.tokens))
-        if not spill.full and spill.saved < len(path[0]):
-            self._save(spill, path)
-        done = spill.full or spill.saved >= len(path[0])
+        if not spill.full:
+            room = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE - self._kv.moving
+            room = min(room, self._manager.save_room)
+            if room > 0:
+                self._save(spill, room)
         if not spill.to_disk:
-            return done
-        return self._write(spill, now) and done
+            return spill.full
+        room = self._manager.write_room
+        return room > 0 and self._write(spill, room, now)
 
-    def _save(self, spill: Spill, path: tuple[array[int], ...]) -> None:
+    def _save(self, spill: Spill, room: int) -> None:
+        """Save the next blocks, at most `room`."""
         kv, manager, known = self._kv, self._manager, spill.known
-        room = min(pool.pages for pool in kv.pools) // SAVE_SHARE - kv.moving
-        end = spill.saved
+        path = kv.matched(known.namespace, known.tokens, len(known.tokens))
+        have, end = len(path[0]), spill.saved
+        keys = self._ledger.keys(known, have)
         fresh: list[Block] = []
-        while end < len(path[0]):
-            key = self._ledger.key(known, end)
+        while end < have:
+            key = keys[end]
             pages = tuple(group[end] for group in path)
             if manager.copied(key):
                 kv.mark(key, pages, COPIED)
@@ -85,37 +87,39 @@ class Spills:
         accepted = manager.save(fresh, self._ledger.standing(known, Tier.HOST))
         for block in fresh[:accepted]:
             kv.pin(block.pages)
-        spill.full = accepted < len(fresh)
         spill.saved = end
+        spill.full = end >= have or accepted < len(fresh)
 
-    def _write(self, spill: Spill, now: float) -> bool:
-        """Write what is in the host by now. True if nothing is left to write."""
-        manager, known = self._manager, spill.known
-        size, end = self._kv.page_size, spill.written
+    def _write(self, spill: Spill, room: int, now: float) -> bool:
+        """Write the next blocks that are in the host, at most `room`. True if nothing is left to write."""
+        manager, known, end = self._manager, spill.known, spill.written
+        blocks = len(known.tokens) // self._kv.page_size
+        keys = self._ledger.keys(known, blocks)
         batch: list[Block] = []
-        blocks = len(known.tokens) // size
-        while end < blocks:
-            key = self._ledger.key(known, end)
-            if not manager.has(key, Tier.DISK, arriving=True):
-                if not manager.has(key, Tier.HOST):
+        places: list[int] = []
+        while end < blocks and len(batch) < room:
+            if not manager.has(keys[end], Tier.DISK, arriving=True):
+                if not manager.has(keys[end], Tier.HOST):
                     break
                 batch.append(self._block(known, end, ()))
+                places.append(end)
             end += 1
         accepted = manager.write(batch, self._ledger.standing(known, Tier.DISK), now)
         if accepted < len(batch):
-            key = batch[accepted].key
-            spill.written = known.keys.index(key, spill.written)
+            spill.written = places[accepted]
             return False
         spill.written = end
-        if end < blocks and manager.has(self._ledger.key(known, end), Tier.HOST, arriving=True):
-            return False  # its save is under way
-        return end == blocks or end >= spill.saved or spill.full
+        if end == blocks:
+            return True
+        if len(batch) >= room or manager.has(keys[end], Tier.HOST, arriving=True):
+            return False  # more is there, or under way
+        return spill.full
 
     def _block(self, known: Known, index: int, pages: tuple[int, ...]) -> Block:
         size = self._kv.page_size
-        parent = self._ledger.key(known, index - 1) if index else known.namespace
+        parent = known.keys[index - 1] if index else known.namespace
         tokens = pack_tokens(known.tokens[index * size : (index + 1) * size])
-        return Block(self._ledger.key(known, index), parent, tokens, pages)
+        return Block(known.keys[index], parent, tokens, pages)
 
     def finished(self, transfer: Transfer, ok: Sequence[bool]) -> None:
         """A save has ended: its pages are pinned no more, and those with a copy may go."""

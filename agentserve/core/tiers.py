@@ -162,7 +162,7 @@ class Tiers:
 
     def _tell(self, known: Known) -> None:
         size = self._kv.page_size
-        residency = self._value.measure(known)
+        self.ledger.keys(known, len(known.tokens) // size)
         self.policy.parked(
             Park(
                 known.id,
@@ -178,7 +178,7 @@ class Tiers:
                 known.hints,
             )
         )
-        known.told, known.residency = True, residency
+        known.told = True
 
     def _decide(self, known: Known) -> None:
         known.timer = 0

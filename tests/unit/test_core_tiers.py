@@ -178,7 +178,7 @@ def test_nobody_waits_for_a_dead_load_longer_than_computing_takes() -> None:
     assert rig.core.kv.pinned == 5  # the dead load's own pages: pinned until it is answered
     rig.settle()
     assert rig.core.kv.moving == 0
-    assert residency(rig, "a").device == 5
+    assert residency(rig, "a").device == 6
 
 
 def test_others_pass_a_session_that_waits_for_a_load() -> None:
@@ -486,3 +486,17 @@ def test_the_plain_policy_is_what_tiers_are_tested_with() -> None:
     assert view(rig, "a").decision == "host"
     rig.core.handle(Devalue(SessionId("a"), Departure.SUPERSEDED), rig.now)
     assert view(rig, "a").decision == "drop"
+
+
+def test_a_load_that_was_taken_back_is_not_tried_again_in_that_turn() -> None:
+    rig = TierRig((16,), host=16)
+    context = turn(rig, "a", list(range(22)))
+    rig.core.kv.evict_all()
+    rig.mover._faults = Faults(cancelled=1.0)
+    context = turn(rig, "a", [*context, 7])
+    assert orders(rig, Move.LOAD) == 5
+    assert rig.ended("a", 2).usage.cached == 0
+    rig.core.kv.evict_all()
+    rig.mover._faults = Faults()
+    turn(rig, "a", [*context, 7])  # the copies are still there, and the next turn has them
+    assert rig.ended("a", 3).usage.cached == 20
