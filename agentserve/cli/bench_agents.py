@@ -16,11 +16,17 @@ from rich.console import Console
 
 from agentserve.cli.output import fail
 from agentserve.machine import usable_cores
+from agentserve.values import size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agentserve.bench.agents.remote import Peer
     from agentserve.bench.agents.summary import Summary
+    from agentserve.messages import TiersView
     from agentserve.sim.traces.draw import TraceSpec
+
+    Settings = Mapping[str, str | None]
 
 
 class Load(StrEnum):
@@ -57,6 +63,12 @@ def agents(
     threads: Annotated[str | None, typer.Option(show_default="all cores")] = None,
     max_batched_tokens: Annotated[str | None, typer.Option(help="Tokens per step.")] = None,
     device_kv: Annotated[str, typer.Option(help="KV pool.")] = "512MiB",
+    host_kv: Annotated[str | None, typer.Option(help="KV in the host's memory.", show_default="none")] = None,
+    disk_kv: Annotated[
+        str | None, typer.Option(help="KV on disk, in --data-dir.", show_default="none")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where KV on disk lies.")] = None,
+    tier_policy: Annotated[str, typer.Option(help="Who decides where KV goes.")] = "priced",
     results: Annotated[Path | None, typer.Option(help="Write JSON into this folder.")] = None,
 ) -> None:
     """Agents with tools that wait in real time: TTFT of resumes, turns/s, turns in time. Some minutes."""
@@ -79,16 +91,26 @@ def agents(
         "model": model, "dtype": dtype, "weights": weights, "threads": threads, "device_kv": device_kv,
         "max_batched_tokens": max_batched_tokens,
     }  # fmt: skip
+    below = {
+        "host_kv": host_kv, "disk_kv": disk_kv, "data_dir": str(data_dir) if data_dir else None,
+        "tier_policy": tier_policy,
+    }  # fmt: skip
+    tiers: TiersView | None = None
     try:
         if url is not None:
             summary = _remote(Peer(url, model or "m", api_key, min_tokens), spec, lanes, count)
         else:
-            summary = _live(settings, spec, lanes, count)
+            summary, tiers = _live(settings, below, spec, lanes, count)
     except (ValueError, OSError, RuntimeError) as error:
         fail(str(error))
-    Console().print(table(summary))
+    console = Console()
+    console.print(table(summary))
+    if tiers is not None:
+        hits = ", ".join(f"{name} {tokens:,}" for name, tokens in tiers.hit_tokens.items())
+        moved = ", ".join(f"{name} {blocks:,}" for name, (blocks, _) in tiers.moved.items())
+        console.print(f"prompt tokens found by tier: {hits}\nblocks moved: {moved}")
     if results is not None:
-        _write(results, spec, summary, settings if url is None else {"url": url})
+        _write(results, spec, summary, {**settings, **below} if url is None else {"url": url}, tiers)
     if summary.errors:
         fail(f"{summary.errors} turns failed, the first: {summary.error}")
 
@@ -102,22 +124,34 @@ def _remote(peer: Peer, spec: TraceSpec, lanes: int, count: int) -> Summary:
     return summarise(run.turns, run.errors, seconds)
 
 
-def _live(settings: dict[str, str | None], spec: TraceSpec, lanes: int, count: int) -> Summary:
+def _live(
+    settings: Settings, below: Settings, spec: TraceSpec, lanes: int, count: int
+) -> tuple[Summary, TiersView | None]:
     from agentserve.server.workers.supervisor import worker_environment
 
     # The model runs in this process: its kernel threads must wait as a worker's do. Read by libgomp
     # when torch loads it, so before that import.
     os.environ.update(worker_environment())
     from agentserve.bench.agents.engine import play
+    from agentserve.bench.agents.tiers import TierOptions
     from agentserve.config import load
     from agentserve.server.workers.build import build_engine
     from agentserve.server.workers.spec import worker_spec
 
+    folder = below["data_dir"]
+    options = TierOptions(
+        host=size(below["host_kv"]) if below["host_kv"] else 0,
+        disk=size(below["disk_kv"]) if below["disk_kv"] else 0,
+        data_dir=Path(folder) if folder else None,
+        policy=below["tier_policy"] or "priced",
+    )
     built = build_engine(worker_spec(load(settings, None), 0, "", os.getpid(), usable_cores()))
-    return play(built, spec, lanes, count)
+    return play(built, options, spec, lanes, count)
 
 
-def _write(folder: Path, spec: TraceSpec, summary: Summary, settings: dict[str, str | None]) -> None:
+def _write(
+    folder: Path, spec: TraceSpec, summary: Summary, settings: Settings, tiers: TiersView | None
+) -> None:
     from agentserve.bench import report
     from agentserve.bench.agents.summary import AgentsReport
 
@@ -128,5 +162,6 @@ def _write(folder: Path, spec: TraceSpec, summary: Summary, settings: dict[str, 
         settings={name: value for name, value in settings.items() if value is not None},
         trace=spec,
         summary=summary,
+        tiers=tiers,
     )
     typer.echo(f"written to {report.write(found, folder)}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SECONDS = {"cpu-smollm2": 400.0, "h200-llama-8b": 200.0}  # enough for some hundred turns at every pressure
 DEFAULT_SECONDS = 300.0
+WIDTH = 140  # of tables that no terminal bounds
 TUNED_AT = 4.0  # oversubscription
 
 
@@ -63,7 +64,7 @@ def policies(
     if not factors or not mixes or not all(0 < factor <= 100 for factor in factors):
         fail("--oversubscription and --hints: at least one of each, the former above 0 and at most 100")
     spans = {each.name: seconds or SECONDS.get(each.name, DEFAULT_SECONDS) for each in machines}
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     field: dict[str, Sequence[Entrant]] = {each.name: runners for each in machines}
     if tune:
         for each in machines:
@@ -88,7 +89,7 @@ def policies(
     found = ShootOut(
         command=shlex.join(["agentserve", *sys.argv[1:]]),
         versions=benchmark.versions(),
-        seeds=traces,
+        seeds=list(traces),
         seconds=spans,
         tuned=tune,
         hardware=machines,

@@ -59,6 +59,11 @@ class TorchExecutor:
         """The model that it runs."""
         return self._decoder
 
+    @property
+    def pool(self) -> KVPool:
+        """The pages that it reads and writes; whoever else touches them keeps to the core's pins."""
+        return self._pool
+
     def define_grammar(self, grammar_id: str, compiled: str) -> None:
         self._sampler.define_grammar(grammar_id, compiled)
 

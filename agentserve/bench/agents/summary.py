@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from rich.table import Table
 
+from agentserve.messages import TiersView
 from agentserve.sim.traces.draw import TraceSpec
 from agentserve.sim.traces.record import percentile
 
@@ -61,6 +62,7 @@ class AgentsReport(msgspec.Struct, frozen=True):
     settings: Mapping[str, str]
     trace: TraceSpec
     summary: Summary
+    tiers: TiersView | None = None  # what moved; None: there were none, or it is a peer's run
     benchmark: str = "agents"
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import msgspec
+from tiering.policy.registry import Parameters
 
 from agentserve.sim.hardware import Hardware, hardware_named
 from agentserve.sim.shootout.sweep import best, candidates
@@ -42,7 +43,7 @@ class Entrant(msgspec.Struct, frozen=True):
     """A policy by name, with its parameters; None: it has none, or its defaults."""
 
     name: str
-    parameters: msgspec.Struct | None = None
+    parameters: Parameters | None = None
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -58,6 +59,7 @@ class Arena(msgspec.Struct, frozen=True):
 
     build: Callable[[Hardware, Entrant, TraceSpec], Core]
     receive: Receive
+    accepts: Callable[[Entrant], bool]  # whether the policy takes these parameters
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -112,9 +114,10 @@ def tune(
     def tuned(entrant: Entrant) -> Entrant:
         if entrant.parameters is None:
             return entrant
-        found = [
-            Entrant(entrant.name, drawn) for drawn in candidates(entrant.parameters, budget, TUNING_SEEDS)
-        ]
+        drawn = candidates(
+            entrant.parameters, budget, TUNING_SEEDS, lambda one: arena.accepts(Entrant(entrant.name, one))
+        )
+        found = [Entrant(entrant.name, one) for one in drawn]
         trials = [Trial(setting, one, TUNING_SEEDS + seed, seconds) for one in found for seed in range(seeds)]
         outcomes = list(run_all(arena, trials, jobs))
         scores = {
@@ -205,7 +208,7 @@ def _ratios(own: Sequence[Outcome], other: Sequence[Outcome] | None) -> list[flo
     ]
 
 
-def _plain(parameters: msgspec.Struct | None) -> dict[str, float]:
+def _plain(parameters: Parameters | None) -> dict[str, float]:
     if parameters is None:
         return {}
     values = msgspec.structs.asdict(parameters)

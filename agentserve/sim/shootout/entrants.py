@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-import msgspec
 from tiering.hints import receive
+from tiering.policy.registry import DEFAULTS, policy_named, policy_names
+from tiering.prices import PriceBook
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.engine import EngineCore
@@ -16,52 +17,40 @@ from agentserve.sim.traces.draw import TraceSpec
 from agentserve.sim.traces.hints import RawHint
 from agentserve.sim.traces.players import known_waits
 from agentserve.types import KVGroup
-from tiering.policy.base import Hints, Policy
-from tiering.policy.priced import PricedParameters, PricedPolicy
-from tiering.policy.registry import policy_named, policy_names
-from tiering.prices import PriceBook
+from tiering.policy.base import Hints, Policy, Prices
 
-Foresight = Callable[[str, int], float]
-
-
-def _priced(parameters: msgspec.Struct | None, foresight: Foresight) -> Policy:
-    assert parameters is None or isinstance(parameters, PricedParameters)
-    return PricedPolicy(parameters)
-
-
-def _oracle(parameters: msgspec.Struct | None, foresight: Foresight) -> Policy:
-    assert parameters is None or isinstance(parameters, PricedParameters)
-    return PricedPolicy(parameters, foresight=foresight, name=ORACLE)
-
-
-Maker = Callable[[msgspec.Struct | None, Foresight], Policy]
-
-TUNABLE: Mapping[str, tuple[msgspec.Struct, Maker]] = {
-    "priced": (PricedParameters(), _priced),
-    ORACLE: (PricedParameters(), _oracle),
-}
-"""Policies with parameters: the published (or our) defaults, and how one is made."""
+_FREE = Prices(1, (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0, 0.0), 1)
+"""Of a machine that takes no time; no policy's parameters depend on prices."""
 
 
 def entrant_names() -> tuple[str, ...]:
     """Everybody, the oracle last."""
-    return (*(name for name in policy_names() if name != ORACLE), ORACLE)
+    return (*policy_names(), ORACLE)
 
 
 def entrants(names: Sequence[str]) -> list[Entrant]:
-    """These policies with their defaults. Raises ValueError, in one line, if one is unknown."""
+    """These policies with their defaults, the published ones. Raises ValueError, in one line, if one is
+    unknown. The oracle is ours with the true waits, so it has our parameters."""
     known = entrant_names()
     for name in names:
         if name not in known:
             raise ValueError(f'no policy "{name[:64]}"; there are: {", ".join(known)}')
-    return [Entrant(name, TUNABLE[name][0] if name in TUNABLE else None) for name in names]
+    return [Entrant(name, DEFAULTS["priced" if name == ORACLE else name]) for name in names]
 
 
 def make_policy(entrant: Entrant, hardware: Hardware, spec: TraceSpec) -> Policy:
     """Raises ValueError if the parameters are none that the policy takes."""
-    if entrant.name in TUNABLE:
-        return TUNABLE[entrant.name][1](entrant.parameters, known_waits(spec))
-    return policy_named(entrant.name, hardware.prices())
+    waits = known_waits(spec) if entrant.name == ORACLE else None
+    return policy_named(entrant.name, hardware.prices(), parameters=entrant.parameters, waits=waits)
+
+
+def accepted(entrant: Entrant) -> bool:
+    """Whether the policy takes these parameters."""
+    try:
+        policy_named(entrant.name, _FREE, parameters=entrant.parameters, waits=lambda session, turn: 0.0)
+    except ValueError:
+        return False
+    return True
 
 
 def build_core(hardware: Hardware, entrant: Entrant, spec: TraceSpec) -> EngineCore:
@@ -93,4 +82,4 @@ def receive_hint(raw: RawHint, now: float) -> Hints:
     return hints
 
 
-ARENA = Arena(build_core, receive_hint)
+ARENA = Arena(build_core, receive_hint, accepted)
