@@ -128,8 +128,8 @@ def create_app(
 
 def begin_drain(app: ASGIApp) -> None:
     """The server is about to leave: streams that have no end of their own end now."""
-    if isinstance(app, Starlette):
-        context: ServerContext = app.state.context
+    context = getattr(app.state, "context", None) if isinstance(app, Starlette) else None
+    if isinstance(context, ServerContext):
         context.chronicle.events.shut()
 
 
