@@ -123,8 +123,10 @@ def test_a_session_goes_on_bit_for_bit_after_every_kind_of_death(machine: Machin
     session = m.session("s")
     assert (session["state"], session["turns"], session["epoch"]) == ("WAITING_TOOL", 1, 1)
     assert session["running_turn"] is None
-    for name in ("tokens", "messages", "pending_tool_calls", "usage", "created_at"):
+    for name in ("tokens", "messages", "usage", "created_at"):
         assert session[name] == waiting[name], name
+    [before], [after] = waiting["pending_tool_calls"], session["pending_tool_calls"]
+    assert after == before | {"epoch": 1}
     assert (session["history"][-1]["turn"], session["history"][-1]["state"]) == (2, "WAITING_TOOL")
     reply, ids = m.turn("s", history, **length)
     assert (ids, reply) == (answer_ids, answer)
