@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import msgspec
-from tiering.policy.registry import Parameters
 
 from agentserve.sim.hardware import Hardware, hardware_named
 from agentserve.sim.shootout.sweep import best, candidates
@@ -20,6 +19,7 @@ from agentserve.sim.traces.demand import lanes_for
 from agentserve.sim.traces.draw import TraceSpec
 from agentserve.sim.traces.hints import HintMix
 from agentserve.sim.traces.players import Players, Receive
+from tiering.policy.registry import Parameters
 
 ORACLE, PLAIN = "oracle", "lru"
 TUNING_SEEDS = 1_000_000  # seeds of the sweep begin here; reported ones stay below

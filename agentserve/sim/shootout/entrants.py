@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tiering.hints import receive
-from tiering.policy.registry import DEFAULTS, policy_named, policy_names
-from tiering.prices import PriceBook
-
 from agentserve.core.config import CoreConfig
 from agentserve.core.engine import EngineCore
 from agentserve.core.market import TierParts, TierSetup
@@ -17,7 +13,10 @@ from agentserve.sim.traces.draw import TraceSpec
 from agentserve.sim.traces.hints import RawHint
 from agentserve.sim.traces.players import known_waits
 from agentserve.types import KVGroup
+from tiering.hints import receive
 from tiering.policy.base import Hints, Policy, Prices
+from tiering.policy.registry import DEFAULTS, policy_named, policy_names
+from tiering.prices import PriceBook
 
 _FREE = Prices(1, (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0, 0.0), 1)
 """Of a machine that takes no time; no policy's parameters depend on prices."""
