@@ -114,3 +114,17 @@ def test_a_known_wait_costs_what_the_best_costs(free: int) -> None:
         policy = PricedPolicy(PricedParameters(robustness=1e-6), foresight=lambda session, turn, w=wait: w)
         cost, best = play(policy, at, wait, Hints(), [])
         assert cost <= best * 1.01 + SLACK
+
+
+@settings(deadline=None, max_examples=30)
+@given(MARKETS, st.floats(1e-3, 60.0), st.floats(0.1, 1.0))
+def test_a_prediction_that_always_says_soon_is_believed_for_a_bounded_time(
+    at: Market, wait: float, soon: float
+) -> None:
+    """The worst advice for holding: whenever it is asked, the wait is about to end."""
+    policy = PricedPolicy(foresight=lambda session, turn: game.now + soon)
+    pressure = min(max(1.0 - (at.device_free - at.demand) / 250, 0.0), 1.0)
+    game = Game(policy, at, pressure, PricedParameters().background, 0.0)
+    cost = game.play(wait, Hints())
+    best = min(pressure * wait, PRICES.recompute(0, BLOCKS * 16))
+    assert cost <= WITHOUT * best + copy_and_back(at) + SLACK

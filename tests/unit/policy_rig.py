@@ -65,6 +65,7 @@ class Game:
     queue: float  # lost by a session that is not on the device when it comes back
     blocks: int = 100
     moves: int = 0
+    now: float = 0.0  # when the policy was last asked
 
     def play(self, wait: float, hints: Hints, heard: Sequence[Heard] = ()) -> float:
         self.policy.parked(park(blocks=self.blocks, hints=hints))
@@ -88,7 +89,7 @@ class Game:
         return cost + self._missing(where)
 
     def _at(self, now: float) -> Market:
-        m = self.market
+        m, self.now = self.market, now
         return Market(now, m.device, m.device_free, m.demand, m.waiting, m.queue, m.host, m.host_free, m.disk,
                       m.disk_free, m.parked, m.prices)  # fmt: skip
 
