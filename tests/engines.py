@@ -208,6 +208,7 @@ class WildPolicy:
     """Decides anything at any time, by seed: what a policy says must never make a difference to tokens."""
 
     name = "wild"
+    eager = True
 
     def __init__(self, seed: int) -> None:
         self._rng = Random(seed)

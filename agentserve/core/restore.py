@@ -24,7 +24,7 @@ from tiering.policy.base import Prices
 from tiering.types import Block, Tier, Transfer
 
 LOAD_SHARE = 2  # loads pin at most one page in so many
-ATTEMPTS = 4  # restores per turn: pressure may take away what one brought
+ATTEMPTS = 16  # restores per turn: pressure may take away what one brought
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +50,9 @@ class Restores:
         self._ledger = ledger
         self._jobs: dict[SessionId, Restore] = {}
         self._transfers: dict[int, tuple[Restore, int]] = {}  # id -> its restore, place of its first block
+        self.lacks_room = (
+            False  # whether the last `begin` for a waiting turn came to nothing for want of room
+        )
         self._attempts: dict[SessionId, int] = {}  # of turns that wait for admission
         self._brought: dict[SessionId, list[Tier]] = {}  # blocks brought for them so far
 
@@ -86,6 +89,10 @@ class Restores:
         return min((job.deadline for job in self._jobs.values() if job.waits), default=None)
 
     @property
+    def under_way(self) -> bool:
+        return bool(self._jobs)
+
+    @property
     def promised(self) -> int:
         """Blocks brought for turns that have not been admitted yet: idle, but not to be had."""
         return sum(len(brought) for brought in self._brought.values())
@@ -103,12 +110,20 @@ class Restores:
             return self._join(job, prices, now, waits=waits)
         if waits and self._attempts.get(known.id, ATTEMPTS) >= ATTEMPTS:
             return False
-        room = min(room, min(pool.pages for pool in kv.pools) // LOAD_SHARE - kv.moving)
-        if room < 1:
-            return False
+        share = min(pool.pages for pool in kv.pools) // LOAD_SHARE
         limit = (len(known.tokens) - 1) // size
         path = kv.matched(known.namespace, known.tokens, len(known.tokens) - 1)
         start = len(path[0])
+        room = min(room - (start if waits else 0), share - kv.moving)  # what it follows must stay
+        self.lacks_room = False
+        if waits and room < limit - start:
+            wanted = self._manager.run(self._ledger.key(known, index) for index in range(start, limit))
+            whole = self._worthwhile(prices, start, wanted, urgent=True)
+            self.lacks_room = room < whole <= share
+            if self.lacks_room:
+                return False
+        if room < 1:
+            return False
         ends = min(limit, start + room)
         tiers = self._manager.run(self._ledger.key(known, index) for index in range(start, ends))
         count = self._worthwhile(prices, start, tiers, urgent=waits)
@@ -121,6 +136,7 @@ class Restores:
         if fresh is None:
             if parent is not None:
                 kv.unpin(parent)
+            self.lacks_room = waits
             return False
         keys = [self._ledger.key(known, start + index) for index in range(count)]
         runs = [known.tokens[(start + i) * size : (start + i + 1) * size] for i in range(count)]

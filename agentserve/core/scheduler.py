@@ -5,17 +5,21 @@ computed; a step hands out tokens until a limit binds:
 
 1. running sessions that lag by one token, oldest first. Each must get its page; if none can be
    had, the youngest running session is preempted, and if that is the session itself, it waits.
-2. running sessions that lag by more, oldest first: a chunk as large as the limits allow.
-3. unless somebody was preempted in this step, waiting sessions by rank.
+2. running sessions that lag by more, those that one step can finish first: a chunk as large as the
+   limits allow.
+3. unless somebody was preempted in this step, waiting sessions by rank, short ones first: turns of
+   which all but one step's tokens have KV, as after a tool. (2) leaves them room in the step.
+   Nobody is passed who has waited for PATIENCE seconds.
 
 Objectives: (1) keeps the time between tokens short and, because the oldest can always take from
-the youngest, makes some session finish whatever the load; (2) bounds the step; (3) fills it.
+the youngest, makes some session finish whatever the load; (2) bounds the step; (3) fills it, and
+lets no agent that comes back with a tool's result wait behind whole new prompts.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +33,8 @@ from agentserve.core.states import Phase
 from agentserve.types import SessionId
 
 WAITING_EXAMINED = 64  # waiting sessions looked at per step: the rest stand behind them in order
+SHORT_EXAMINED = 16  # of these, how many may turn out to be short
+PATIENCE = 4.0  # seconds for which short turns may pass one that came before
 
 
 def rank(session: Session) -> tuple[int, int]:
@@ -51,8 +57,12 @@ class Draft:
 class Gate(Protocol):
     """What admission asks of the tiers below."""
 
-    def holds_up(self, session: Session, now: float) -> bool:
-        """Does the session wait for KV to be loaded?"""
+    def holds_up(self, session: Session, now: float) -> str:
+        """Whether the session waits for KV to be loaded ("loading") or for room for it ("pages")."""
+        ...
+
+    def lacking(self, session: Session) -> int:
+        """Tokens of a waiting session that have KV nowhere."""
         ...
 
     def ranked(self, waiting: Sequence[Session], now: float) -> list[Session]:
@@ -100,24 +110,48 @@ class Scheduler:
         if not self.has_work:
             return None, []
         draft = Draft(self.config.max_batched_tokens, self.config.max_step_seconds, self.cost.fixed)
+        short = self._short_ones(now)
         # A preemption in the second list may leave a plan with nothing in it; then the next
         # youngest goes. The oldest session alone always fits: that is what admission promised.
         while True:
-            self._grant_running(draft)
+            self._grant_running(draft, sum(short.values()), now)
             if draft.chunks or len(self.running) < 2:
                 break
             self._preempt(self.running[-1], draft)
         if draft.preempted:
             draft.reasons.extend((session.id, "a preemption in this step") for session in self.waiting[:1])
         else:
-            self._admit(draft, now)
+            self._admit(draft, now, short)
         if not draft.chunks:
             return None, draft.preempted
         self._step += 1
         plan = Plan(self._step, tuple(draft.copies), tuple(draft.chunks), draft.spent, tuple(draft.reasons))
         return plan, draft.preempted
 
-    def _grant_running(self, draft: Draft) -> None:
+    def _short_ones(self, now: float) -> dict[SessionId, int]:
+        """Turns that need no more than one step and may pass others, each with the tokens that it needs."""
+        behind = [*self.waiting, *(session for session in self.running if session.lag > 1)]
+        if not self.waiting or any(self._impatient(session, now) for session in behind):
+            return {}
+        short: dict[SessionId, int] = {}
+        for session in self.waiting[:SHORT_EXAMINED]:
+            lacking = self._lacking(session)
+            if lacking <= self.config.max_batched_tokens:
+                short[session.id] = lacking
+        return short
+
+    @staticmethod
+    def _impatient(session: Session, now: float) -> bool:
+        return now - session.running_turn.arrived >= PATIENCE
+
+    def _lacking(self, session: Session) -> int:
+        """Tokens of a waiting session that must be computed."""
+        if self.gate is not None:
+            return self.gate.lacking(session)
+        return len(session.tokens) - self._kv.cached_tokens(session.namespace, session.tokens)
+
+    def _grant_running(self, draft: Draft, wanted: int, now: float) -> None:
+        """wanted: tokens for short turns that wait; up to half of the step is left to them."""
         for session in [session for session in self.running if session.lag == 1]:
             if session in draft.preempted:
                 continue
@@ -126,8 +160,13 @@ class Scheduler:
                 draft.reasons.append((session.id, limit))
                 continue
             self._grant_one(session, draft)
-        for session in [session for session in self.running if session.lag > 1]:
+        kept = min(wanted, draft.tokens // 2)
+        draft.tokens -= kept
+        lagging = [session for session in self.running if session.lag > 1]
+        lagging.sort(key=lambda s: s.lag > self.config.max_batched_tokens and not self._impatient(s, now))
+        for session in lagging:
             self._grant_chunk(session, session.computed, draft)
+        draft.tokens += kept
 
     def _no_room_for_one(self, session: Session, draft: Draft) -> str:
         """Which limit leaves no room for one token of this session; the first chunk of a step always has."""
@@ -222,11 +261,13 @@ class Scheduler:
 
     # --- admission ---------------------------------------------------------------------------
 
-    def _admit(self, draft: Draft, now: float) -> None:
+    def _admit(self, draft: Draft, now: float, short: Mapping[SessionId, int]) -> None:
         # Nobody enters twice, so no more than this can be passed over or enter.
         candidates = self.waiting[: WAITING_EXAMINED + self.config.max_num_seqs]
         if self.gate is not None:
             candidates = self.gate.ranked(candidates, now)
+        if short:
+            candidates = sorted(candidates, key=lambda s: (s.running_turn.rank[0], s.id not in short))
         passed = 0
         for session in candidates:
             if passed == WAITING_EXAMINED:
@@ -252,9 +293,7 @@ class Scheduler:
             return "tokens"
         if self.config.prefix_cache and self._prefix_is_coming(session):
             return "prefix"
-        if self.gate is not None and self.gate.holds_up(session, now):
-            return "loading"
-        return ""
+        return self.gate.holds_up(session, now) if self.gate is not None else ""
 
     def _prefix_is_coming(self, session: Session) -> bool:
         """Is somebody else computing a prefix of this session that it could share a little later?

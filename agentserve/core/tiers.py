@@ -37,6 +37,7 @@ class Tiers:
         self.manager = TierManager(setup.host_slots, setup.disk_bytes, setup.block_bytes, setup.entries)
         self._book = parts.book
         self._kv = kv
+        self._queues = queues
         self._value = Valuation(parts, kv, self.manager, queues)
         self.ledger = self._value.ledger
         self.manager.ranking = self.ledger
@@ -107,7 +108,18 @@ class Tiers:
         known.stage, known.since, known.told = Stage.RESTING, now, False
         known.rest, known.tools, known.turn = Rest.IDLE, (), session.last_turn
         self._set_timer(known, now + SETTLE)
+        if self.policy.eager:
+            self._copy_early(known, now)
         self._sync()
+
+    def _copy_early(self, known: Known, now: float) -> None:
+        """Copies into free host slots, before it is known what the turn's end means. Steps are long: by
+        then others may have taken the pages."""
+        free = self.manager.host_free
+        if free:
+            residency = self._value.measure(known)
+            if residency.device - residency.copied <= free:
+                self.spills.begin(known, Choice.HOST, now)
 
     def parked(
         self, session: Session, now: float, tools: tuple[str, ...], hints: Hints, *, waiting: bool
@@ -311,18 +323,30 @@ class Tiers:
 
     # --- what the scheduler asks -----------------------------------------------------------
 
-    def holds_up(self, session: Session, now: float) -> bool:
-        """Does its turn wait for KV from below? Asked when it could be admitted: then what it lacks is
-        ordered, whoever's idle KV that takes."""
+    def holds_up(self, session: Session, now: float) -> str:
+        """What keeps its turn from being admitted: "loading", while KV comes from below; "pages", while
+        there is no room yet for what would come. Asked when it could be admitted: then what it lacks is
+        ordered, whoever's idle KV that takes. To compute what lies below, only because the room for it
+        is not free yet, would cost more than waiting for the running ones, and take the room of those
+        behind it."""
         self._at(now)
         if self.manager.empty:
-            return False
+            return ""
         known = self.ledger.known[session.id]
         if not self.restores.holds_up(session.id, now):
-            room = self._value.room(self.restores.promised)
-            if self.restores.begin(known, self._book.prices(), now, room, waits=True):
+            if self.restores.begin(known, self._book.prices(), now, self._value.room(0), waits=True):
                 self._sync()
-        return self.restores.holds_up(session.id, now)
+            elif self.restores.lacks_room and (self._queues.running or self.restores.under_way):
+                return "pages"
+        return "loading" if self.restores.holds_up(session.id, now) else ""
+
+    def lacking(self, session: Session) -> int:
+        """Tokens of a waiting session that have KV nowhere: what computing it takes once all is restored."""
+        size, known = self._kv.page_size, self.ledger.known[session.id]
+        cached = self._kv.cached_tokens(session.namespace, session.tokens)
+        start, end = cached // size, len(session.tokens) // size
+        below = len(self.manager.run(self.ledger.key(known, index) for index in range(start, end)))
+        return len(session.tokens) - max(cached, (start + below) * size)
 
     def ranked(self, waiting: Sequence[Session], now: float) -> list[Session]:
         """The order in which turns are admitted: by priority, then as the policy says."""

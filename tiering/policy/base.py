@@ -146,6 +146,12 @@ class Policy(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def eager(self) -> bool:
+        """Whether a session's blocks get copies in free host slots as soon as its turn ends, before it is
+        known what the end means: a step later others may have taken their pages."""
+        ...
+
     def parked(self, park: Park) -> None: ...
 
     def resumed(self, session: str, at: float, waited: float) -> None:

@@ -81,6 +81,7 @@ class _Lease:
 
 class ContinuumPolicy:
     name = "continuum"
+    eager = False
 
     def __init__(self, parameters: ContinuumParameters | None = None) -> None:
         self.parameters = parameters or ContinuumParameters()

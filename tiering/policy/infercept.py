@@ -52,6 +52,7 @@ def discard_waste(prices: Prices, context: int, others: int, saturation: int) ->
 
 class InferCeptPolicy:
     name = "infercept"
+    eager = False
 
     def __init__(self, parameters: InferCeptParameters | None = None) -> None:
         self.parameters = parameters or InferCeptParameters()

@@ -16,6 +16,7 @@ from tiering.types import Tier
 
 class LruPolicy:
     name = "lru"
+    eager = True
 
     def __init__(self) -> None:
         self._ledger = Ledger()

@@ -46,6 +46,7 @@ class _Program:
 
 class MoriPolicy:
     name = "mori"
+    eager = False
 
     def __init__(self, parameters: MoriParameters | None = None) -> None:
         self.parameters = parameters or MoriParameters()

@@ -24,6 +24,7 @@ class PinParameters(msgspec.Struct, frozen=True):
 
 class PinPolicy:
     name = "pin"
+    eager = False
 
     def __init__(self, parameters: PinParameters | None = None) -> None:
         self.parameters = parameters or PinParameters()

@@ -93,6 +93,8 @@ class PricedPolicy:
         self._turn = 0.0  # seconds from a turn's arrival to its end, as of late
         self._going = 0.0  # mean value of a host block per second, of those that were put there
 
+    eager = True
+
     @property
     def name(self) -> str:
         return self._name

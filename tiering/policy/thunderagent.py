@@ -49,6 +49,7 @@ class _Paused:
 
 class ThunderAgentPolicy:
     name = "thunderagent"
+    eager = False
 
     def __init__(self, parameters: ThunderAgentParameters | None = None) -> None:
         self.parameters = parameters or ThunderAgentParameters()
