@@ -63,7 +63,8 @@ async def _run(posts: list[list[tuple[int, bool]]], together: bool, failures: in
             await post(items)
     for _ in range(failures + 1):  # the rest, and again where the turn failed
         for i in range(CALLS):
-            await s.give(i, f"<{i}r>")
+            for content in (f"<{i}r>", f"<{i}w>"):  # one of them is new, or what was taken; else a conflict
+                await s.give(i, content)
     view = await s.rig.session(s.id)
     assert (view["state"], view["turns"], view["pending_tool_calls"]) == ("IDLE", 2, [])
     assert len(s.rig.engine.submits) <= 2 + failures

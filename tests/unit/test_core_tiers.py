@@ -38,6 +38,7 @@ class Scripted:
     """Decides by a table of sessions, and remembers what it was told."""
 
     name = "scripted"
+    eager = False
 
     def __init__(self, choices: dict[str, Choice] | None = None, until: float = math.inf) -> None:
         self.choices = choices or {}

@@ -158,6 +158,12 @@ def test_one_seed_one_history() -> None:
     assert first == again
 
 
+class AtPark(LruPolicy):
+    """Copies when it is asked, not before."""
+
+    eager = False
+
+
 class TestTheMoverNotices:
     """The proof can fail: a page or slot used too early or twice is found by value."""
 
@@ -191,7 +197,7 @@ class TestTheMoverNotices:
             rig.drain()
 
     def test_a_page_that_changes_while_it_is_saved(self) -> None:
-        rig = TierRig((16,), host=8)
+        rig = TierRig((16,), host=8, policy=AtPark())
         rig.submit("a", range(14), max_tokens=1)
         rig.drain()
         rig.now += 0.1
