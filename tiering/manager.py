@@ -307,9 +307,14 @@ class TierManager:
                 nbytes = self._dropping.pop(key)
                 if good:
                     self.disk_used -= nbytes
-                else:  # still there, for all we know: it is dropped again when room is needed
-                    self._disk[key] = Copy(nbytes=nbytes, ready=True)
-                    self._disk.move_to_end(key, last=False)
+                else:
+                    self._still_on_disk(key, nbytes)
+
+    def _still_on_disk(self, key: bytes, nbytes: int) -> None:
+        """It was not dropped, for all we know. It is dropped again when room is needed."""
+        self._disk[key] = Copy(nbytes=nbytes, ready=True)
+        if not self.ranking.owned(key):  # nobody's blocks are in front
+            self._disk.move_to_end(key, last=False)
 
     def _judge_disk(self, move: Move, any_ok: bool, error: str, now: float) -> None:
         if any_ok:

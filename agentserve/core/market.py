@@ -128,9 +128,10 @@ class Valuation:
         """Of these, blocks that nobody else counts on. promised: brought for turns that wait."""
         return self.without_loss - promised - self._queues.spoken_for
 
-    def room(self, promised: int) -> int:
-        """Blocks to be had that nobody else counts on, whatever is lost."""
-        return self._kv.available - promised - self._queues.spoken_for
+    @property
+    def room(self) -> int:
+        """Blocks to be had that no running session counts on, whatever is lost."""
+        return self._kv.available - self._queues.spoken_for
 
     def measure(self, known: Known) -> Residency:
         """Where the full blocks of a session are."""

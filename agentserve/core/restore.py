@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known, Ledger
@@ -27,6 +28,14 @@ LOAD_SHARE = 2  # loads pin at most one page in so many
 ATTEMPTS = 16  # restores per turn: pressure may take away what one brought
 
 
+class Begun(Enum):
+    """What became of an attempt to restore."""
+
+    ORDERED = auto()
+    NOTHING = auto()  # there is nothing to bring, or it does not pay
+    NO_ROOM = auto()  # it would pay, but pages lack now
+
+
 @dataclass(slots=True, eq=False)
 class Restore:
     session: SessionId
@@ -38,6 +47,7 @@ class Restore:
     tiers: list[Tier]
     deadline: float
     waits: bool  # a turn waits for it
+    overdue: bool = False  # computing would have been faster
     arrived: list[bool | None] = field(default_factory=list)  # None: not known yet
     entered: list[tuple[int, ...]] = field(default_factory=list)
     left: int = 0  # transfers in flight
@@ -50,9 +60,6 @@ class Restores:
         self._ledger = ledger
         self._jobs: dict[SessionId, Restore] = {}
         self._transfers: dict[int, tuple[Restore, int]] = {}  # id -> its restore, place of its first block
-        self.lacks_room = (
-            False  # whether the last `begin` for a waiting turn came to nothing for want of room
-        )
         self._attempts: dict[SessionId, int] = {}  # of turns that wait for admission
         self._brought: dict[SessionId, list[Tier]] = {}  # blocks brought for them so far
 
@@ -80,17 +87,21 @@ class Restores:
     def expire(self, now: float) -> None:
         """Restores that have taken too long are given up by those who wait for them, for this turn."""
         for job in self._jobs.values():
-            if job.waits and job.deadline <= now:
+            if job.deadline > now or job.overdue:
+                continue
+            job.overdue = True
+            if job.waits:
                 job.waits = False
                 self._attempts[job.session] = ATTEMPTS
 
     @property
     def next_deadline(self) -> float | None:
-        return min((job.deadline for job in self._jobs.values() if job.waits), default=None)
+        return min((job.deadline for job in self._jobs.values() if not job.overdue), default=None)
 
     @property
     def under_way(self) -> bool:
-        return bool(self._jobs)
+        """Whether a restore is likely to end soon. One that is overdue may never: a disk can hang."""
+        return any(not job.overdue for job in self._jobs.values())
 
     @property
     def promised(self) -> int:
@@ -99,36 +110,36 @@ class Restores:
 
     # --- beginning -------------------------------------------------------------------------
 
-    def begin(self, known: Known, prices: Prices, now: float, room: int, *, waits: bool) -> bool:
+    def begin(self, known: Known, prices: Prices, now: float, room: int, *, waits: bool) -> Begun:
         """Restore what of the session is below and cheaper to bring than to compute, in at most `room`
-        pages. waits: its turn waits for it. False: there is nothing to do, or no room."""
+        pages. waits: its turn waits for it, and gets all of that or, for want of room, none yet."""
         kv, size = self._kv, self._kv.page_size
         if self._manager.empty:
-            return False
+            return Begun.NOTHING
         job = self._jobs.get(known.id)
         if job is not None:
-            return self._join(job, prices, now, waits=waits)
+            return self._join(job, known, prices, now, waits=waits)
         if waits and self._attempts.get(known.id, ATTEMPTS) >= ATTEMPTS:
-            return False
+            return Begun.NOTHING
         share = min(pool.pages for pool in kv.pools) // LOAD_SHARE
         limit = (len(known.tokens) - 1) // size
         path = kv.matched(known.namespace, known.tokens, len(known.tokens) - 1)
         start = len(path[0])
-        room = min(room - (start if waits else 0), share - kv.moving)  # what it follows must stay
-        self.lacks_room = False
+        if waits:  # what it follows must stay: idle pages among `room` that are not to be had
+            room -= sum(kv.pools[0].holds(page) == 0 for page in path[0])
+        room = min(room, share - kv.moving)
         if waits and room < limit - start:
             wanted = self._manager.run(self._ledger.key(known, index) for index in range(start, limit))
             whole = self._worthwhile(prices, start, wanted, urgent=True)
-            self.lacks_room = room < whole <= share
-            if self.lacks_room:
-                return False
+            if room < whole <= share:
+                return Begun.NO_ROOM
         if room < 1:
-            return False
+            return Begun.NOTHING
         ends = min(limit, start + room)
         tiers = self._manager.run(self._ledger.key(known, index) for index in range(start, ends))
         count = self._worthwhile(prices, start, tiers, urgent=waits)
         if not count:
-            return False
+            return Begun.NOTHING
         parent = tuple(pages[-1] for pages in path) if start else None
         if parent is not None:
             kv.pin(parent)  # before pages are taken: it must not be evicted for them
@@ -136,23 +147,24 @@ class Restores:
         if fresh is None:
             if parent is not None:
                 kv.unpin(parent)
-            self.lacks_room = waits
-            return False
+            return Begun.NO_ROOM if waits else Begun.NOTHING
         keys = [self._ledger.key(known, start + index) for index in range(count)]
         runs = [known.tokens[(start + i) * size : (start + i + 1) * size] for i in range(count)]
         deadline = now + prices.recompute(start * size, count * size)
         tiers = tiers[:count]
         job = Restore(known.id, known.namespace, keys, runs, fresh, parent, tiers, deadline, waits)
         self._order(job, known.keys[start - 1] if start else known.namespace)
-        return True
+        return Begun.ORDERED
 
-    def _join(self, job: Restore, prices: Prices, now: float, *, waits: bool) -> bool:
-        """A restore is under way already: a turn that has just come waits for it."""
-        if waits and not job.waits and self._attempts.get(job.session, ATTEMPTS) == 0:
-            self._attempts[job.session] = 1
-            job.waits = True
-            job.deadline = now + prices.recompute(0, len(job.keys) * self._kv.page_size)
-        return job.waits
+    def _join(self, job: Restore, known: Known, prices: Prices, now: float, *, waits: bool) -> Begun:
+        """A restore is under way already: a turn that has just come waits for it, if it is of its tokens."""
+        if waits and not job.waits and not job.overdue and self._attempts.get(job.session, ATTEMPTS) == 0:
+            last = (len(known.tokens) - 1) // self._kv.page_size
+            if job.keys[-1] in self._ledger.keys(known, last):
+                self._attempts[job.session] = 1
+                job.waits = True
+                job.deadline = now + prices.recompute(0, len(job.keys) * self._kv.page_size)
+        return Begun.ORDERED if job.waits else Begun.NOTHING
 
     def _worthwhile(self, prices: Prices, start: int, tiers: Sequence[Tier], *, urgent: bool) -> int:
         """How many of the blocks to bring: the cut, where the tier changes, that saves most time against

@@ -129,14 +129,15 @@ class Scheduler:
         return plan, draft.preempted
 
     def _short_ones(self, now: float) -> dict[SessionId, int]:
-        """Turns that need no more than one step and may pass others, each with the tokens that it needs."""
-        behind = [*self.waiting, *(session for session in self.running if session.lag > 1)]
-        if not self.waiting or any(self._impatient(session, now) for session in behind):
-            return {}
+        """Turns that need no more than one step and could begin now, each with the tokens that it needs."""
         short: dict[SessionId, int] = {}
+        if len(self.running) >= self.config.max_num_seqs:
+            return short
+        room = self._kv.available - self.spoken_for if self.waiting else 0
         for session in self.waiting[:SHORT_EXAMINED]:
             lacking = self._lacking(session)
-            if lacking <= self.config.max_batched_tokens:
+            fits = lacking <= min(self.config.max_batched_tokens, (room - 1) * self.config.page_size)
+            if fits and not (self.gate is not None and self.gate.holds_up(session, now)):
                 short[session.id] = lacking
         return short
 
@@ -267,7 +268,10 @@ class Scheduler:
         if self.gate is not None:
             candidates = self.gate.ranked(candidates, now)
         if short:
-            candidates = sorted(candidates, key=lambda s: (s.running_turn.rank[0], s.id not in short))
+            candidates = sorted(
+                candidates,
+                key=lambda s: (s.running_turn.rank[0], s.id not in short and not self._impatient(s, now)),
+            )
         passed = 0
         for session in candidates:
             if passed == WAITING_EXAMINED:

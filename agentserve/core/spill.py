@@ -26,6 +26,7 @@ SAVE_SHARE = 4  # saves are ordered while transfers pin less than one page in so
 class Spill:
     known: Known
     to_disk: bool
+    free_only: bool = False  # only into slots that are free
     saved: int = 0  # leading blocks that need no save any more
     written: int = 0  # leading blocks that need no write any more
     full: bool = False  # nothing is left to save, or the host has no room for it
@@ -38,9 +39,10 @@ class Spills:
         self._ledger = ledger
         self._spills: dict[SessionId, Spill] = {}
 
-    def begin(self, known: Known, choice: Choice, now: float) -> None:
+    def begin(self, known: Known, choice: Choice, now: float, *, free_only: bool = False) -> None:
+        """free_only: nobody else's copies make room for these."""
         if self._manager.host_slots:
-            self._spills[known.id] = Spill(known, choice is Choice.DISK)
+            self._spills[known.id] = Spill(known, choice is Choice.DISK, free_only)
             self.go_on(now)
 
     def stop(self, session: SessionId) -> None:
@@ -60,6 +62,8 @@ class Spills:
         if not spill.full:
             room = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE - self._kv.moving
             room = min(room, self._manager.save_room)
+            if spill.free_only:
+                room = min(room, self._manager.host_free)
             if room > 0:
                 self._save(spill, room)
         if not spill.to_disk:

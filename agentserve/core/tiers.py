@@ -15,7 +15,7 @@ from agentserve.core.kv import KVManager
 from agentserve.core.ledger import NO_HINTS, Known, Stage
 from agentserve.core.market import Queues, TierParts, Valuation
 from agentserve.core.pages import COPIED, DEVALUED
-from agentserve.core.restore import Restores
+from agentserve.core.restore import Begun, Restores
 from agentserve.core.session import Session
 from agentserve.core.spill import Spills
 from agentserve.core.views import resting_view, tiers_view
@@ -65,6 +65,7 @@ class Tiers:
         self._revalue(known)
         self.spills.stop(session.id)
         self.ledger.rename(known, session.namespace, session.tokens)
+        self._value_again(known)
         known.stage, known.since, known.told = Stage.WAITING, now, False
         known.turn = session.last_turn
         self.restores.expect(session.id)
@@ -119,7 +120,7 @@ class Tiers:
         if free:
             residency = self._value.measure(known)
             if residency.device - residency.copied <= free:
-                self.spills.begin(known, Choice.HOST, now)
+                self.spills.begin(known, Choice.HOST, now, free_only=True)
 
     def parked(
         self, session: Session, now: float, tools: tuple[str, ...], hints: Hints, *, waiting: bool
@@ -230,6 +231,12 @@ class Tiers:
         for key in known.keys:
             self._kv.unmark(key, DEVALUED)
 
+    def _value_again(self, known: Known) -> None:
+        """What it shares with sessions that were given up is worth something again."""
+        path = self._kv.matched(known.namespace, known.tokens, len(known.tokens))
+        for key in self.ledger.keys(known, len(path[0])):
+            self._kv.unmark(key, DEVALUED)
+
     # --- time and transfers ----------------------------------------------------------------
 
     def begin(self, now: float) -> None:
@@ -334,9 +341,10 @@ class Tiers:
             return ""
         known = self.ledger.known[session.id]
         if not self.restores.holds_up(session.id, now):
-            if self.restores.begin(known, self._book.prices(), now, self._value.room(0), waits=True):
+            begun = self.restores.begin(known, self._book.prices(), now, self._value.room, waits=True)
+            if begun is Begun.ORDERED:
                 self._sync()
-            elif self.restores.lacks_room and (self._queues.running or self.restores.under_way):
+            elif begun is Begun.NO_ROOM and (self._queues.running or self.restores.under_way):
                 return "pages"
         return "loading" if self.restores.holds_up(session.id, now) else ""
 

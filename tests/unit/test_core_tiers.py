@@ -182,6 +182,46 @@ def test_nobody_waits_for_a_dead_load_longer_than_computing_takes() -> None:
     assert residency(rig, "a").device == 6
 
 
+def test_nobody_waits_for_the_room_of_a_dead_load() -> None:
+    """The first load's pins leave no room to order the second: that must not hold up its turn for ever."""
+    rig = TierRig((16,), host=16)
+    first, second = turn(rig, "a", list(range(22))), turn(rig, "b", list(range(30, 52)))
+    rig.core.kv.evict_all()
+    rig.mover._faults = SLOW
+    rig.submit("a", [*first, 7], max_tokens=1)
+    rig.submit("b", [*second, 7], max_tokens=1)
+    for _ in range(200):
+        rig.step()
+    assert not rig.core.has_work
+    assert rig.mover.pending, "the load has not ended"
+    assert rig.output("b", 2) == cold([*second, 7], 1)
+
+
+def test_a_prefix_that_others_hold_takes_no_room() -> None:
+    rig = TierRig((22,), host=16)
+    prefix = list(range(40))
+    context = turn(rig, "a", [*prefix, *range(50, 63)])
+    rig.submit("runs", [*prefix, 99], max_tokens=40)
+    for _ in range(4):
+        rig.step()
+    rig.core.kv.evict_all()
+    rig.submit("a", [*context, 7], max_tokens=1)
+    rig.step()
+    assert orders(rig, Move.LOAD) == 3
+    assert rig.core.scheduler.running
+
+
+def test_blocks_of_a_closed_session_are_worth_something_to_the_next() -> None:
+    rig = TierRig((16,), host=0, disk=0, policy=Scripted())
+    context = turn(rig, "a", list(range(22)))
+    rig.core.handle(Close(SessionId("a")), rig.now)
+    pools = rig.core.kv.pools[0]
+    path = rig.core.kv.matched(rig.core._namespace(""), array("i", context), 20)[0]
+    assert any(pools.marks(page) & DEVALUED for page in path)
+    rig.submit("b", context, max_tokens=1)
+    assert not any(pools.marks(page) & DEVALUED for page in path)
+
+
 def test_others_pass_a_session_that_waits_for_a_load() -> None:
     rig = TierRig((32,), host=16)
     context = turn(rig, "a", list(range(22)))
