@@ -35,6 +35,7 @@ from agentserve.server.workers.supervisor import (
     private_directory,
 )
 from agentserve.values import show_size
+from tiering.stores.environment import distrust, worker_folder
 
 log = logging.getLogger(__name__)
 
@@ -157,12 +158,24 @@ class _Launch:
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
         cores = usable_cores()
+        last: dict[int, WorkerProcess] = {}
 
-        async def start_worker(index: int) -> WorkerProcess:
+        async def start_once(index: int) -> WorkerProcess:
             # The directory is there for the moment of connecting only: kill -9 leaves no litter.
             with private_directory() as directory:
                 spec = worker_spec(self._config, index, str(directory / "worker.sock"), os.getpid(), cores)
                 return await WorkerProcess.start(spec, self._command)
+
+        async def start_worker(index: int) -> WorkerProcess:
+            if index in last and last[index].crashed:
+                self._distrust_disk(index)
+            try:
+                last[index] = await start_once(index)
+            except WorkerFailed as error:
+                if not (error.crashed and self._distrust_disk(index)):
+                    raise
+                last[index] = await start_once(index)
+            return last[index]
 
         workers = self._config.workers
         fleet = Fleet(start_worker, workers.count, hang_seconds=workers.hang_seconds)
@@ -172,6 +185,16 @@ class _Launch:
                 await self._serve(prepared, fleet, listener)
         finally:
             await self._stop(fleet)
+
+    def _distrust_disk(self, index: int) -> bool:
+        """A worker crashed, and one damaged page of its KV on disk can do that, in LMDB: it is a cache, and
+        is not opened again. False if there is none."""
+        storage = self._config.storage
+        if not storage.disk_kv or storage.data_dir is None:
+            return False
+        folder = worker_folder(storage.data_dir, index)
+        log.warning("worker %d crashed: its KV in %s is not trusted any more", index, folder)
+        return distrust(folder)
 
     async def _start(self, fleet: Fleet) -> Prepared | None:
         """Workers and the API side's own preparations, at the same time; None if a signal came first."""

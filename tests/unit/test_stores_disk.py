@@ -28,7 +28,7 @@ from tiering.stores.disk import (
     footprint,
 )
 from tiering.stores.disk_format import ZSTD, value_bytes
-from tiering.stores.environment import StoreBusy, StoreError, orphans, worker_folder
+from tiering.stores.environment import StoreBusy, StoreError, distrust, orphans, worker_folder
 from tiering.types import DiskEntry
 
 SIZE = footprint(value_bytes(16, BLOCK_BYTES))
@@ -53,6 +53,22 @@ def test_blocks_come_back_bit_for_bit_and_survive_a_restart(tmp_path: Path) -> N
     assert again.used == 20 * SIZE
     assert all(has(again, block) for block in blocks)
     again.close()
+
+
+def test_a_folder_that_is_not_trusted_any_more_is_started_afresh(tmp_path: Path) -> None:
+    blocks = chain(3)
+    store = open_store(tmp_path)
+    put(store, blocks)
+    store.close()
+    assert distrust(tmp_path)
+    again = open_store(tmp_path)
+    assert again.entries() == []
+    assert put(again, blocks) == (True,) * 3
+    again.close()
+
+
+def test_a_folder_that_is_not_there_cannot_be_distrusted(tmp_path: Path) -> None:
+    assert not distrust(tmp_path / "none")
 
 
 def test_entries_come_in_the_order_of_writing(tmp_path: Path) -> None:

@@ -71,6 +71,16 @@ def orphans(data_dir: Path, workers: int) -> list[Path]:
     return [folder for _, folder in sorted(found)]
 
 
+def distrust(folder: Path) -> bool:
+    """Have the next one that opens `folder` start afresh. Whether that could be written down."""
+    try:
+        _mark(folder, _UNSURE, "")
+    except OSError as error:
+        log.warning("%s cannot be marked as broken: %s", folder, error)
+        return False
+    return True
+
+
 def boot_id() -> str:
     """Names this run of the system; empty where it does not say."""
     try:
@@ -136,10 +146,7 @@ class Environment:
     def distrust(self) -> None:
         """Do not open this again as it is."""
         self._distrusted = True
-        try:
-            _mark(self.folder, _UNSURE, "")
-        except OSError as error:
-            log.warning("%s cannot be marked as broken: %s", self.folder, error)
+        distrust(self.folder)
 
     def close(self, remove: bool = False) -> None:
         """remove: delete everything in it, too."""

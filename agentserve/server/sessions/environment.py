@@ -85,7 +85,7 @@ def salvaged(folder: Path) -> list[Record]:
 
 
 def _command(folder: Path, task: str) -> list[str]:
-    return [sys.executable, "-m", __name__, task, str(folder)]
+    return [sys.executable, "-P", "-m", __name__, task, str(folder)]
 
 
 def _main(task: str, folder: Path) -> int:

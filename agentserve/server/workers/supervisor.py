@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -40,8 +41,14 @@ def worker_environment() -> dict[str, str]:
     return KERNEL_THREADS | os.environ
 
 
+CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV)
+"""What a process ends with that trusted damaged memory or files."""
+
+
 class WorkerFailed(Exception):
     """A worker could not be started; the text is one line for the operator."""
+
+    crashed: bool = False  # of one of CRASHES
 
 
 @contextlib.contextmanager
@@ -107,6 +114,11 @@ class WorkerProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def crashed(self) -> bool:
+        """It ended of one of CRASHES."""
+        return _crashed(self._process)
 
     def send(self, command: Command) -> None:
         """Queue one command; never blocks."""
@@ -199,7 +211,9 @@ async def _greeting(events: AsyncIterator[Event], process: asyncio.subprocess.Pr
             raise WorkerFailed(error)
         case None:
             await process.wait()
-            raise WorkerFailed(f"a worker died before it was ready ({_status(process)})")
+            failed = WorkerFailed(f"a worker died before it was ready ({_status(process)})")
+            failed.crashed = _crashed(process)
+            raise failed
         case other:
             raise WorkerFailed(f"a worker began with {type(other).__name__} instead of Hello")
 
@@ -216,6 +230,10 @@ def _status(process: asyncio.subprocess.Process) -> str:
     if code is None:
         return "still running"
     return f"signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def _crashed(process: asyncio.subprocess.Process) -> bool:
+    return process.returncode is not None and -process.returncode in CRASHES
 
 
 def check_same(hello: Hello, first: Hello) -> None:
