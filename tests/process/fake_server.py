@@ -1,6 +1,7 @@
 """The real launcher around the made-up worker and a three-route app; run as a script.
 
-Arguments: port, drain seconds, marker file, and optionally an error for the worker to fail with.
+Arguments: port, drain seconds, marker file, and optionally an error for the worker to fail with
+(`abort`: then there is a disk for KV).
 """
 
 from __future__ import annotations
@@ -57,10 +58,13 @@ def app(engine: Engine) -> Starlette:
 
 if __name__ == "__main__":
     port, drain, marker, *error = sys.argv[1:]
+    flags: dict[str, object] = {"port": port, "drain_seconds": drain}
+    if error == ["abort"]:
+        flags |= {"data_dir": marker + "-data", "host_kv": "1MiB", "disk_kv": "1MiB"}
     worker = (sys.executable, str(Path(__file__).with_name("fake_worker.py")), marker, *error)
     try:
         run(
-            load({"port": port, "drain_seconds": drain}),
+            load(flags),
             prepare,
             lambda ready: print(ready.url, flush=True),
             worker,

@@ -3,7 +3,8 @@
 Everything around the model is the real thing: process, socket, frames, loop. A session whose
 name starts with `crash<k>-` kills its worker (SIGKILL) when it samples its k-th token, once per
 file named in argv[1]; `poison-` does so always; `slow-` takes 20 ms per token. argv[2], when
-given, is an error with which the engine cannot be built (`sleep`: it is never ready).
+given, is an error with which the engine cannot be built (`sleep`: it is never ready; `abort`: it
+crashes as long as the state of its KV on disk is not the one that says it is not to be trusted).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from agentserve.messages import (
 from agentserve.server.workers.spec import WorkerSpec
 from agentserve.server.workers.worker_main import BuiltEngine, main
 from agentserve.types import FinishReason, KVGroup, SessionState
+from tiering.stores.environment import worker_folder
 
 
 def next_token(history) -> int:
@@ -168,7 +170,12 @@ class FakeExecutor:
 def build(spec: WorkerSpec) -> BuiltEngine:
     if sys.argv[2:] == ["sleep"]:
         time.sleep(3600)
-    if len(sys.argv) > 2:
+    if sys.argv[2:] == ["abort"]:
+        state = worker_folder(Path(spec.data_dir), spec.index) / "state"
+        state.parent.mkdir(parents=True, exist_ok=True)
+        if not state.exists() or state.read_text().split() != ["unsure"]:
+            os.abort()
+    elif len(sys.argv) > 2:
         raise ValueError(sys.argv[2])
     hello = Hello(
         protocol=PROTOCOL_VERSION,

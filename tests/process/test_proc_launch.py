@@ -71,6 +71,12 @@ def tokens(lines: list[str]) -> list[int]:
     return [int(line) for line in lines if not line.startswith("#")]
 
 
+def test_a_worker_that_crashes_over_its_kv_on_disk_is_started_without_it(start: Start) -> None:
+    """LMDB aborts the process that reads some damaged pages: that must not stop every start."""
+    process = start("abort")
+    assert httpx.get(f"{url_of(process)}/health", timeout=LIMIT).json()["alive"]
+
+
 def test_a_client_never_sees_its_worker_die(start: Start) -> None:
     url = url_of(start())
     reply = httpx.get(f"{url}/generate/crash4-a/12", timeout=LIMIT)
