@@ -313,8 +313,8 @@ class TierManager:
     def _still_on_disk(self, key: bytes, nbytes: int) -> None:
         """It was not dropped, for all we know. It is dropped again when room is needed."""
         self._disk[key] = Copy(nbytes=nbytes, ready=True)
-        if not self.ranking.owned(key):  # nobody's blocks are in front
-            self._disk.move_to_end(key, last=False)
+        if not self.ranking.owned(key):
+            self._disk.neglect(key)
 
     def _judge_disk(self, move: Move, any_ok: bool, error: str, now: float) -> None:
         if any_ok:
