@@ -72,6 +72,11 @@ class KVManager:
         match = self.tree.match(namespace, tokens, len(tokens), touch=False)
         return len(match.pages[0]) * self.page_size + match.extra
 
+    def needed_blocks(self, namespace: bytes, tokens: array[int]) -> int:
+        """How many of the `available` blocks a session with these tokens would hold."""
+        pages, pool = self.tree.match(namespace, tokens, len(tokens), touch=False).pages[0], self.pools[0]
+        return -(-len(tokens) // self.page_size) - sum(pool.holds(page) > 0 for page in pages)
+
     # --- a session becomes active ------------------------------------------------------------
 
     def begin(self, session: SessionId, namespace: bytes, tokens: array[int]) -> int:

@@ -19,7 +19,7 @@ lets no agent that comes back with a tool's result wait behind whole new prompts
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from agentserve.types import SessionId
 
 WAITING_EXAMINED = 64  # waiting sessions looked at per step: the rest stand behind them in order
 SHORT_EXAMINED = 16  # of these, how many may turn out to be short
+PASSED = ("prefix", "loading")  # it waits for KV that is on its way: others may pass
 PATIENCE = 4.0  # seconds for which short turns may pass one that came before
 
 
@@ -54,11 +55,21 @@ class Draft:
     preempted: list[Session] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A waiting turn in line."""
+
+    session: Session
+    limit: str  # what keeps it from entering; empty: nothing does
+    short: int  # tokens that it needs, if that is no more than a step; else 0
+
+
 class Gate(Protocol):
     """What admission asks of the tiers below."""
 
-    def holds_up(self, session: Session, now: float) -> str:
-        """Whether the session waits for KV to be loaded ("loading") or for room for it ("pages")."""
+    def holds_up(self, session: Session, room: int, now: float) -> str:
+        """Whether the session waits for KV to be loaded ("loading") or for room for it ("pages").
+        room: blocks that it may count on. What is to be loaded is ordered."""
         ...
 
     def lacking(self, session: Session) -> int:
@@ -110,36 +121,70 @@ class Scheduler:
         if not self.has_work:
             return None, []
         draft = Draft(self.config.max_batched_tokens, self.config.max_step_seconds, self.cost.fixed)
-        short = self._short_ones(now)
+        line = self._line_up(now)
         # A preemption in the second list may leave a plan with nothing in it; then the next
         # youngest goes. The oldest session alone always fits: that is what admission promised.
         while True:
-            self._grant_running(draft, sum(short.values()), now)
+            self._grant_running(draft, sum(place.short for place in line if not place.limit), now)
             if draft.chunks or len(self.running) < 2:
                 break
             self._preempt(self.running[-1], draft)
         if draft.preempted:
             draft.reasons.extend((session.id, "a preemption in this step") for session in self.waiting[:1])
         else:
-            self._admit(draft, now, short)
+            self._admit(draft, line, now)
         if not draft.chunks:
             return None, draft.preempted
         self._step += 1
         plan = Plan(self._step, tuple(draft.copies), tuple(draft.chunks), draft.spent, tuple(draft.reasons))
         return plan, draft.preempted
 
-    def _short_ones(self, now: float) -> dict[SessionId, int]:
-        """Turns that need no more than one step and could begin now, each with the tokens that it needs."""
-        short: dict[SessionId, int] = {}
-        if len(self.running) >= self.config.max_num_seqs:
-            return short
-        room = self._kv.available - self.spoken_for if self.waiting else 0
-        for session in self.waiting[:SHORT_EXAMINED]:
-            lacking = self._lacking(session)
-            fits = lacking <= min(self.config.max_batched_tokens, (room - 1) * self.config.page_size)
-            if fits and not (self.gate is not None and self.gate.holds_up(session, now)):
-                short[session.id] = lacking
-        return short
+    def _line_up(self, now: float) -> list[Place]:
+        """Waiting turns in the order in which they enter, as far as there is room for them, and the one
+        after these. What they lack from below is ordered: for no more turns than could run with it, so
+        that nobody's KV is brought only to make room for another's."""
+        seats = self.config.max_num_seqs - len(self.running)
+        if seats < 1 or not self.waiting:
+            return []
+        # Nobody enters twice, so no more than this can be passed over or enter.
+        candidates = self.waiting[: WAITING_EXAMINED + self.config.max_num_seqs]
+        if self.gate is not None:
+            candidates = self.gate.ranked(candidates, now)
+        short = self._short_ones(candidates[:SHORT_EXAMINED])
+        candidates = sorted(
+            candidates,
+            key=lambda s: (s.running_turn.rank[0], s.id not in short and not self._impatient(s, now)),
+        )
+        line: list[Place] = []
+        passed, room = 0, self._room
+        for session in candidates:
+            limit = ""
+            if self.config.prefix_cache and self._prefix_is_coming(session):
+                limit = "prefix"
+            else:
+                needed = self._kv.needed_blocks(session.namespace, session.tokens)
+                if needed > room and self.running and self.config.full_input_gate:
+                    limit = "gate"
+                elif self.gate is not None:
+                    limit = self.gate.holds_up(session, room, now)
+                room -= needed
+            line.append(Place(session, limit, short.get(session.id, 0)))
+            passed += limit in PASSED
+            if (limit and limit not in PASSED) or passed == WAITING_EXAMINED or len(line) - passed == seats:
+                break
+        return line
+
+    @property
+    def _room(self) -> int:
+        """Blocks that turns which wait may count on."""
+        if not self.running:
+            return self._kv.available
+        return self._kv.available - self._reserve - self.spoken_for
+
+    def _short_ones(self, candidates: Sequence[Session]) -> dict[SessionId, int]:
+        """Turns that need no more than one step, each with the tokens that it needs."""
+        lacking = {session.id: self._lacking(session) for session in candidates}
+        return {name: tokens for name, tokens in lacking.items() if tokens <= self.config.max_batched_tokens}
 
     @staticmethod
     def _impatient(session: Session, now: float) -> bool:
@@ -262,42 +307,19 @@ class Scheduler:
 
     # --- admission ---------------------------------------------------------------------------
 
-    def _admit(self, draft: Draft, now: float, short: Mapping[SessionId, int]) -> None:
-        # Nobody enters twice, so no more than this can be passed over or enter.
-        candidates = self.waiting[: WAITING_EXAMINED + self.config.max_num_seqs]
-        if self.gate is not None:
-            candidates = self.gate.ranked(candidates, now)
-        if short:
-            candidates = sorted(
-                candidates,
-                key=lambda s: (s.running_turn.rank[0], s.id not in short and not self._impatient(s, now)),
-            )
-        passed = 0
-        for session in candidates:
-            if passed == WAITING_EXAMINED:
-                return
-            limit = self._blocked(session, draft, now)
-            if limit in ("prefix", "loading"):  # it waits for KV that is on its way: others may pass
-                draft.reasons.append((session.id, limit))
-                passed += 1
-                continue
+    def _admit(self, draft: Draft, line: Sequence[Place], now: float) -> None:
+        for place in line:
+            session = place.session
+            limit = "tokens" if draft.tokens < 1 else place.limit
             if limit:
                 draft.reasons.append((session.id, limit))
+                if limit in PASSED:
+                    continue
                 return
             if not self._enter(session, draft, now):
                 return  # first come, first served: nobody passes a session that lacks pages
             self.waiting.remove(session)
             insort(self.running, session, key=rank)
-
-    def _blocked(self, session: Session, draft: Draft, now: float) -> str:
-        """Which limit keeps this session from even trying."""
-        if len(self.running) >= self.config.max_num_seqs:
-            return "seats"
-        if draft.tokens < 1:
-            return "tokens"
-        if self.config.prefix_cache and self._prefix_is_coming(session):
-            return "prefix"
-        return self.gate.holds_up(session, now) if self.gate is not None else ""
 
     def _prefix_is_coming(self, session: Session) -> bool:
         """Is somebody else computing a prefix of this session that it could share a little later?

@@ -330,7 +330,7 @@ class Tiers:
 
     # --- what the scheduler asks -----------------------------------------------------------
 
-    def holds_up(self, session: Session, now: float) -> str:
+    def holds_up(self, session: Session, room: int, now: float) -> str:
         """What keeps its turn from being admitted: "loading", while KV comes from below; "pages", while
         there is no room yet for what would come. Asked when it could be admitted: then what it lacks is
         ordered, whoever's idle KV that takes. To compute what lies below, only because the room for it
@@ -341,7 +341,7 @@ class Tiers:
             return ""
         known = self.ledger.known[session.id]
         if not self.restores.holds_up(session.id, now):
-            begun = self.restores.begin(known, self._book.prices(), now, self._value.room, waits=True)
+            begun = self.restores.begin(known, self._book.prices(), now, room, waits=True)
             if begun is Begun.ORDERED:
                 self._sync()
             elif begun is Begun.NO_ROOM and (self._queues.running or self.restores.under_way):
