@@ -11,6 +11,7 @@ from tiering.types import Tier
 
 Standing = tuple[float, float]  # (worth in seconds, when it was last of use): the smaller goes first
 FIRST: Standing = (float("inf"), float("inf"))
+WORTHLESS: Standing = (0.0, float("inf"))  # above what is worth nothing
 
 
 class Ranking(Protocol):
@@ -65,14 +66,20 @@ class Copies(OrderedDict[bytes, Copy]):
         if key in self:
             self.move_to_end(key, last=False)
 
-    def victims(self, ranking: Ranking, below: Standing) -> Iterator[bytes]:
-        """Keys that may go, in order: nobody's, then those that stand below `below`. Pinned ones stay."""
+    def victims(self, ranking: Ranking, below: Standing, beneath: Copies | None = None) -> Iterator[bytes]:
+        """Keys that may go, in order: nobody's, those of no worth, those that are `beneath` as well, whoever
+        wants them, then those that stand below `below`. Pinned ones stay."""
         for key, copy in self.items():
             if ranking.owned(key):
                 break
             if not copy.pins:
                 yield key
-        for key in ranking.losers(self.tier, below):
-            found = self.get(key)
-            if found is not None and not found.pins:
+        seen: set[bytes] = set()
+        ranks = [(WORTHLESS, None), (FIRST, beneath)] if beneath else []
+        for limit, among in (*ranks, (below, None)):
+            for key in ranking.losers(self.tier, min(limit, below) if among is None else limit):
+                found = self.get(key)
+                if found is None or found.pins or key in seen or (among is not None and not among.has(key)):
+                    continue
+                seen.add(key)
                 yield key

@@ -347,7 +347,7 @@ class TierManager:
         lacking = slots - len(self._free)
         if lacking <= 0:
             return
-        gone = list(islice(self._host.victims(self.ranking, below), lacking))
+        gone = list(islice(self._host.victims(self.ranking, below, self._disk), lacking))
         for key in gone:
             self._forget_host(key)
             self._note_loss(key)

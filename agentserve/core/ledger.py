@@ -139,10 +139,13 @@ class Ledger:
         """Does anybody share the block who is expected back?"""
         return any(not self.known[sharer].devalued for sharer in self._sharers.get(key, ()))
 
-    def wanted(self, key: bytes) -> bool:
-        """Is a waiting turn about to read the block?"""
+    def wanted(self, key: bytes) -> float | None:
+        """Since when a waiting turn has been about to read the block; None if none is."""
         sharers = (self.known[sharer] for sharer in self._sharers.get(key, ()))
-        return any(known.stage is Stage.WAITING and not known.devalued for known in sharers)
+        return min(
+            (known.since for known in sharers if known.stage is Stage.WAITING and not known.devalued),
+            default=None,
+        )
 
     def kept(self, key: bytes) -> bool:
         """Is the block to be on the device, as far as it can: a sharer is held there or was brought back?"""
@@ -153,7 +156,7 @@ class Ledger:
         if known.stage is Stage.RUNNING or known.devalued:
             return 0.0, known.since
         if known.stage is Stage.WAITING:
-            return math.inf, known.since
+            return math.inf, -known.since  # who came last is served last
         return self._worth(known, tier), known.since
 
     def best(self, key: bytes, tier: Tier) -> float:

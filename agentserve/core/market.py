@@ -165,8 +165,9 @@ class Valuation:
             if node.parent is None:
                 return 0, 0.0  # less than a page of KV in all
         key, page = node.keys[-1], node.pages[0][-1]
-        if self.ledger.wanted(key):
-            return 1, math.inf
+        wanted = self.ledger.wanted(key)
+        if wanted is not None:
+            return 2, -wanted  # who came last is served last
         if self._kv.pools[0].marks(page) and not self.ledger.kept(key):
             return 0, 0.0
         return 1, self.ledger.best(key, Tier.DEVICE)
