@@ -69,17 +69,19 @@ class Copies(OrderedDict[bytes, Copy]):
     def victims(self, ranking: Ranking, below: Standing, beneath: Copies | None = None) -> Iterator[bytes]:
         """Keys that may go, in order: nobody's, those of no worth, those that are `beneath` as well, whoever
         wants them, then those that stand below `below`. Pinned ones stay."""
-        for key, copy in self.items():
+        for key, nobodys in self.items():
             if ranking.owned(key):
                 break
-            if not copy.pins:
+            if not nobodys.pins:
                 yield key
-        seen: set[bytes] = set()
-        ranks = [(WORTHLESS, None), (FIRST, beneath)] if beneath else []
-        for limit, among in (*ranks, (below, None)):
-            for key in ranking.losers(self.tier, min(limit, below) if among is None else limit):
-                found = self.get(key)
-                if found is None or found.pins or key in seen or (among is not None and not among.has(key)):
+        rounds: list[tuple[Standing, Copies | None]] = [(below, None)]
+        if beneath:
+            rounds = [(min(WORTHLESS, below), None), (FIRST, beneath), *rounds]
+        gone: set[bytes] = set()
+        for limit, among in rounds:
+            for key in ranking.losers(self.tier, limit):
+                copy = self.get(key)
+                if copy is None or copy.pins or key in gone or (among is not None and not among.has(key)):
                     continue
-                seen.add(key)
+                gone.add(key)
                 yield key

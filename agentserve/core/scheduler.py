@@ -145,7 +145,7 @@ class Scheduler:
         that nobody's KV is brought only to make room for another's."""
         seats = self.config.max_num_seqs - len(self.running)
         if seats < 1 or not self.waiting:
-            return []
+            return [Place(session, "seats", 0) for session in self.waiting[:1]]
         # Nobody enters twice, so no more than this can be passed over or enter.
         candidates = self.waiting[: WAITING_EXAMINED + self.config.max_num_seqs]
         if self.gate is not None:

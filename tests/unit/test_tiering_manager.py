@@ -134,6 +134,21 @@ def test_the_unowned_go_first_then_the_least_worth_and_never_for_less() -> None:
     assert manager.lost == [key(1), key(2)]
 
 
+def test_what_the_disk_has_too_leaves_the_host_before_what_nobody_else_has() -> None:
+    manager = saved(3, 1, 2, 3, disk=10)
+    manager.ranking = Worths(_1=(1.0, 0.0), _2=(9.0, 0.0), _3=(0.0, 0.0))
+    assert manager.write(blocks(2), FIRST, 0.0) == 1
+    end(manager)
+    assert manager.save(blocks(4), (2.0, 0.0)) == 1
+    assert not manager.copied(key(3)), "what is worth nothing goes first"
+    end(manager)
+    assert manager.save(blocks(5), (2.0, 0.0)) == 1
+    assert manager.where(key(2)) is Tier.DISK, "a copy is left of it, whatever it is worth"
+    assert manager.where(key(1)) is Tier.HOST
+    end(manager)
+    assert manager.save(blocks(6), (0.5, 0.0)) == 0, "nothing goes for less than it is worth"
+
+
 def test_what_a_transfer_reads_is_not_evicted() -> None:
     manager = saved(2, 1, 2)
     (load,) = manager.restore(blocks(1), urgent=True)
