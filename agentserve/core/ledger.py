@@ -44,6 +44,7 @@ class Known:
     keys: list[bytes] = field(default_factory=list)  # of its leading full blocks, as far as asked for
     stage: Stage = Stage.RESTING
     since: float = 0.0  # when it came to its stage
+    place: float = math.inf  # in the line of waiting turns, as it was last seen
     rest: Rest = Rest.IDLE
     turn: TurnId = NO_TURN
     tools: tuple[str, ...] = ()
@@ -140,10 +141,10 @@ class Ledger:
         return any(not self.known[sharer].devalued for sharer in self._sharers.get(key, ()))
 
     def wanted(self, key: bytes) -> float | None:
-        """Since when a waiting turn has been about to read the block; None if none is."""
+        """The place in line of the first waiting turn that is about to read the block; None if none is."""
         sharers = (self.known[sharer] for sharer in self._sharers.get(key, ()))
         return min(
-            (known.since for known in sharers if known.stage is Stage.WAITING and not known.devalued),
+            (known.place for known in sharers if known.stage is Stage.WAITING and not known.devalued),
             default=None,
         )
 
@@ -156,7 +157,7 @@ class Ledger:
         if known.stage is Stage.RUNNING or known.devalued:
             return 0.0, known.since
         if known.stage is Stage.WAITING:
-            return math.inf, -known.since  # who came last is served last
+            return math.inf, -known.place  # who is last in line is served last
         return self._worth(known, tier), known.since
 
     def best(self, key: bytes, tier: Tier) -> float:

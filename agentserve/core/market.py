@@ -167,7 +167,7 @@ class Valuation:
         key, page = node.keys[-1], node.pages[0][-1]
         wanted = self.ledger.wanted(key)
         if wanted is not None:
-            return 2, -wanted  # who came last is served last
+            return 2, -wanted  # who is last in line is served last
         if self._kv.pools[0].marks(page) and not self.ledger.kept(key):
             return 0, 0.0
         return 1, self.ledger.best(key, Tier.DEVICE)

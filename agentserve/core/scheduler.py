@@ -80,6 +80,10 @@ class Gate(Protocol):
         """The order in which to admit."""
         ...
 
+    def lined_up(self, waiting: Sequence[Session]) -> None:
+        """The order in which they will enter, short turns first."""
+        ...
+
     def admitted(self, session: Session, hit: int, now: float) -> None: ...
 
 
@@ -155,6 +159,8 @@ class Scheduler:
             candidates,
             key=lambda s: (s.running_turn.rank[0], s.id not in short and not self._impatient(s, now)),
         )
+        if self.gate is not None:
+            self.gate.lined_up(candidates)
         line: list[Place] = []
         passed, room = 0, self._room
         for session in candidates:

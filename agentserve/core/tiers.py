@@ -67,6 +67,7 @@ class Tiers:
         self.ledger.rename(known, session.namespace, session.tokens)
         self._value_again(known)
         known.stage, known.since, known.told = Stage.WAITING, now, False
+        known.place = math.inf
         known.turn = session.last_turn
         self.restores.expect(session.id)
         self.restores.begin(
@@ -95,6 +96,7 @@ class Tiers:
         self._at(now)
         known = self.ledger.known[session.id]
         known.stage, known.since, known.rest, known.tools = Stage.WAITING, now, Rest.PRESSURE, ()
+        known.place = math.inf
         self._tell(known)
         self._decide(known)
         self.restores.expect(session.id)
@@ -368,6 +370,11 @@ class Tiers:
             return (turn.rank[0], *self.policy.rank(session.id, turn.arrived, market))
 
         return sorted(waiting, key=place)
+
+    def lined_up(self, waiting: Sequence[Session]) -> None:
+        """The order in which turns will enter: what the last of them need goes before what the first need."""
+        for place, session in enumerate(waiting):
+            self.ledger.known[session.id].place = place
 
     # --- views -----------------------------------------------------------------------------
 
