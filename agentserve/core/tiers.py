@@ -380,7 +380,10 @@ class Tiers:
 
     def view(self) -> TiersView:
         """Figures for operators."""
-        return tiers_view(self.policy, self._watched, self.manager, self._kv, self._hits, self._choices)
+        return tiers_view(
+            self.policy, self.manager, self._kv,
+            watched=self._watched, hits=self._hits, choices=self._choices,
+        )  # fmt: skip
 
     def describe(self, view: SessionView) -> SessionView:
         """A session's view with what the tiers know of it, if it is at rest."""

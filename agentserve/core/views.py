@@ -51,9 +51,10 @@ def session_view(session: Session, kv: KVManager) -> SessionView:
 
 def tiers_view(
     policy: Policy,
-    watched: Watched | None,
     manager: TierManager,
     kv: KVManager,
+    *,
+    watched: Watched | None,
     hits: Mapping[Tier, int],
     choices: Mapping[Choice, int],
 ) -> TiersView:
