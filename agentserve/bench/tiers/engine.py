@@ -6,6 +6,7 @@ written before a turn of the loop, and what it reports is read after it.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from array import array
@@ -89,6 +90,7 @@ class Engine:
             self.core, executor, self._link, clock=clock, recorder=recorder, exchange=self._exchange
         )
         self._frames = FrameDecoder(msgspec.msgpack.Decoder(Event))
+        self._unsent = bytearray()
         self._turns: dict[SessionId, int] = {}
 
     def close(self) -> None:
@@ -101,10 +103,19 @@ class Engine:
     # --- driving ---------------------------------------------------------------------------
 
     def send(self, *commands: Command) -> None:
-        self._peer.sendall(b"".join(encode_frame(command) for command in commands))
+        """They arrive with the next turns: the socket takes only so much before it is read."""
+        for command in commands:
+            self._unsent += encode_frame(command)
+        self._push()
+
+    def _push(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: self._peer.send(self._unsent, socket.MSG_DONTWAIT)]
 
     def turn(self) -> float:
         """Once around the loop; its seconds."""
+        self._push()
         began = time.perf_counter()
         self._loop.turn()
         return time.perf_counter() - began
@@ -112,13 +123,11 @@ class Engine:
     def read(self) -> list[CoreEvent]:
         """What the loop has reported. RuntimeError for a turn that failed."""
         events: list[CoreEvent] = []
-        try:
+        with contextlib.suppress(BlockingIOError):
             while data := self._peer.recv(_READ, socket.MSG_DONTWAIT):
                 for event in self._frames.feed(data):
                     if isinstance(event, StepDone):
                         events += event.events
-        except BlockingIOError:
-            pass
         for each in events:
             if isinstance(each, TurnEnded) and each.error:
                 raise RuntimeError(f"{each.session}: {each.error}")
@@ -130,7 +139,8 @@ class Engine:
         while True:
             self.turn()
             self.read()
-            if not self.core.has_work and not (self._mover is not None and self._mover.pending):
+            moving = self._mover is not None and self._mover.pending
+            if not (self._unsent or moving or self.core.has_work):
                 return
             if time.perf_counter() > deadline:
                 raise RuntimeError(f"the engine is still at work after {PATIENCE:.0f} s")

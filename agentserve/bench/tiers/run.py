@@ -21,7 +21,7 @@ from agentserve.server.workers.worker_main import BuiltEngine
 from agentserve.values import show_size
 
 BLOCK_BYTES = 368_640  # of SmolLM2-135M in bf16: enough to begin with, where the model is another
-STEPS_AHEAD = 1500  # tokens that a session may grow by while its steps are measured
+STEPS_AHEAD = 600  # tokens that a session may grow by while its steps are measured
 
 
 @dataclass(frozen=True)

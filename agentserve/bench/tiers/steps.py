@@ -139,6 +139,7 @@ class Decoding:
                 SessionId(f"{self._name}-decodes-{number}"), prompt, longest - self._load.context
             )
         deadline = time.perf_counter() + PATIENCE
+        self._executor.plan = None
         while not self._all_decode():
             self._engine.turn()
             self._engine.read()
