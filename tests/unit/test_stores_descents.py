@@ -15,7 +15,7 @@ COUNT = 400  # so many that their tree has leaves of its own
 
 
 def filled(folder: Path) -> Path:
-    store = open_store(folder, 64 << 20)
+    store = open_store(folder, budget=64 << 20)
     assert all(put(store, chain(COUNT)))
     store.close()
     return folder / "data.mdb"
@@ -36,7 +36,7 @@ def test_a_store_opens_cold_with_its_tree(tmp_path: Path) -> None:
     path = filled(tmp_path)
     if why_not := drop_from_memory(path):
         pytest.skip(why_not)
-    store = open_store(tmp_path, 64 << 20)
+    store = open_store(tmp_path, budget=64 << 20)
     assert len(store.entries()) == COUNT
     assert all(has(store, block) for block in chain(COUNT))
     store.close()
