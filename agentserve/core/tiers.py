@@ -381,9 +381,8 @@ class Tiers:
     def view(self) -> TiersView:
         """Figures for operators."""
         return tiers_view(
-            self.policy, self.manager, self._kv,
-            watched=self._watched, hits=self._hits, choices=self._choices,
-        )  # fmt: skip
+            self.policy, self.manager, self._kv, watched=self._watched, hits=self._hits, choices=self._choices
+        )
 
     def describe(self, view: SessionView) -> SessionView:
         """A session's view with what the tiers know of it, if it is at rest."""
@@ -396,5 +395,6 @@ class Tiers:
         """Raise AssertionError if an invariant of the tiers is broken."""
         self.manager.check()
         self.ledger.check()
+        self._value.check()
         self.restores.check()
         assert not self.manager.lost, "a lost copy was not passed on"

@@ -69,9 +69,7 @@ def test_steps_beside_steps(found: Findings) -> None:
     assert all(row.value > 0 for row in rows(found, "steps") if row.unit in {"x", "us/step"})
 
 
-def test_kv_that_is_elsewhere_is_not_measured(
-    made: tuple[WorkerSpec, BuiltEngine], tmp_path: Path
-) -> None:
+def test_kv_that_is_elsewhere_is_not_measured(made: tuple[WorkerSpec, BuiltEngine], tmp_path: Path) -> None:
     """A trial whose KV was not found is an error, not a slow figure."""
     spec, built = made
     trials = resume.Resumes(built, spec, tmp_path, RESUMES)
