@@ -244,16 +244,17 @@ def _rows(load: Load, tiered: Steps, plain: Steps) -> list[Row]:
     outside, without = ([1e6 * each for each in steps.outside] for steps in (tiered, plain))
     step = 1e6 * statistics.median(plain.whole)
     added = [100 * (one - other) / step for one, other in zip(outside, without, strict=True)]
-    limit = Limit.of(without, "without")
-    rows = (
-        ("step with tiers / without", ratios, "x", Limit(ASKED, "asked"), f"at most {ASKED:.2f} x"),
-        ("outside the model, with tiers", outside, "us/step", limit, ""),
-        ("what tiers add to that", added, "% of a step", Limit(100 * (ASKED - 1), "asked"), "at most 2 %"),
+    asked = Limit(ASKED, "asked")
+    rows: tuple[tuple[str, list[float], str, Limit | None, str], ...] = (
+        ("step with tiers / without", ratios, "x", asked, f"at most {ASKED:.2f} x"),
+        ("outside the model, with tiers", outside, "us/step", Limit.of(without, "without"), ""),
+        ("what tiers add to that", added, "% of a step", None, "at most 2 %"),
     )
     return [
         Row(
-            f"{load.name}: {name}", statistics.median(runs), unit, beside.value, beside.name, False,
-            tuple(runs), "steps", asked=asked,
+            f"{load.name}: {name}", statistics.median(runs), unit,
+            beside.value if beside else None, beside.name if beside else "", False,
+            tuple(runs), "steps", asked=words,
         )
-        for name, runs, unit, beside, asked in rows
+        for name, runs, unit, beside, words in rows
     ]  # fmt: skip
