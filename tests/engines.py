@@ -156,6 +156,8 @@ class TierRig(Rig):
         timer = self.core.next_timer()
         if timer is not None and timer <= self.now:
             self.core.tick(self.now)
+            left = self.core.next_timer()
+            assert left is None or left > self.now, "a tick serves what is due: else the loop would spin"
         for transfer in self.core.take_transfers():
             self.orders.append(transfer)
             self.mover.submit(transfer, self.now)

@@ -25,7 +25,7 @@ class PriceSettings(msgspec.Struct, frozen=True):
     memory: float = 64.0  # measurements after which an old one has faded to 1/e
     prior_weight: float = 2.0  # measurements that each start value counts as
     outlier: float = 4.0  # a measurement counts as at most this many times (or this part of) the predicted
-    least_tokens: int = 16  # steps with fewer tokens say nothing about prefill
+    least_tokens: int = 16  # steps whose chunks are all shorter say nothing about prefill
 
 
 class Fit:
@@ -166,10 +166,9 @@ class PriceBook:
     def stepped(self, chunks: Iterable[tuple[int, int]], seconds: float) -> None:
         """A step with these chunks, each (start, tokens), took `seconds`."""
         chunks = tuple(chunks)
-        work = _work(chunks)
-        if work[1] < self._settings.least_tokens:
-            return
-        self._prefill.measured(work, seconds)
+        if max((count for _, count in chunks), default=0) < self._settings.least_tokens:
+            return  # however many sessions decode in it
+        self._prefill.measured(_work(chunks), seconds)
         self._prices = self._read()
 
     def _read(self) -> Prices:

@@ -28,6 +28,7 @@ class Row(msgspec.Struct, frozen=True):
     runs: tuple[float, ...] = ()  # the single values that `value` is the median of
     group: str = ""  # of rows that belong together
     variant: str = ""  # of the model; rows of one name and several variants are to be compared
+    asked: str = ""  # what it ought to come to
 
     @property
     def fraction(self) -> float | None:

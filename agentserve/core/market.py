@@ -115,9 +115,19 @@ class Valuation:
             host_free=manager.host_free,
             disk=manager.disk_capacity,
             disk_free=manager.disk_free,
-            parked=sum(known.stage is Stage.RESTING for known in self.ledger.known.values()),
+            parked=self._parked,
             prices=prices,
         )
+
+    @property
+    def _parked(self) -> int:
+        """Sessions at rest: those that are known and in no queue. Not counted: there may be thousands."""
+        return len(self.ledger.known) - len(self._queues.running) - len(self._queues.waiting)
+
+    def check(self) -> None:
+        """Raise AssertionError if the count of sessions at rest is wrong."""
+        resting = sum(known.stage is Stage.RESTING for known in self.ledger.known.values())
+        assert self._parked == resting, f"{resting} sessions are at rest, not {self._parked}"
 
     @property
     def without_loss(self) -> int:

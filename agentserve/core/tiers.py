@@ -22,7 +22,7 @@ from agentserve.core.views import resting_view, tiers_view
 from agentserve.messages import SessionView, TiersView
 from agentserve.types import SessionId
 from tiering.manager import TierManager
-from tiering.policy.base import Choice, Departure, Hints, Park, Rest, Signal
+from tiering.policy.base import Choice, Departure, Hints, Park, Rest, Signal, Watched
 from tiering.types import Move, Tier, Transfer, TransferDone
 
 SETTLE = 0.05  # seconds after a turn's end in which the API process says what the end means
@@ -34,6 +34,8 @@ class Tiers:
         setup = parts.setup
         self.setup = setup
         self.policy = parts.policy
+        # Asked once: it takes longer than all the rest of a view.
+        self._watched = parts.policy if isinstance(parts.policy, Watched) else None
         self.manager = TierManager(setup.host_slots, setup.disk_bytes, setup.block_bytes, setup.entries)
         self._book = parts.book
         self._kv = kv
@@ -290,7 +292,7 @@ class Tiers:
         self._sync()
 
     def next_timer(self) -> float | None:
-        """When `tick` or the next plan has something to look at; None: not before something happens."""
+        """When `tick` has something to look at; None: not before something happens."""
         while self._timers:
             _, number, session = self._timers[0]
             known = self.ledger.known.get(session)
@@ -385,7 +387,9 @@ class Tiers:
 
     def view(self) -> TiersView:
         """Figures for operators."""
-        return tiers_view(self.policy, self.manager, self._kv, self._hits, self._choices)
+        return tiers_view(
+            self.policy, self.manager, self._kv, watched=self._watched, hits=self._hits, choices=self._choices
+        )
 
     def describe(self, view: SessionView) -> SessionView:
         """A session's view with what the tiers know of it, if it is at rest."""
@@ -398,5 +402,6 @@ class Tiers:
         """Raise AssertionError if an invariant of the tiers is broken."""
         self.manager.check()
         self.ledger.check()
+        self._value.check()
         self.restores.check()
         assert not self.manager.lost, "a lost copy was not passed on"

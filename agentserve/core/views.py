@@ -13,7 +13,7 @@ from agentserve.core.scheduler import Scheduler
 from agentserve.core.session import Session
 from agentserve.messages import SessionView, TiersView, WorkerView
 from tiering.manager import TierManager
-from tiering.policy.base import Choice, Policy, Residency
+from tiering.policy.base import Choice, Policy, Residency, Watched
 from tiering.types import Tier
 
 
@@ -53,12 +53,13 @@ def tiers_view(
     policy: Policy,
     manager: TierManager,
     kv: KVManager,
+    *,
+    watched: Watched | None,
     hits: Mapping[Tier, int],
     choices: Mapping[Choice, int],
 ) -> TiersView:
-    """hits: prompt tokens found, by tier. choices: decisions so far, by choice."""
-    takeovers = getattr(policy, "takeovers", 0)  # of policies that have a plain one to fall back on
-    predicted = getattr(policy, "predicted", None)  # of those that predict waits
+    """watched: the policy, if it has figures. hits: prompt tokens found, by tier. choices: decisions so
+    far, by choice."""
     return TiersView(
         policy=policy.name,
         host=manager.host_used,
@@ -77,8 +78,8 @@ def tiers_view(
             **{tier.value: count for tier, count in manager.evicted.items()},
         },
         decisions={choice.value: count for choice, count in choices.items()},
-        waits=dict(predicted) if isinstance(predicted, dict) else {},
-        takeovers=takeovers if isinstance(takeovers, int) else 0,
+        waits=dict(watched.predicted) if watched is not None else {},
+        takeovers=watched.takeovers if watched is not None else 0,
         disk_error=manager.disk_error,
     )
 

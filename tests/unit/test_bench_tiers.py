@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
@@ -9,10 +10,16 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from agentserve.bench import report, tiers
+from agentserve.bench import report
+from agentserve.bench.tiers import cold, moves, run
+from agentserve.bench.tiers.findings import Limit, rate_row, time_row
+from agentserve.bench.tiers.scene import Scene
 from agentserve.cli.main import app
+from agentserve.clock import WallClock
+from tiering.stores.mover import Mover
+from tiering.types import Move
 
-SMALL = ["--block", "20000", "--blocks", "12", "--runs", "2"]
+SMALL = ["--only", "moves", "--block", "20000", "--blocks", "12", "--runs", "2"]
 
 
 @pytest.fixture(autouse=True)
@@ -21,25 +28,61 @@ def no_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_way_is_measured_and_nothing_stays(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    found = tiers.measure(tiers.Settings(tmp_path / "data", 20_000, 12, 2), lambda stage: None)
+    found = run.measure(tmp_path, moves.Sizes(20_000, 12, 2), None, lambda stage: None)
     names = [row.name for row in found.rows]
-    ways = ("memcpy", "save", "save into", "load", "write", "fetch, warm", "fetch, cold")
+    ways = ("memcpy", "save", "save into", "load", "write", "fetch, warm", "LMDB alone, cold", "fetch, cold")
     assert all(name.startswith(way) for name, way in zip(names, ways, strict=False))
-    assert len(names) + len(found.skipped) == len(ways)
+    assert len(names) == len(ways) - 2 * len(found.skipped)
     assert all(row.value > 0 and row.unit == "GB/s" for row in found.rows)
     assert [len(row.runs) for row in found.rows[:6]] == [2, 2, 1, 2, 2, 2]
-    assert list((tmp_path / "data").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_stays_in_memory_is_not_called_cold(tmp_path: Path) -> None:
     """A page that another process maps, or a file system that lives in memory: asked, not assumed."""
     path = tmp_path / "file"
     path.write_bytes(os.urandom(1 << 20))
+    assert cold.pages_in_memory(path) in {(1 << 20) // mmap.PAGESIZE, None}
+    assert cold.still_in_memory(path) != ""
+    empty = tmp_path / "empty"
+    empty.touch()
+    assert cold.pages_in_memory(empty) == 0
+
+
+def test_looking_at_a_cold_file_does_not_warm_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(4 << 20))
+    if why_not := cold.drop_from_memory(path):
+        pytest.skip(why_not)
+    for _ in range(3):
+        assert cold.pages_in_memory(path) == 0
     with path.open("rb") as file:
-        while file.read(1 << 16):
-            pass
-        assert tiers._still_in_memory(file.fileno(), 1 << 20) != ""
+        file.read(1)
+    assert cold.pages_in_memory(path) != 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (100, 1_000_100, ""),
+        (100, 900_200, ""),
+        (100, 800_100, "only 1 of 1 MB came from the medium"),
+        (None, 5, "does not count"),
+        (5, None, "does not count"),
+    ],
+)
+def test_a_read_is_cold_when_the_medium_was_asked(before: int | None, after: int | None, reason: str) -> None:
+    said = cold.not_cold(before, after, 1_000_000)
+    assert said == "" if not reason else reason in said
+
+
+def test_rows_are_medians_beside_limits() -> None:
+    row = rate_row("disk", "x", [1.0, 5.0, 2.0], Limit.of([4.0, 9.0, 3.0], "memcpy"), "70 % of memcpy")
+    assert (row.value, row.limit, row.limit_name, row.fraction) == (2.0, 4.0, "memcpy", 0.5)
+    assert (row.runs, row.asked) == ((1.0, 5.0, 2.0), "70 % of memcpy")
+    slow = time_row("resume", "y", [0.2, 0.1, 0.4], Limit(0.1, "never left"))
+    assert (slow.value, slow.unit, slow.fraction) == (200.0, "ms", 0.5)
+    assert time_row("resume", "z", [0.5]).fraction is None
 
 
 def test_table_and_file(tmp_path: Path) -> None:
@@ -62,14 +105,14 @@ def test_table_and_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_one_line(flags: list[str], line: str) -> None:
-    result = CliRunner().invoke(app, ["bench", "tiers", *flags])
+    result = CliRunner().invoke(app, ["bench", "tiers", "--only", "moves", *flags])
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1].startswith(line)
 
 
-def test_a_move_that_fails_is_told(tmp_path: Path) -> None:
-    scene = tiers.Scene(tiers.Settings(tmp_path, 20_000, 4, 1))
-    mover = tiers.Mover(scene.pages, scene.host, None, tiers.WallClock())
+def test_a_move_that_fails_is_told() -> None:
+    scene = Scene(4, 20_000)
+    mover = Mover(scene.pages, scene.host, None, WallClock())
     with pytest.raises(OSError, match="fetch: there is no disk tier"):
-        scene.rate(mover, tiers.Move.FETCH)
+        scene.rate(mover, Move.FETCH)
     mover.close()

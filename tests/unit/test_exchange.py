@@ -18,7 +18,7 @@ from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Plan, StepResult
 from agentserve.core.record import Entry, Ordered, Ticked, Transferred, decode_entries, orders_digest
 from agentserve.messages import Command, Event, Shutdown, StepDone, Submit, TurnEnded, pack_tokens
-from agentserve.server.workers.exchange import SHORTEST_SLEEP, STALE_TICK, Exchange, Tiering
+from agentserve.server.workers.exchange import SHORTEST_SLEEP, Exchange, Tiering
 from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
 from agentserve.server.workers.loop import Recorder, WorkerLoop
 from agentserve.types import KVGroup, Sampling, SessionId, TurnId
@@ -89,6 +89,7 @@ def test_a_timer_ticks_when_it_is_due_and_not_before(desk: Desk) -> None:
     assert desk.exchange.sleep_at_most(None) == 2.0
     assert desk.exchange.sleep_at_most(0.05) == 0.05
     desk.clock.advance_to(2.5)
+    assert desk.exchange.sleep_at_most(None) == SHORTEST_SLEEP, "it is due, but not served yet"
     assert not desk.exchange.take_in(), "nothing was moved"
     assert desk.core.ticks == [2.5]
     assert desk.log.entries == [Ticked(2.5)]
@@ -96,30 +97,6 @@ def test_a_timer_ticks_when_it_is_due_and_not_before(desk: Desk) -> None:
     desk.core.timers = []
     assert desk.exchange.sleep_at_most(None) is None
     assert desk.exchange.sleep_at_most(0.05) == 0.05
-
-
-def test_a_timer_that_a_tick_does_not_serve_is_looked_at_now_and_then(desk: Desk) -> None:
-    deadline, other = 1.0, 2.0
-
-    def tick(now: float) -> None:  # serves the other timer only: the deadline is a plan's
-        desk.core.ticks.append(now)
-        desk.core.timers = [deadline] if now >= other else [deadline, other]
-
-    desk.core.tick = tick
-    desk.core.timers = [deadline, other]
-    desk.clock.advance_to(1.0)
-    assert desk.exchange.sleep_at_most(None) == SHORTEST_SLEEP
-    for _ in range(5):
-        desk.exchange.take_in()
-        assert desk.exchange.sleep_at_most(None) == STALE_TICK
-        assert desk.exchange.sleep_at_most(0.01) == 0.01
-    assert desk.core.ticks == [1.0]
-    for moment in (1.04, 1.06, 1.09, 2.0):
-        desk.clock.advance_to(moment)
-        desk.exchange.take_in()
-    assert desk.core.ticks == [1.0, 1.06, 2.0], "nor does it hide the others"
-    desk.core.timers = [3.0]
-    assert desk.exchange.sleep_at_most(None) == 1.0
 
 
 def test_a_failing_disk_is_said_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:

@@ -69,7 +69,11 @@ def test_steps_of_single_tokens_say_nothing_about_prefill() -> None:
     book = PriceBook(START)
     for _ in range(50):
         book.stepped([(1000, 1)] * 8, 5.0)
+        book.stepped([(1000, 1)] * 64, 5.0)
+        book.stepped([], 5.0)
     assert book.prices().prefill == START.prefill
+    book.stepped([(1000, 1)] * 8 + [(0, 16)], 5.0)
+    assert book.prices().prefill != START.prefill
 
 
 def test_dropping_has_no_price_and_no_blocks_say_nothing() -> None:

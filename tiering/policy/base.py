@@ -10,8 +10,9 @@ Times are seconds of one monotonic clock; sizes are blocks (pages of all KV grou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -177,4 +178,19 @@ class Policy(Protocol):
     def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:
         """Order in which waiting turns are admitted, smallest first; (arrived,) is first come, first
         served. Must not starve: a policy bounds what it adds before `arrived`."""
+        ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """A policy with figures of its own for operators."""
+
+    @property
+    def takeovers(self) -> int:
+        """Times that the plain policy it has to fall back on came to lead."""
+        ...
+
+    @property
+    def predicted(self) -> Mapping[str, tuple[int, int, int]]:
+        """By tool: waits that ended, and how many of them by their predicted median and P90."""
         ...

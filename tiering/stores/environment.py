@@ -21,6 +21,7 @@ from pathlib import Path
 
 import lmdb
 
+from tiering.stores.descents import cut_off, read_tree
 from tiering.stores.disk_format import VERSION
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 RESERVE = 4 << 20  # bytes that the map grows by when even a deletion finds no room
 
 _DATA, _LOCK, _STATE, _OWNER = "data.mdb", "lock.mdb", "state", "owner"
+_BLOCKS, _INDEX = b"blocks", b"index"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SYNCED, _UNSURE = "synced", "unsure"
 _HEAD = b"head"
@@ -96,8 +98,8 @@ class Environment:
     def __init__(self, folder: Path, handle: lmdb.Environment, owner: int, writable: bool) -> None:
         self.folder = folder
         self.handle = handle
-        self.blocks = handle.open_db(b"blocks", create=writable)
-        self.index = handle.open_db(b"index", create=writable)
+        self.blocks = handle.open_db(_BLOCKS, create=writable)
+        self.index = handle.open_db(_INDEX, create=writable)
         self.stock = self._found()
         self._meta = handle.open_db(b"meta", create=False)
         self.closed = False
@@ -193,6 +195,7 @@ def adopt_environment(folder: Path, namespace: bytes) -> Environment:
     try:
         if not _trusted(folder, boot_id()):
             raise _Distrusted("it was not synced before the system ended")
+        read_tree(folder, _BLOCKS, _INDEX)
         handle = lmdb.open(str(folder), readonly=True, lock=False, max_dbs=3)
         try:
             _check(handle, folder, namespace)
@@ -230,6 +233,7 @@ def _open(folder: Path, namespace: bytes, map_bytes: int, owner: int) -> Environ
             raise _Distrusted("it was not synced before the system ended")
         if (folder / _DATA).stat().st_size > map_bytes + RESERVE:
             raise _Distrusted("it is larger than its budget")
+        read_tree(folder, _BLOCKS, _INDEX)
     _mark(folder, _UNSURE, boot_id())  # before anything is written
     handle = lmdb.open(
         str(folder), map_size=map_bytes, max_dbs=3, sync=False, metasync=False, meminit=False, mode=0o600
@@ -247,12 +251,10 @@ def _open(folder: Path, namespace: bytes, map_bytes: int, owner: int) -> Environ
 
 def _check(handle: lmdb.Environment, folder: Path, namespace: bytes) -> None:
     """Raise unless the blocks here are of this format and namespace. A new environment becomes so."""
-    info, page = handle.info(), handle.stat()["psize"]
-    written = (folder / _DATA).stat().st_size
-    if written < (info["last_pgno"] + 1) * page and info["last_txnid"] > 0:
-        raise _Distrusted("its file is cut off")  # reading there would end the process
+    if cut_off(handle, folder):
+        raise _Distrusted("its file is cut off")
     head = struct.pack("<I", VERSION) + namespace
-    fresh = info["last_txnid"] == 0
+    fresh = handle.info()["last_txnid"] == 0
     meta = handle.open_db(b"meta", create=fresh)
     with handle.begin(db=meta, write=fresh) as txn:
         if fresh:

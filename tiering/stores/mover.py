@@ -84,6 +84,8 @@ class Mover:
 
     def poll(self) -> list[TransferDone]:
         """What has ended since the last call, in the order of ending. Never waits."""
+        if not self._done:  # asked at every step; what ends this moment is told at the next
+            return []
         with self._lock:
             done, self._done = self._done, []
             if self._closed is None:

@@ -7,7 +7,6 @@ clock are entries of the recorded log, so a replay decides the same.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +18,6 @@ from tiering.types import Transfer, TransferDone
 log = logging.getLogger(__name__)
 
 SHORTEST_SLEEP = 0.001  # seconds
-STALE_TICK = 0.05  # seconds between looks for a timer that stays due: only a plan can serve it
 CLOSE_SECONDS = 1.5  # for each of the mover's threads; the API process waits longer for its workers
 
 
@@ -33,11 +31,11 @@ class TransferCore(Protocol):
     def finish_transfers(self, done: Sequence[TransferDone], now: float) -> None: ...
 
     def next_timer(self) -> float | None:
-        """When `tick` or the next plan has something to look at; None: not before something happens."""
+        """When `tick` has something to look at; None: not before something happens."""
         ...
 
     def tick(self, now: float) -> None:
-        """Look at what was due by now."""
+        """Look at what was due by now; the next timer is later then."""
         ...
 
 
@@ -87,8 +85,6 @@ class Exchange:
         self._clock = clock
         self._recorder = recorder
         self._said = ""
-        self._ticked = -math.inf
-        self._stale: float | None = None  # a timer that was due at the last tick and still is
 
     def fileno(self) -> int:
         return self._mover.fileno()
@@ -112,11 +108,9 @@ class Exchange:
             self._recorder.add(Transferred(now, done))
             self._core.finish_transfers(done, now)
             self._say(done)
-        if due is not None and due <= now and (due != self._stale or now >= self._ticked + STALE_TICK):
+        if due is not None and due <= now:
             self._recorder.add(Ticked(now))
             self._core.tick(now)
-            self._ticked, left = now, self._core.next_timer()
-            self._stale = left if left is not None and left <= now else None
         return bool(done)
 
     def _say(self, done: Sequence[TransferDone]) -> None:
@@ -131,7 +125,7 @@ class Exchange:
         due = self._core.next_timer()
         if due is None:
             return limit
-        left = STALE_TICK if due == self._stale else max(due - self._clock.now(), SHORTEST_SLEEP)
+        left = max(due - self._clock.now(), SHORTEST_SLEEP)
         return left if limit is None else min(left, limit)
 
     def close(self, patience: float = CLOSE_SECONDS) -> None:

@@ -99,7 +99,7 @@ class WorkerLoop:
             self._report(True)  # what tiers there are is known before the first step
         try:
             while not self._stopping and not self._link.closed:
-                self._turn()
+                self.turn()
         except LinkError as error:
             log.error("the API process sent a bad frame, leaving: %s", error)
         finally:
@@ -107,7 +107,8 @@ class WorkerLoop:
                 self._exchange.close()
         self._link.flush()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Once around: what has arrived, a step if there is one, what it brought; else sleep for news."""
         self._apply(self._link.receive())
         if self._stopping:
             return
