@@ -84,12 +84,17 @@ class TierManager:
 
     def run(self, keys: Iterable[bytes]) -> list[Tier]:
         """Where the leading keys are, as far as they are to be had below without a gap."""
+        host, disk = self._host, self._disk  # asked for every block of every waiting turn, in every step
         found: list[Tier] = []
         for key in keys:
-            tier = self.where(key)
-            if tier is None:
+            copy = host.get(key)
+            if copy is not None and copy.ready:
+                found.append(Tier.HOST)
+                continue
+            copy = disk.get(key)
+            if copy is None or not copy.ready:
                 break
-            found.append(tier)
+            found.append(Tier.DISK)
         return found
 
     def residency(self, keys: Sequence[bytes], device: int) -> Residency:

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import islice
 
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known, Ledger
@@ -129,14 +130,14 @@ class Restores:
             room -= sum(kv.pools[0].holds(page) == 0 for page in path[0])
         room = min(room, share - kv.moving)
         if waits and room < limit - start:
-            wanted = self._manager.run(self._ledger.key(known, index) for index in range(start, limit))
+            wanted = self._manager.run(islice(self._ledger.keys(known, limit), start, limit))
             whole = self._worthwhile(prices, start, wanted, urgent=True)
             if room < whole <= share:
                 return Begun.NO_ROOM
         if room < 1:
             return Begun.NOTHING
         ends = min(limit, start + room)
-        tiers = self._manager.run(self._ledger.key(known, index) for index in range(start, ends))
+        tiers = self._manager.run(islice(self._ledger.keys(known, ends), start, ends))
         count = self._worthwhile(prices, start, tiers, urgent=waits)
         if not count:
             return Begun.NOTHING

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import NO_HINTS, Known, Stage
@@ -357,7 +358,7 @@ class Tiers:
         size, known = self._kv.page_size, self.ledger.known[session.id]
         cached = self._kv.cached_tokens(session.namespace, session.tokens)
         start, end = cached // size, len(session.tokens) // size
-        below = len(self.manager.run(self.ledger.key(known, index) for index in range(start, end)))
+        below = len(self.manager.run(islice(self.ledger.keys(known, end), start, end)))
         return len(session.tokens) - max(cached, (start + below) * size)
 
     def ranked(self, waiting: Sequence[Session], now: float) -> list[Session]:
