@@ -47,6 +47,7 @@ async def tool_results(request: Request) -> Response:
     limits = context.options.limits
     found(context, request)  # before the body is read: most mistakes are told early
     body = _decoded(await read_body(request, limits.body_bytes), limits)
+    body.check()
     results = _checked(body, limits)
     return await take(context, request, results, body, go_on=bool(body.go_on))
 

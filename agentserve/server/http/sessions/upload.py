@@ -33,6 +33,7 @@ async def tool_result_stream(request: Request) -> Response:
     options = TurnOptions(
         stream=request.query_params.get("stream") in ("1", "true"), max_tokens=_number(request, "max_tokens")
     )
+    options.check()
     session = found(context, request)
     _check_call(context, session, call, epoch)
     ahead = Ahead(context, session, call)
