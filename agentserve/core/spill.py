@@ -17,6 +17,7 @@ from agentserve.messages import pack_tokens
 from agentserve.types import SessionId
 from tiering.manager import TierManager
 from tiering.policy.base import Choice
+from tiering.retention import weight_at
 from tiering.types import Block, Tier, Transfer
 
 SAVE_SHARE = 4  # saves are ordered while transfers pin less than one page in so many
@@ -76,6 +77,7 @@ class Spills:
         kv, manager, known = self._kv, self._manager, spill.known
         path = kv.matched(known.namespace, known.tokens, len(known.tokens))
         have, end = len(path[0]), spill.saved
+        first = end
         keys = self._ledger.keys(known, have)
         fresh: list[Block] = []
         while end < have:
@@ -86,9 +88,12 @@ class Spills:
             elif not manager.has(key, Tier.HOST, arriving=True):
                 if len(fresh) >= room:
                     break
+                if fresh and weight_at(known.runs, end) < weight_at(known.runs, first):
+                    break  # what weighs less makes less room
+                first = end if not fresh else first
                 fresh.append(self._block(known, end, pages))
             end += 1
-        accepted = manager.save(fresh, self._ledger.standing(known, Tier.HOST))
+        accepted = manager.save(fresh, self._ledger.standing_of(known, first, Tier.HOST))
         for block in fresh[:accepted]:
             kv.pin(block.pages)
         spill.saved = end
@@ -105,10 +110,13 @@ class Spills:
             if not manager.has(keys[end], Tier.DISK, arriving=True):
                 if not manager.has(keys[end], Tier.HOST):
                     break
+                if batch and weight_at(known.runs, end) < weight_at(known.runs, places[0]):
+                    break  # as above
                 batch.append(self._block(known, end, ()))
                 places.append(end)
             end += 1
-        accepted = manager.write(batch, self._ledger.standing(known, Tier.DISK), now)
+        first = places[0] if places else 0
+        accepted = manager.write(batch, self._ledger.standing_of(known, first, Tier.DISK), now)
         if accepted < len(batch):
             spill.written = places[accepted]
             return False

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from agentserve.core.kv import KVManager
-from agentserve.core.ledger import NO_HINTS, Known, Stage
+from agentserve.core.ledger import Known, Stage
 from agentserve.core.market import Queues, TierParts, Valuation
 from agentserve.core.pages import COPIED, DEVALUED
 from agentserve.core.restore import Begun, Restores
@@ -128,8 +128,7 @@ class Tiers:
         self._at(now)
         known = self.ledger.open(session.id, now)
         known.rest, known.tools = (Rest.TOOL if waiting else Rest.IDLE), tools
-        if hints != NO_HINTS:
-            known.hints = hints
+        self.ledger.hinted(known, hints)
         self._tell(known)
         self._decide(known)
         self._sync()
@@ -141,7 +140,7 @@ class Tiers:
         if known is None:
             return
         if hints is not None:
-            known.hints = hints
+            self.ledger.hinted(known, hints)
         self.policy.signalled(session, signal, now, known.hints)
         if known.stage is Stage.RESTING and known.told:
             self._decide(known)

@@ -414,7 +414,10 @@ async def test_hostile_bodies_take_nothing(body: str, code: str | None) -> None:
         ("epoch", '"epoch": -Infinity'),
         ("stream_options.include_usage", '"stream_options": {"include_usage": 1e999}'),
         ("content", '"content": "\\ud800"'),
-        ("content[1].text", '"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "\\udc00 b"}]'),
+        (
+            "content[1].text",
+            '"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "\\udc00 b"}]',
+        ),
         ("call_id", '"call_id": "\\ud800\\ud800"'),
     ],
 )
