@@ -22,9 +22,10 @@ from agentserve.messages import (
     WorkerView,
     unpack_tokens,
 )
-from agentserve.server.engine_port import EngineDown, FleetView, News, TierReport, TurnEvent
+from agentserve.server.engine_port import NO_HINTS, EngineDown, FleetView, News, TierReport, TurnEvent
 from agentserve.types import FinishReason, SessionId, SessionState, TurnId
 from tests.hello import made_up_hello
+from tiering.policy.base import Hints
 
 START, END, EOS = 256, 257, 258
 CONTROL = {"<|im_start|>": START, "<|im_end|>": END, "<|endoftext|>": EOS}
@@ -161,8 +162,11 @@ class ScriptedEngine:
         self.submits: list[Submit] = []
         self.live: dict[tuple[SessionId, TurnId], asyncio.Event] = {}
         self.aborted: list[tuple[SessionId, TurnId]] = []
+        self.order: list[str] = []  # what was said, by name
         self.parked: list[tuple[SessionId, TurnId, bool]] = []
         self.tools: list[tuple[str, ...]] = []  # of each park
+        self.hints: list[Hints] = []  # of each park
+        self.lost: set[SessionId] = set()  # sessions whose worker died
         self.news: list[News] = []
         self.forked: list[tuple[SessionId, SessionId, int]] = []
         self.closed: list[SessionId] = []
@@ -184,15 +188,29 @@ class ScriptedEngine:
     def abort(self, session: SessionId, turn: TurnId) -> None:
         if (session, turn) in self.live:
             self.aborted.append((session, turn))
+            self.order.append("abort")
             self.live[(session, turn)].set()
             del self.live[(session, turn)]
 
-    def park(self, session: SessionId, turn: TurnId, waiting: bool, tools: tuple[str, ...] = ()) -> None:
+    def park(
+        self,
+        session: SessionId,
+        turn: TurnId,
+        waiting: bool,
+        tools: tuple[str, ...] = (),
+        hints: Hints = NO_HINTS,
+    ) -> None:
         self.parked.append((session, turn, waiting))
         self.tools.append(tools)
+        self.hints.append(hints)
+        self.order.append("park")
+
+    def holds(self, session: SessionId) -> bool:
+        return session not in self.lost
 
     def tell(self, news: News) -> None:
         self.news.append(news)
+        self.order.append(type(news).__name__.lower())
 
     def fork(self, session: SessionId, child: SessionId, length: int) -> None:
         self.forked.append((session, child, length))

@@ -100,7 +100,8 @@ class Said(msgspec.Struct, frozen=True):
                 expected=before.expected if ahead.expected is None else ahead.expected,
                 deadline=before.deadline if ahead.deadline is None else ahead.deadline,
             )
-        return replace(self, wait=replace(ahead, since=now), ahead=OneWait())
+        since = None if ahead.expected is None else now
+        return replace(self, wait=replace(ahead, since=since), ahead=OneWait())
 
     def rolled_back(self, now: float) -> Said:
         """A turn came to nothing: the wait before it goes on, with what was said meanwhile."""
@@ -133,6 +134,8 @@ def hear(
 
     now: of the clock that policies use. running: a turn of the session runs. held: a worker knows it.
     """
+    if said.wait.deadline is not None and said.wait.deadline <= now:
+        said = replace(said, wait=replace(said.wait, deadline=None))  # who speaks after it is there after all
     receipts: dict[str, Receipt] = {}
     for name, value in raw.items():
         if len(receipts) == MOST_FIELDS:

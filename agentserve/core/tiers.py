@@ -152,11 +152,12 @@ class Tiers:
         known = self.ledger.known.get(session)
         if known is None:
             return
+        if known.stage is Stage.RESTING and not known.told:
+            self._tell(known)
         self.policy.gone(session, now, why)
         if known.stage is Stage.RESTING:
             self._devalue(known)
-            if known.told:
-                self._decide(known)
+            self._decide(known)
         self._sync()
 
     def closed(self, session: SessionId, now: float) -> None:

@@ -25,9 +25,11 @@ from agentserve.messages import (
     WorkerView,
 )
 from agentserve.types import SessionId, TurnId
+from tiering.policy.base import Hints
 
 TurnEvent = StateChange | Token | TurnEnded
 News = Hint | ToolSignal | Devalue
+NO_HINTS = Hints()
 
 
 class EngineDown(Exception):
@@ -79,8 +81,20 @@ class Engine(Protocol):
         """End a turn and roll it back. A turn that is over or unknown is ignored."""
         ...
 
-    def park(self, session: SessionId, turn: TurnId, waiting: bool, tools: tuple[str, ...] = ()) -> None:
-        """Say what an ended turn means: a wait for tools (their names, in call order), or an idle session."""
+    def park(
+        self,
+        session: SessionId,
+        turn: TurnId,
+        waiting: bool,
+        tools: tuple[str, ...] = (),
+        hints: Hints = NO_HINTS,
+    ) -> None:
+        """Say what an ended turn means: a wait for tools (their names, in call order), or an idle session.
+        `hints`: all that its client has said and that still holds."""
+        ...
+
+    def holds(self, session: SessionId) -> bool:
+        """Whether a worker that lives knows the session."""
         ...
 
     def tell(self, news: News) -> None:

@@ -31,13 +31,14 @@ from agentserve.messages import (
     StepDone,
     Submit,
 )
-from agentserve.server.engine_port import EngineDown, FleetView, News, TierReport
+from agentserve.server.engine_port import NO_HINTS, EngineDown, FleetView, News, TierReport
 from agentserve.server.workers.questions import Questions
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy, Slot
 from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess, check_same
 from agentserve.server.workers.watch import kill_when_hung
 from agentserve.types import FinishReason, SessionId, TurnId
+from tiering.policy.base import Hints
 
 log = logging.getLogger(__name__)
 
@@ -161,8 +162,18 @@ class Fleet:
         else:
             self._slots[running.slot].send(Abort(session, turn))
 
-    def park(self, session: SessionId, turn: TurnId, waiting: bool, tools: tuple[str, ...] = ()) -> None:
-        self._send_home(session, Park(session, turn, waiting, tools))
+    def park(
+        self,
+        session: SessionId,
+        turn: TurnId,
+        waiting: bool,
+        tools: tuple[str, ...] = (),
+        hints: Hints = NO_HINTS,
+    ) -> None:
+        self._send_home(session, Park(session, turn, waiting, tools, hints))
+
+    def holds(self, session: SessionId) -> bool:
+        return session in self._homes
 
     def tell(self, news: News) -> None:
         self._send_home(news.session, news)
