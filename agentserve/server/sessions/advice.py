@@ -12,11 +12,10 @@ from agentserve.types import SessionState, TurnId
 from tiering.hints import Heard
 
 
-def park(engine: Engine, session: Session, turn: TurnId, now: float) -> None:
+def park(engine: Engine, session: Session, turn: TurnId, now: float, *, waiting: bool) -> None:
     """Say what the end of a turn means, and all that the client has said that still holds."""
-    names = tuple(call.name for call in session.pending.values())
-    waiting = session.state is SessionState.WAITING_TOOL
-    engine.park(session.key, turn, waiting, names if waiting else (), session.said.hints(now))
+    names = tuple(call.name for call in session.pending.values()) if waiting else ()
+    engine.park(session.key, turn, waiting, names, session.said.hints(now))
 
 
 def advise(directory: SessionDirectory, engine: Engine, session: Session, heard: Heard, now: float) -> None:
@@ -28,7 +27,8 @@ def advise(directory: SessionDirectory, engine: Engine, session: Session, heard:
     if session.running is not None:
         return
     if left is not None and session.left is None and session.engine_turn is not None:
-        park(engine, session, session.engine_turn, now)  # its client is there after all
+        waiting = session.state is SessionState.WAITING_TOOL
+        park(engine, session, session.engine_turn, now, waiting=waiting)  # its client is there after all
     else:
         engine.tell(Hint(session.key, heard.news))
 
@@ -42,7 +42,7 @@ def settle(directory: SessionDirectory, engine: Engine, chronicle: Chronicle) ->
             continue  # it has gone on since
         if left.waited:
             if session.engine_turn is not None:
-                park(engine, session, session.engine_turn, left.at)
+                park(engine, session, session.engine_turn, left.at, waiting=False)
             chronicle.rested(session, left.reason)
         engine.tell(Devalue(left.key, left.why))
         chronicle.say(session, "devalued", why=left.why.value, reason=left.reason)

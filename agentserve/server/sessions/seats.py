@@ -110,7 +110,7 @@ class SessionSeat:
         done = self._directory.commit(self.lease, turn)
         if done:
             self._chronicle.committed(self.lease, self._told, reply)
-            park(self._engine, self.lease.session, self.turn, turn.at)
+            park(self._engine, self.lease.session, self.turn, turn.at, waiting=bool(turn.calls))
         else:  # closed meanwhile; the engine must not keep what nobody will name again
             self._engine.close(self.key)
             self._chronicle.gone(self.key, "closed while its turn ran")
@@ -148,7 +148,8 @@ class SessionSeat:
         if vanished:
             self._engine.close(self.key)
         else:  # it ended the engine's wait, where there was one: the results are still to come
-            park(self._engine, self.lease.session, self.turn, now)
+            session = self.lease.session
+            park(self._engine, session, self.turn, now, waiting=bool(session.pending))
         self._chronicle.rolled_back(self.lease, reason, vanished=vanished)
         if self._written and not vanished:
             self._directory.keep_words(self.lease.session, self._chronicle.transcripts.export(self.key))

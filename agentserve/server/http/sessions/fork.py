@@ -64,7 +64,7 @@ async def fork_session(request: Request) -> Response:
         raise
     context.engine.fork(session.key, child.key, child.length)
     if child.pending:
-        park(context.engine, child, TurnId(0), context.clock.now())
+        park(context.engine, child, TurnId(0), context.clock.now(), waiting=True)
     settle(context.directory, context.engine, context.chronicle)
     context.chronicle.say(session, "forked", child=child.public_id)
     context.chronicle.say(child, "forked_from", parent=session.public_id, state=child.state.value)
