@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from agentserve.messages import (
+    Park,
     SessionView,
     StateChange,
     Submit,
@@ -22,7 +23,7 @@ from agentserve.messages import (
     WorkerView,
     unpack_tokens,
 )
-from agentserve.server.engine_port import NO_HINTS, EngineDown, FleetView, News, TierReport, TurnEvent
+from agentserve.server.engine_port import EngineDown, FleetView, Hear, News, TierReport, TurnEvent
 from agentserve.types import FinishReason, SessionId, SessionState, TurnId
 from tests.hello import made_up_hello
 from tiering.policy.base import Hints
@@ -166,6 +167,7 @@ class ScriptedEngine:
         self.parked: list[tuple[SessionId, TurnId, bool]] = []
         self.tools: list[tuple[str, ...]] = []  # of each park
         self.hints: list[Hints] = []  # of each park
+        self.hear: Hear | None = None  # who hears of decisions
         self.lost: set[SessionId] = set()  # sessions whose worker died
         self.news: list[News] = []
         self.forked: list[tuple[SessionId, SessionId, int]] = []
@@ -192,21 +194,17 @@ class ScriptedEngine:
             self.live[(session, turn)].set()
             del self.live[(session, turn)]
 
-    def park(
-        self,
-        session: SessionId,
-        turn: TurnId,
-        waiting: bool,
-        tools: tuple[str, ...] = (),
-        hints: Hints = NO_HINTS,
-    ) -> None:
-        self.parked.append((session, turn, waiting))
-        self.tools.append(tools)
-        self.hints.append(hints)
+    def park(self, command: Park) -> None:
+        self.parked.append((command.session, command.turn, command.waiting_tool))
+        self.tools.append(command.tools)
+        self.hints.append(command.hints)
         self.order.append("park")
 
     def holds(self, session: SessionId) -> bool:
         return session not in self.lost
+
+    def on_decisions(self, hear: Hear) -> None:
+        self.hear = hear
 
     def tell(self, news: News) -> None:
         self.news.append(news)

@@ -57,14 +57,17 @@ class Known:
     residency: Residency = NOWHERE
     measured: float = -math.inf  # when the residency was taken
     timer: int = 0  # number of the timer that counts
+    untold: int = 0  # decisions that were left out since one was told as news
     decisions: deque[Decided] = field(default_factory=lambda: deque(maxlen=MOST_DECISIONS))
 
-    def decided(self, decision: Decision, at: float) -> None:
-        """Keep what was chosen; that the same is chosen again for the same reason is no news."""
+    def decided(self, decision: Decision, at: float) -> bool:
+        """Keep what was chosen; that the same is chosen again for the same reason is no news (False)."""
         last, self.decision = self.decisions[-1] if self.decisions else None, decision
         choice = decision.choice.value
-        if last is None or (last.choice, last.reason) != (choice, decision.reason) or last.at < self.since:
-            self.decisions.append(Decided(at, choice, decision.reason, decision.price, self.residency))
+        if last and (last.choice, last.reason) == (choice, decision.reason) and last.at >= self.since:
+            return False
+        self.decisions.append(Decided(at, choice, decision.reason, decision.price, self.residency))
+        return True
 
     def parts(self) -> Iterator[tuple[int, int, float]]:
         """(start, end, weight) of runs of its keys that weigh alike, in order."""

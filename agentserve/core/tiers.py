@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known, Stage
 from agentserve.core.market import Queues, TierParts, Valuation
+from agentserve.core.news import DecisionNews
 from agentserve.core.pages import COPIED, DEVALUED
 from agentserve.core.restore import Begun, Restores
 from agentserve.core.session import Session
@@ -44,6 +45,7 @@ class Tiers:
         self.restores = Restores(kv, self.manager, self.ledger)
         self.spills = Spills(kv, self.manager, self.ledger)
         kv.tree.queue.order = self._value.order
+        self.news = DecisionNews()
         self._now = 0.0
         self._timers: list[tuple[float, int, SessionId]] = []
         self._timer = 0
@@ -196,7 +198,8 @@ class Tiers:
     def _decide(self, known: Known) -> None:
         known.timer = 0
         decision = self.policy.decide(known.id, self._value.measure(known), self._value.market())
-        known.decided(decision, self._now)
+        if known.decided(decision, self._now):
+            self.news.add(known, known.decisions[-1])
         self._choices[decision.choice] += 1
         if decision.choice is Choice.DROP:
             self._devalue(known)

@@ -40,8 +40,7 @@ def turn(rig: TierRig, name: str, tokens: list[int], hints: Hints | None = None)
 
 def where(rig: TierRig, name: str) -> Residency:
     rig.core.handle(Describe(1, SessionId(name)), rig.now)
-    [event] = rig.core.take_events()
-    assert isinstance(event, Description)
+    [event] = [event for event in rig.core.take_events() if isinstance(event, Description)]
     assert event.session is not None
     assert event.session.residency is not None
     return event.session.residency

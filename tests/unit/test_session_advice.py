@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from agentserve.clock import VirtualClock
-from agentserve.messages import Devalue, Hint
+from agentserve.messages import Decided, Decisions, Devalue, Hint
 from agentserve.server.http import app
-from agentserve.types import FinishReason
+from agentserve.types import FinishReason, SessionId
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, served, settled, user
 from tests.fakes import ScriptedEngine, say
 from tests.unit.test_server_disconnect import send
 from tests.unit.test_session_results import waiting
 from tests.unit.test_session_routes import followed, path
-from tiering.policy.base import Departure, Hints, Span
+from tiering.policy.base import Departure, Hints, Residency, Span
 
 
 def answer(text: str) -> dict[str, Any]:
@@ -215,6 +217,30 @@ async def test_a_client_that_speaks_again_is_expected_again() -> None:
     assert s.rig.engine.tools[-1] == ("weather", "now")
     s.rig.context.end_waits()
     assert s.rig.engine.order[-1] == "park"
+
+
+async def test_decisions_are_events_of_their_session() -> None:
+    clock = VirtualClock()
+    s = await waiting(Rig(ScriptedEngine(), clock=clock))
+    key, hear = s.rig.engine.submits[0].session, s.rig.engine.hear
+    assert hear is not None
+    where = Residency(device=1, host=2, disk=3, gone=4, copied=1)
+    clock.advance_to(clock.now() + 5)
+    made = Decided(clock.now(), "host", "a long wait", math.inf, where)
+    hear(
+        Decisions(
+            (
+                (key, 0, made),
+                (SessionId("nobody"), 0, made),
+                (key, 7, msgspec.structs.replace(made, price=0.5)),
+            )
+        )
+    )
+    story = [event for event in await followed(s.rig, s.id) if event.kind == "decision"]
+    assert [(event.data["untold"], event.data["price"]) for event in story] == [(0, None), (7, 0.5)]
+    assert story[0].data["residency"] == msgspec.structs.asdict(where)
+    assert (story[0].data["choice"], story[0].data["reason"]) == ("host", "a long wait")
+    assert story[0].data["at"] == pytest.approx(s.rig.context.unix(made.at), abs=1e-5)
 
 
 async def test_a_closed_session_is_told_of_no_more() -> None:

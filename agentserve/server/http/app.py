@@ -27,6 +27,7 @@ from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import ServerContext, ServerOptions
 from agentserve.server.http.gate import Gate
+from agentserve.server.http.residency import follow_decisions
 from agentserve.server.http.sessions.background import Background
 from agentserve.server.http.sessions.event_stream import session_events
 from agentserve.server.http.sessions.exclusive import Exclusive
@@ -120,6 +121,7 @@ def create_app(
         },
     )
     app.state.context = context
+    follow_decisions(context)
     app.add_middleware(Gate, options=options, metrics=metrics)
     return app
 

@@ -3,7 +3,7 @@ that nobody is expected back."""
 
 from __future__ import annotations
 
-from agentserve.messages import Devalue, Hint
+from agentserve.messages import Devalue, Hint, Park
 from agentserve.server.engine_port import Engine
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
@@ -15,7 +15,7 @@ from tiering.hints import Heard
 def park(engine: Engine, session: Session, turn: TurnId, now: float, *, waiting: bool) -> None:
     """Say what the end of a turn means, and all that the client has said that still holds."""
     names = tuple(call.name for call in session.pending.values()) if waiting else ()
-    engine.park(session.key, turn, waiting, names, session.said.hints(now))
+    engine.park(Park(session.key, turn, waiting, names, session.said.hints(now)))
 
 
 def advise(directory: SessionDirectory, engine: Engine, session: Session, heard: Heard, now: float) -> None:
