@@ -110,7 +110,8 @@ class History:
             case ("pause", seconds):
                 rig.now += seconds
             case ("hint", number, wait):
-                rig.core.handle(Hint(SessionId(f"s{number}"), Hints(expected_wait=wait)), rig.now)
+                spans = (Span(0, 1 + int(wait), 90), Span(int(wait), None, 5))
+                rig.core.handle(Hint(SessionId(f"s{number}"), Hints(wait, retain=spans)), rig.now)
             case ("signal", number, signal):
                 session = self.session(number)
                 if session is not None:

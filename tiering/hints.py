@@ -91,6 +91,12 @@ class Said(msgspec.Struct, frozen=True):
             left = left if left >= 0 else None
         return replace(kept, expected_wait=left, deadline=wait.deadline)
 
+    def heard_from(self, now: float) -> Said:
+        """Its client is there: a deadline that has passed says nothing of it any more."""
+        if self.wait.deadline is None or self.wait.deadline > now:
+            return self
+        return replace(self, wait=replace(self.wait, deadline=None))
+
     def completed(self, now: float) -> Said:
         """A turn is complete, and the wait after it begins."""
         ahead, before = self.ahead, self.wait
@@ -134,8 +140,7 @@ def hear(
 
     now: of the clock that policies use. running: a turn of the session runs. held: a worker knows it.
     """
-    if said.wait.deadline is not None and said.wait.deadline <= now:
-        said = replace(said, wait=replace(said.wait, deadline=None))  # who speaks after it is there after all
+    said = said.heard_from(now)
     receipts: dict[str, Receipt] = {}
     for name, value in raw.items():
         if len(receipts) == MOST_FIELDS:

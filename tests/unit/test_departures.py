@@ -24,6 +24,7 @@ def left(h: Harness) -> list[tuple[str, Departure]]:
 def say(h: Harness, session: Session, **hints: object) -> None:
     heard = hear(session.said, hints, h.now, running=session.running is not None)
     h.directory.departures.hinted(session, heard.said, h.now)
+    h.directory.departures.back(session, h.now)
 
 
 # --- a turn elsewhere -------------------------------------------------------------------------

@@ -219,6 +219,25 @@ async def test_a_client_that_speaks_again_is_expected_again() -> None:
     assert s.rig.engine.order[-1] == "park"
 
 
+@pytest.mark.parametrize("upload", [False, True])
+async def test_whose_results_come_after_all_is_expected_again(upload: bool) -> None:
+    clock = VirtualClock()
+    s = await waiting(Rig(ScriptedEngine(), clock=clock))
+    await hint(s.rig, s.id, deadline=10)
+    clock.advance_to(clock.now() + 20)
+    s.rig.context.end_waits()
+    if upload:
+        await s.rig.client.post(f"{s.path}/{s.calls[0]}/stream", content=b"rain")
+        assert s.rig.engine.order[-3:] == ["park", "toolsignal", "toolsignal"]
+    else:
+        await s.give(0, "rain")
+        assert s.rig.engine.order[-2:] == ["devalue", "park"]
+    s.rig.context.end_waits()  # the deadline that has passed says nothing any more
+    assert isinstance(s.rig.engine.news[-1], Devalue) is not upload
+    assert s.rig.engine.order.count("devalue") == 1
+    assert (await s.rig.session(s.id))["devalued"] is None
+
+
 async def test_decisions_are_events_of_their_session() -> None:
     clock = VirtualClock()
     s = await waiting(Rig(ScriptedEngine(), clock=clock))

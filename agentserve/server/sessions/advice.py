@@ -20,17 +20,22 @@ def park(engine: Engine, session: Session, turn: TurnId, now: float, *, waiting:
 
 def advise(directory: SessionDirectory, engine: Engine, session: Session, heard: Heard, now: float) -> None:
     """Keep what a client said, and tell it now if the session rests; else its next park does."""
-    left = session.left
-    if heard.said == session.said and heard.news.expected_wait is None and left is None:
-        return
-    directory.departures.hinted(session, heard.said, now)
-    if session.running is not None:
-        return
-    if left is not None and session.left is None and session.engine_turn is not None:
-        waiting = session.state is SessionState.WAITING_TOOL
-        park(engine, session, session.engine_turn, now, waiting=waiting)  # its client is there after all
-    else:
+    news = heard.said != session.said or heard.news.expected_wait is not None
+    if news:
+        directory.departures.hinted(session, heard.said, now)
+    if not welcome_back(directory, engine, session, now) and news and session.running is None:
         engine.tell(Hint(session.key, heard.news))
+
+
+def welcome_back(directory: SessionDirectory, engine: Engine, session: Session, now: float) -> bool:
+    """A client is heard of: a session of its that nobody was expected back to rests as others do. Whether
+    its worker was told so, and all that holds of it."""
+    if not directory.departures.back(session, now) or session.running is not None:
+        return False
+    if session.engine_turn is None:
+        return False
+    park(engine, session, session.engine_turn, now, waiting=session.state is SessionState.WAITING_TOOL)
+    return True
 
 
 def settle(directory: SessionDirectory, engine: Engine, chronicle: Chronicle) -> None:

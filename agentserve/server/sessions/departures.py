@@ -89,10 +89,17 @@ class Departures:
         self._finish(session, now)
 
     def hinted(self, session: Session, said: Said, now: float) -> None:
-        """Its client says this of it, and so is there."""
-        session.said, session.left = said, None
-        if session.running is None:
+        """Its client says this of it."""
+        session.said = said
+        if session.running is None and session.left is not Departure.FINISHED:
             self._finish(session, now)
+
+    def back(self, session: Session, now: float) -> bool:
+        """Its client is heard of. True if nobody expected that, and it is expected again from now on."""
+        if session.left is None or session.said.final:
+            return False
+        session.said, session.left = session.said.heard_from(now), None
+        return True
 
     def overdue(self, waiting: Iterable[SessionId], now: float) -> None:
         for key in waiting:
