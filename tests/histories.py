@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from agentserve.messages import Abort, Close, Devalue, Fork, Hint, Park, ResetPrefixCache, ToolSignal
 from agentserve.types import SessionId
 from tests.engines import Rig
-from tiering.policy.base import Departure, Hints, Signal
+from tiering.policy.base import Departure, Hints, Signal, Span
 
 SHARED = list(range(40))
 
