@@ -69,6 +69,10 @@ class Known:
         self.decisions.append(Decided(at, choice, decision.reason, decision.price, self.residency))
         return True
 
+    def weight(self, index: int) -> float:
+        """What its block `index` weighs beside its others."""
+        return weight_at(self.runs, index)
+
     def parts(self) -> Iterator[tuple[int, int, float]]:
         """(start, end, weight) of runs of its keys that weigh alike, in order."""
         start, count = 0, len(self.keys)
@@ -178,7 +182,7 @@ class Ledger:
     def standing_of(self, known: Known, index: int, tier: Tier) -> Standing:
         """Of its block `index`: as the session's, or less where its client wants others of them more."""
         standing = self.standing(known, tier)
-        return _weighed(standing, weight_at(known.runs, index)) if known.runs else standing
+        return _weighed(standing, known.weight(index)) if known.runs else standing
 
     def best(self, key: bytes, index: int, tier: Tier) -> float:
         """What the block, at place `index`, is worth: what it is to its best sharer; 0 if it has none."""

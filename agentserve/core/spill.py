@@ -17,7 +17,6 @@ from agentserve.messages import pack_tokens
 from agentserve.types import SessionId
 from tiering.manager import TierManager
 from tiering.policy.base import Choice
-from tiering.retention import weight_at
 from tiering.types import Block, Tier, Transfer
 
 SAVE_SHARE = 4  # saves are ordered while transfers pin less than one page in so many
@@ -88,7 +87,7 @@ class Spills:
             elif not manager.has(key, Tier.HOST, arriving=True):
                 if len(fresh) >= room:
                     break
-                if fresh and weight_at(known.runs, end) < weight_at(known.runs, first):
+                if fresh and known.weight(end) < known.weight(first):
                     break  # what weighs less makes less room
                 first = end if not fresh else first
                 fresh.append(self._block(known, end, pages))
@@ -110,7 +109,7 @@ class Spills:
             if not manager.has(keys[end], Tier.DISK, arriving=True):
                 if not manager.has(keys[end], Tier.HOST):
                     break
-                if batch and weight_at(known.runs, end) < weight_at(known.runs, places[0]):
+                if batch and known.weight(end) < known.weight(places[0]):
                     break  # as above
                 batch.append(self._block(known, end, ()))
                 places.append(end)

@@ -147,8 +147,6 @@ def test_host_memory_alone(plain: list[str]) -> None:
         assert found["hit_tokens_total host"] > 0
         assert found["capacity_blocks disk"] == 0
         shown = client.get("/agentserve/sessions?detail=true").json()["data"]
-        assert any(session["residency"]["host"] for session in shown)
-        assert all(session["decision"]["reason"] for session in shown)
         path = f"/agentserve/sessions/{shown[0]['id']}"
         told = {"final": True, "retain": [{"start": 0, "end": 16, "priority": 100}]}
         receipts = client.post(f"{path}/hints", json=told).json()["receipts"]
@@ -160,3 +158,5 @@ def test_host_memory_alone(plain: list[str]) -> None:
         said = client.post(f"{path}/hints", json={"final": False}).json()["receipts"]["final"]
         assert said == {"status": "accepted", "value": False, "reason": ""}
         assert client.get(path).json()["decision"]["choice"] != "drop"
+        assert any(session["residency"]["host"] for session in shown)
+        assert all(session["decision"]["reason"] for session in shown)
