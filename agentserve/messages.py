@@ -15,7 +15,7 @@ import msgspec
 from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
 from tiering.policy.base import Departure, Hints, Residency, Signal
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 def pack_tokens(tokens: array[int]) -> bytes:
@@ -239,6 +239,13 @@ class Decided(msgspec.Struct, frozen=True):
     residency: Residency
 
 
+class Decisions(msgspec.Struct, frozen=True, tag="decisions"):
+    """Decisions that changed something, in order: of which session, how many of that session before it
+    were not told (they come too often), and what. Bounded (`core.news`)."""
+
+    made: tuple[tuple[SessionId, int, Decided], ...]
+
+
 class SessionView(msgspec.Struct, frozen=True):
     """One session as the worker sees it."""
 
@@ -303,7 +310,7 @@ class Description(msgspec.Struct, frozen=True, tag="description"):
 class StepDone(msgspec.Struct, frozen=True, tag="step"):
     """Everything one step brought about, in order. One frame per step keeps IPC off the critical path."""
 
-    events: list[StateChange | Token | TurnEnded | Description]
+    events: list[StateChange | Token | TurnEnded | Description | Decisions]
     worker: WorkerView | None = None
 
 

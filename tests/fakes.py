@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from agentserve.messages import (
+    Park,
     SessionView,
     StateChange,
     Submit,
@@ -22,9 +23,10 @@ from agentserve.messages import (
     WorkerView,
     unpack_tokens,
 )
-from agentserve.server.engine_port import EngineDown, FleetView, News, TierReport, TurnEvent
+from agentserve.server.engine_port import EngineDown, FleetView, Hear, News, TierReport, TurnEvent
 from agentserve.types import FinishReason, SessionId, SessionState, TurnId
 from tests.hello import made_up_hello
+from tiering.policy.base import Hints
 
 START, END, EOS = 256, 257, 258
 CONTROL = {"<|im_start|>": START, "<|im_end|>": END, "<|endoftext|>": EOS}
@@ -161,8 +163,12 @@ class ScriptedEngine:
         self.submits: list[Submit] = []
         self.live: dict[tuple[SessionId, TurnId], asyncio.Event] = {}
         self.aborted: list[tuple[SessionId, TurnId]] = []
+        self.order: list[str] = []  # what was said, by name
         self.parked: list[tuple[SessionId, TurnId, bool]] = []
         self.tools: list[tuple[str, ...]] = []  # of each park
+        self.hints: list[Hints] = []  # of each park
+        self.hear: Hear | None = None  # who hears of decisions
+        self.lost: set[SessionId] = set()  # sessions whose worker died
         self.news: list[News] = []
         self.forked: list[tuple[SessionId, SessionId, int]] = []
         self.closed: list[SessionId] = []
@@ -184,15 +190,25 @@ class ScriptedEngine:
     def abort(self, session: SessionId, turn: TurnId) -> None:
         if (session, turn) in self.live:
             self.aborted.append((session, turn))
+            self.order.append("abort")
             self.live[(session, turn)].set()
             del self.live[(session, turn)]
 
-    def park(self, session: SessionId, turn: TurnId, waiting: bool, tools: tuple[str, ...] = ()) -> None:
-        self.parked.append((session, turn, waiting))
-        self.tools.append(tools)
+    def park(self, command: Park) -> None:
+        self.parked.append((command.session, command.turn, command.waiting_tool))
+        self.tools.append(command.tools)
+        self.hints.append(command.hints)
+        self.order.append("park")
+
+    def holds(self, session: SessionId) -> bool:
+        return session not in self.lost
+
+    def on_decisions(self, hear: Hear) -> None:
+        self.hear = hear
 
     def tell(self, news: News) -> None:
         self.news.append(news)
+        self.order.append(type(news).__name__.lower())
 
     def fork(self, session: SessionId, child: SessionId, length: int) -> None:
         self.forked.append((session, child, length))

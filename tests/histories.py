@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from agentserve.messages import Abort, Close, Devalue, Fork, Hint, Park, ResetPrefixCache, ToolSignal
 from agentserve.types import SessionId
 from tests.engines import Rig
-from tiering.policy.base import Departure, Hints, Signal
+from tiering.policy.base import Departure, Hints, Signal, Span
 
 SHARED = list(range(40))
 
@@ -110,7 +110,8 @@ class History:
             case ("pause", seconds):
                 rig.now += seconds
             case ("hint", number, wait):
-                rig.core.handle(Hint(SessionId(f"s{number}"), Hints(expected_wait=wait)), rig.now)
+                spans = (Span(0, 1 + int(wait), 90), Span(int(wait), None, 5))
+                rig.core.handle(Hint(SessionId(f"s{number}"), Hints(wait, retain=spans)), rig.now)
             case ("signal", number, signal):
                 session = self.session(number)
                 if session is not None:

@@ -55,7 +55,7 @@ def listing(sessions: Sequence[Session], now: float) -> Table:
             ago(now - float(session.get("last_active_at", now))),
             Text(place(session.get("residency"))),
             _until(decision, now),
-            f"{float(decision['price']):.3g}" if decision else "",
+            _price(decision),
             Text(_decision(decision)),
         )
     return table
@@ -72,6 +72,11 @@ def place(residency: Mapping[str, Any] | None) -> str:
 def _until(decision: Mapping[str, Any], now: float) -> str:
     until = decision.get("until")
     return f"in {ago(float(until) - now)}" if until is not None else ""
+
+
+def _price(decision: Mapping[str, Any]) -> str:
+    price = decision.get("price")
+    return f"{float(price):.3g}" if price is not None else "?" if decision else ""
 
 
 def _decision(decision: Mapping[str, Any]) -> str:
@@ -92,16 +97,34 @@ def story(session: Session, now: float) -> Iterator[RenderableType]:
         f"{session.get('tokens', 0)} tokens, epoch {session.get('epoch', 0)}{parent}; "
         f"last active {ago(now - float(session.get('last_active_at', now)))} ago"
     )
+    yield from _said(session, now)
     history = session.get("history") or []
     if history:
         yield Text()
-        yield timeline([{**step, "state": plain(step["state"])} for step in history], now)
+        made = [
+            {**each, "choice": plain(each.get("choice", "")), "reason": plain(each.get("reason", ""))}
+            for each in session.get("decisions") or []
+        ]
+        yield timeline([{**step, "state": plain(step["state"])} for step in history], now, made)
     waited = waits(history, now)
     if waited:
         yield Text()
         yield _waits_table(waited)
     yield Text()
     yield from _places(session, now)
+
+
+def _said(session: Session, now: float) -> Iterator[RenderableType]:
+    """What its client said that still holds, and why nobody is expected back."""
+    hints = {name: value for name, value in (session.get("hints") or {}).items() if value}
+    if hints.get("deadline"):
+        hints["deadline"] = f"in {ago(float(hints['deadline']) - now)}"
+    if hints:
+        yield Text(
+            "client says: " + ", ".join(f"{plain(name)} {plain(value)}" for name, value in hints.items())
+        )
+    if session.get("devalued"):
+        yield Text(f"nobody is expected back: {plain(session['devalued'])}", "yellow")
 
 
 def waits(history: Sequence[Mapping[str, Any]], now: float) -> dict[str, list[float]]:
@@ -142,7 +165,7 @@ def _places(session: Session, now: float) -> Iterator[RenderableType]:
     if decision:
         again = _until(decision, now)
         yield Text(
-            f"    decided: {_decision(decision)} (costs {float(decision['price']):.3g} s per second"
+            f"    decided: {_decision(decision)} (costs {_price(decision)} s per second"
             f"{'; looked at again ' + again if again else ''})"
         )
     yield from _decisions(session.get("decisions") or [], session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,22 +21,40 @@ COLOURS = {
 WIDTH = 40  # columns; with the others a row fits into 80
 
 
-def timeline(history: Sequence[Mapping[str, Any]], until: float) -> Table:
-    """One row per state the session was in: when it began, how long it lasted, where that lies.
+def timeline(
+    history: Sequence[Mapping[str, Any]], until: float, decisions: Sequence[Mapping[str, Any]] = ()
+) -> Table:
+    """One row per state the session was in: when it began, how long it lasted, where that lies. Between
+    them what was decided about its KV, and why.
 
-    history: the steps of `GET /agentserve/sessions/{id}`, oldest first; `until`: Unix time of now.
+    history, decisions: of `GET /agentserve/sessions/{id}`, oldest first; `until`: Unix time of now.
     """
     table = Table(box=None, pad_edge=False)
     table.add_column("at", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("lasted", justify="right", no_wrap=True)
     table.add_column("0 s".ljust(WIDTH - 8) + f"{span(history, until):6.2f} s", no_wrap=True)
-    for step, lasted, bar in rows(history, until):
+    left = [made for made in decisions if history and float(made["at"]) >= float(history[0]["at"])]
+    for number, (step, lasted, bar) in enumerate(rows(history, until)):
         state = str(step["state"])
         colour = COLOURS.get(state, "white")
         began = float(step["at"]) - float(history[0]["at"])
         table.add_row(f"{began:.3f} s", Text(state, colour), f"{lasted:.3f} s", Text(bar, colour))
+        end = float(history[number + 1]["at"]) if number + 1 < len(history) else math.inf
+        while left and float(left[0]["at"]) < end:
+            made = left.pop(0)
+            at = float(made["at"]) - float(history[0]["at"])
+            mark = marked(at / (span(history, until) or 1.0), str(made["reason"]))
+            table.add_row(f"{at:.3f} s", Text(f"  {made['choice']}", "dim"), "", Text(mark, "dim"))
     return table
+
+
+def marked(place: float, text: str) -> str:
+    """A mark at `place` (0 to 1) of WIDTH columns, and a text on the side where there is more room."""
+    column = min(WIDTH - 1, max(0, int(place * WIDTH)))
+    if column < WIDTH // 2:
+        return " " * column + f"▲ {text}"[: WIDTH - column]
+    return f"{text[: column - 1]} ▲".rjust(column + 1)
 
 
 def span(history: Sequence[Mapping[str, Any]], until: float) -> float:

@@ -25,6 +25,7 @@ from agentserve.messages import (
     Abort,
     Close,
     Command,
+    Decisions,
     Describe,
     Description,
     Devalue,
@@ -47,7 +48,7 @@ from tiering.keys import namespace_digest
 from tiering.policy.base import Signal
 from tiering.types import Transfer, TransferDone
 
-CoreEvent = StateChange | Token | TurnEnded | Description
+CoreEvent = StateChange | Token | TurnEnded | Description | Decisions
 
 
 class EngineCore:
@@ -331,6 +332,8 @@ class EngineCore:
     def take_events(self) -> list[CoreEvent]:
         """What happened since the last call, in order."""
         events, self._events = self._events, []
+        if self.tiers is not None and (news := self.tiers.news.take()) is not None:
+            events.append(news)
         return events
 
     def _show(self, session: Session, now: float, reason: str = "") -> None:

@@ -20,6 +20,7 @@ from agentserve.types import SessionId, TurnId
 from tiering.copies import Standing
 from tiering.keys import block_key
 from tiering.policy.base import Choice, Decision, Hints, Residency, Rest
+from tiering.retention import Runs, runs_of, weight_at
 from tiering.types import Tier
 
 NO_HINTS = Hints()
@@ -49,6 +50,7 @@ class Known:
     turn: TurnId = NO_TURN
     tools: tuple[str, ...] = ()
     hints: Hints = NO_HINTS
+    runs: Runs = ()  # what its blocks weigh beside each other, if its client said
     told: bool = False  # the policy knows that it is at rest
     devalued: bool = False
     service: float = 0.0  # seconds of steps that it took part in
@@ -56,14 +58,29 @@ class Known:
     residency: Residency = NOWHERE
     measured: float = -math.inf  # when the residency was taken
     timer: int = 0  # number of the timer that counts
+    untold: int = 0  # decisions that were left out since one was told as news
     decisions: deque[Decided] = field(default_factory=lambda: deque(maxlen=MOST_DECISIONS))
 
-    def decided(self, decision: Decision, at: float) -> None:
-        """Keep what was chosen; that the same is chosen again for the same reason is no news."""
+    def decided(self, decision: Decision, at: float) -> bool:
+        """Keep what was chosen; that the same is chosen again for the same reason is no news (False)."""
         last, self.decision = self.decisions[-1] if self.decisions else None, decision
         choice = decision.choice.value
-        if last is None or (last.choice, last.reason) != (choice, decision.reason) or last.at < self.since:
-            self.decisions.append(Decided(at, choice, decision.reason, decision.price, self.residency))
+        if last and (last.choice, last.reason) == (choice, decision.reason) and last.at >= self.since:
+            return False
+        self.decisions.append(Decided(at, choice, decision.reason, decision.price, self.residency))
+        return True
+
+    def weight(self, index: int) -> float:
+        """What its block `index` weighs beside its others."""
+        return weight_at(self.runs, index)
+
+    def parts(self) -> Iterator[tuple[int, int, float]]:
+        """(start, end, weight) of runs of its keys that weigh alike, in order."""
+        start, count = 0, len(self.keys)
+        for end, weight in self.runs[:-1]:
+            yield start, min(end, count), weight
+            start = end
+        yield start, count, self.runs[-1][1] if self.runs else 1.0
 
     @property
     def keep(self) -> bool:
@@ -100,6 +117,12 @@ class Ledger:
             keep = common_prefix(known.tokens, tokens) // self._size
         self._disown(known, keep)
         known.namespace, known.tokens = namespace, tokens
+        self.hinted(known, known.hints)
+
+    def hinted(self, known: Known, hints: Hints) -> None:
+        """Its client says this of it."""
+        known.hints = hints
+        known.runs = runs_of(hints.retain, len(known.tokens) // self._size, self._size)
 
     def key(self, known: Known, index: int) -> bytes:
         """The key of its full block `index`; the session shares it from now on."""
@@ -160,23 +183,30 @@ class Ledger:
             return math.inf, -known.place  # who is last in line is served last
         return self._worth(known, tier), known.since
 
-    def best(self, key: bytes, tier: Tier) -> float:
-        """What the block is worth: what it is to its best sharer; 0 if it has none."""
+    def standing_of(self, known: Known, index: int, tier: Tier) -> Standing:
+        """Of its block `index`: as the session's, or less where its client wants others of them more."""
+        standing = self.standing(known, tier)
+        return _weighed(standing, known.weight(index)) if known.runs else standing
+
+    def best(self, key: bytes, index: int, tier: Tier) -> float:
+        """What the block, at place `index`, is worth: what it is to its best sharer; 0 if it has none."""
         sharers = self._sharers.get(key, ())
-        return max((self.standing(self.known[sharer], tier)[0] for sharer in sharers), default=0.0)
+        return max((self.standing_of(self.known[sharer], index, tier)[0] for sharer in sharers), default=0.0)
 
     def losers(self, tier: Tier, below: Standing) -> Iterator[bytes]:
         """Blocks in the order in which they go: the least worth session's first, tail before head, each
-        after its last sharer's turn has come."""
-        ranked = sorted(
-            ((self.standing(known, tier), number, known) for number, known in enumerate(self.known.values())),
-            key=lambda entry: entry[:2],
-        )
+        after its last sharer's turn has come. A session with runs of several weights has a turn for each."""
+        ranked: list[tuple[Standing, int, int, int, Known]] = []
+        for number, known in enumerate(self.known.values()):
+            standing = self.standing(known, tier)
+            for start, end, weight in known.parts():
+                ranked.append((_weighed(standing, weight), number, -start, end, known))
+        ranked.sort(key=lambda entry: entry[:3])
         seen: dict[bytes, int] = {}
-        for standing, _, known in ranked:
+        for standing, _, tailward, end, known in ranked:
             if standing >= below:
                 return
-            for key in reversed(known.keys):
+            for key in reversed(known.keys[-tailward:end]):
                 sharers = len(self._sharers[key])
                 if sharers > 1:
                     seen[key] = seen.get(key, 0) + 1
@@ -195,3 +225,9 @@ class Ledger:
             for key in known.keys:
                 sharers.setdefault(key, set()).add(known.id)
         assert {key: set(ids) for key, ids in self._sharers.items()} == sharers, "sharers differ"
+
+
+def _weighed(standing: Standing, weight: float) -> Standing:
+    """Never more than it was; what is wanted at once stays so."""
+    worth, since = standing
+    return (worth * weight, since) if 0 < worth < math.inf else standing

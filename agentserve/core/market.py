@@ -180,4 +180,4 @@ class Valuation:
             return 2, -wanted  # who is last in line is served last
         if self._kv.pools[0].marks(page) and not self.ledger.kept(key):
             return 0, 0.0
-        return 1, self.ledger.best(key, Tier.DEVICE)
+        return 1, self.ledger.best(key, node.start + node.blocks - 1, Tier.DEVICE)

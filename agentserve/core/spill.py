@@ -76,6 +76,7 @@ class Spills:
         kv, manager, known = self._kv, self._manager, spill.known
         path = kv.matched(known.namespace, known.tokens, len(known.tokens))
         have, end = len(path[0]), spill.saved
+        first = end
         keys = self._ledger.keys(known, have)
         fresh: list[Block] = []
         while end < have:
@@ -86,9 +87,12 @@ class Spills:
             elif not manager.has(key, Tier.HOST, arriving=True):
                 if len(fresh) >= room:
                     break
+                if fresh and known.weight(end) < known.weight(first):
+                    break  # what weighs less makes less room
+                first = end if not fresh else first
                 fresh.append(self._block(known, end, pages))
             end += 1
-        accepted = manager.save(fresh, self._ledger.standing(known, Tier.HOST))
+        accepted = manager.save(fresh, self._ledger.standing_of(known, first, Tier.HOST))
         for block in fresh[:accepted]:
             kv.pin(block.pages)
         spill.saved = end
@@ -105,10 +109,13 @@ class Spills:
             if not manager.has(keys[end], Tier.DISK, arriving=True):
                 if not manager.has(keys[end], Tier.HOST):
                     break
+                if batch and known.weight(end) < known.weight(places[0]):
+                    break  # as above
                 batch.append(self._block(known, end, ()))
                 places.append(end)
             end += 1
-        accepted = manager.write(batch, self._ledger.standing(known, Tier.DISK), now)
+        first = places[0] if places else 0
+        accepted = manager.write(batch, self._ledger.standing_of(known, first, Tier.DISK), now)
         if accepted < len(batch):
             spill.written = places[accepted]
             return False

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from agentserve.core.kv import KVManager
-from agentserve.core.ledger import NO_HINTS, Known, Stage
+from agentserve.core.ledger import Known, Stage
 from agentserve.core.market import Queues, TierParts, Valuation
+from agentserve.core.news import DecisionNews
 from agentserve.core.pages import COPIED, DEVALUED
 from agentserve.core.restore import Begun, Restores
 from agentserve.core.session import Session
@@ -47,6 +48,7 @@ class Tiers:
         self.restores = Restores(kv, self.manager, self.ledger)
         self.spills = Spills(kv, self.manager, self.ledger)
         kv.tree.queue.order = self._value.order
+        self.news = DecisionNews()
         self._now = 0.0
         self._timers: list[tuple[float, int, SessionId]] = []
         self._timer = 0
@@ -133,8 +135,7 @@ class Tiers:
         self._at(now)
         known = self.ledger.open(session.id, now)
         known.rest, known.tools = (Rest.TOOL if waiting else Rest.IDLE), tools
-        if hints != NO_HINTS:
-            known.hints = hints
+        self.ledger.hinted(known, hints)
         self._tell(known)
         self._decide(known)
         self._sync()
@@ -146,7 +147,7 @@ class Tiers:
         if known is None:
             return
         if hints is not None:
-            known.hints = hints
+            self.ledger.hinted(known, hints)
         self.policy.signalled(session, signal, now, known.hints)
         if known.stage is Stage.RESTING and known.told:
             self._decide(known)
@@ -158,11 +159,12 @@ class Tiers:
         known = self.ledger.known.get(session)
         if known is None:
             return
+        if known.stage is Stage.RESTING and not known.told:
+            self._tell(known)
         self.policy.gone(session, now, why)
         if known.stage is Stage.RESTING:
             self._devalue(known)
-            if known.told:
-                self._decide(known)
+            self._decide(known)
         self._sync()
 
     def closed(self, session: SessionId, now: float) -> None:
@@ -201,7 +203,8 @@ class Tiers:
     def _decide(self, known: Known) -> None:
         known.timer = 0
         decision = self.policy.decide(known.id, self._value.measure(known), self._value.market())
-        known.decided(decision, self._now)
+        if known.decided(decision, self._now):
+            self.news.add(known, known.decisions[-1])
         self._choices[decision.choice] += 1
         if decision.choice is Choice.DROP:
             self._devalue(known)

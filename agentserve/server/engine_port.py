@@ -6,15 +6,17 @@ shows here: its running turns go on elsewhere and `Token.index` stays continuous
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from agentserve.messages import (
+    Decisions,
     Devalue,
     Hello,
     Hint,
+    Park,
     SessionView,
     StateChange,
     Submit,
@@ -28,6 +30,7 @@ from agentserve.types import SessionId, TurnId
 
 TurnEvent = StateChange | Token | TurnEnded
 News = Hint | ToolSignal | Devalue
+Hear = Callable[[Decisions], None]
 
 
 class EngineDown(Exception):
@@ -79,8 +82,18 @@ class Engine(Protocol):
         """End a turn and roll it back. A turn that is over or unknown is ignored."""
         ...
 
-    def park(self, session: SessionId, turn: TurnId, waiting: bool, tools: tuple[str, ...] = ()) -> None:
-        """Say what an ended turn means: a wait for tools (their names, in call order), or an idle session."""
+    def park(self, command: Park) -> None:
+        """Say what an ended turn means: a wait for tools, or an idle session; with all that its client has
+        said and that still holds."""
+        ...
+
+    def holds(self, session: SessionId) -> bool:
+        """Whether a worker that lives knows the session."""
+        ...
+
+    def on_decisions(self, hear: Hear) -> None:
+        """Call `hear` with decisions about sessions at rest that are news, from now on. It must not raise,
+        nor take long."""
         ...
 
     def tell(self, news: News) -> None:

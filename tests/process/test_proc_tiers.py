@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -89,6 +90,21 @@ def at_rest(client: httpx.Client) -> dict[str, float]:
     return found
 
 
+def events_until(client: httpx.Client, path: str, choice: str) -> dict[str, list[dict[str, Any]]]:
+    """A session's events by kind, up to its first decision for `choice`."""
+    found: dict[str, list[dict[str, Any]]] = {"decision": [], "devalued": []}
+    kind = ""
+    with client.stream("GET", path) as reply:
+        for line in reply.iter_lines():
+            name, _, value = line.partition(": ")
+            kind = value if name == "event" else kind
+            if name == "data" and kind in found:
+                found[kind].append(json.loads(value))
+                if found["decision"] and found["decision"][-1]["choice"] == choice:
+                    break
+    return found
+
+
 @pytest.fixture(scope="module")
 def plain() -> list[str]:
     """What is said without tiers."""
@@ -131,5 +147,16 @@ def test_host_memory_alone(plain: list[str]) -> None:
         assert found["hit_tokens_total host"] > 0
         assert found["capacity_blocks disk"] == 0
         shown = client.get("/agentserve/sessions?detail=true").json()["data"]
+        path = f"/agentserve/sessions/{shown[0]['id']}"
+        told = {"final": True, "retain": [{"start": 0, "end": 16, "priority": 100}]}
+        receipts = client.post(f"{path}/hints", json=told).json()["receipts"]
+        assert [receipt["status"] for receipt in receipts.values()] == ["accepted", "accepted"]
+        seen = events_until(client, f"{path}/events", "drop")
+        assert any(made["choice"] == "host" for made in seen["decision"])
+        assert seen["devalued"][-1]["why"] == "finished"
+        assert client.get(path).json()["decision"]["choice"] == "drop"
+        said = client.post(f"{path}/hints", json={"final": False}).json()["receipts"]["final"]
+        assert said == {"status": "accepted", "value": False, "reason": ""}
+        assert client.get(path).json()["decision"]["choice"] != "drop"
         assert any(session["residency"]["host"] for session in shown)
         assert all(session["decision"]["reason"] for session in shown)

@@ -129,7 +129,7 @@ class Server:
 
 def at_rest(directory: SessionDirectory, session: Session) -> dict[str, Any]:
     """Everything that is said of a session without a running turn."""
-    names = set(Session.__slots__) - {"engine_turn", "booked", "booking", "history"}
+    names = set(Session.__slots__) - {"engine_turn", "booked", "booking", "history", "left", "heir"}
     facts = {name: getattr(session, name) for name in names}
     return facts | {"history": list(session.history), "since": directory._waits.get(session.key)}
 

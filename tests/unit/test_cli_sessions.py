@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -91,6 +92,9 @@ async def test_one_session_is_drawn(rig: tuple[Rig, str]) -> None:
         "waits for weather",
     ):
         assert part in result.output
+    marks = [line.split() for line in lines if "▲" in line]
+    assert [mark[2] for mark in marks] == ["hold", "host"]  # on the timeline, when they were made
+    assert marks[0][0] == "0.000" or float(marks[0][0]) < float(marks[1][0])
     at = [n for n, line in enumerate(lines) if line.split()[:2] == ["at", "decided"]]
     first, second = lines[at[0] + 1 : at[0] + 3]
     assert first.split()[1:] == ["s", "hold", "back", "soon", "█" * 20, "device", "4"]
@@ -160,6 +164,23 @@ def test_names_cannot_write_to_the_terminal() -> None:
     assert "\x1b" not in text
     assert "[bold]" in text, "no markup either"
     assert plain("x" * 100) == "x" * 59 + "…"
+
+
+def test_what_was_said_and_who_is_not_expected_is_shown() -> None:
+    out = io.StringIO()
+    hints = {
+        "expected_wait": None,
+        "deadline": 1060.0,
+        "priority": 2,
+        "final": False,
+        "retain": [{"start": 0}],
+    }
+    for part in story({"id": "s", "hints": hints, "devalued": "abandoned"}, 1000.0):
+        Console(file=out, width=120).print(part)
+    shown = out.getvalue()
+    assert "client says: deadline in 60 s, priority 2, retain [{'start': 0}]" in shown
+    assert "nobody is expected back: abandoned" in shown
+    assert "final" not in shown
 
 
 def test_waits_are_gathered_by_tool() -> None:

@@ -84,8 +84,7 @@ def turn(rig: TierRig, name: str, tokens: list[int], count: int = 1) -> list[int
 
 def view(rig: TierRig, name: str) -> SessionView:
     rig.core.handle(Describe(1, SessionId(name)), rig.now)
-    (event,) = rig.core.take_events()
-    assert isinstance(event, Description)
+    (event,) = [event for event in rig.core.take_events() if isinstance(event, Description)]
     assert event.session is not None
     return event.session
 

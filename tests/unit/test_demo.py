@@ -13,7 +13,7 @@ from rich.console import Console
 from agentserve.cli import demo_story as story
 from agentserve.cli.chat import ChatError
 from agentserve.cli.demo import run
-from agentserve.cli.timeline import WIDTH, rows, timeline
+from agentserve.cli.timeline import WIDTH, marked, rows, timeline
 
 HISTORY = [
     {"state": "WAITING", "at": 100.0, "turn": 1, "reason": ""},
@@ -132,6 +132,35 @@ def test_a_row_fits_into_eighty_columns() -> None:
     assert "WAITING_TOOL" in out.getvalue()
     assert "…" not in out.getvalue()
     assert timeline([], 5.0).row_count == 0
+
+
+def test_decisions_stand_between_the_states_where_they_were_made() -> None:
+    begin = float(HISTORY[0]["at"])
+    made = [
+        {"at": begin - 5.0, "choice": "hold", "reason": "of an earlier time"},
+        {"at": begin + 0.6, "choice": "hold", "reason": "soon"},
+        {
+            "at": begin + 9.9,
+            "choice": "host",
+            "reason": "a very long reason that needs more columns than are left",
+        },
+    ]
+    out = io.StringIO()
+    Console(file=out, width=80).print(timeline(HISTORY, begin + 10.0, made))
+    lines = out.getvalue().splitlines()
+    found = [number for number, line in enumerate(lines) if "▲" in line]
+    assert len(found) == 2
+    assert found[0] == 3  # after the title and two states
+    assert lines[found[0]].split()[2:] == ["hold", "▲", "soon"]
+    assert lines[found[1]].rstrip().endswith("▲")
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("place", [-1.0, 0.0, 0.3, 0.5, 0.99, 1.0, 7.0])
+def test_a_mark_fits_wherever_it_is(place: float) -> None:
+    for text in ("", "x", "y" * 100):
+        assert "▲" in marked(place, text)
+        assert len(marked(place, text)) <= WIDTH
 
 
 def test_the_story_is_an_agents() -> None:

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentserve.server.sessions.departures import Left
 from agentserve.server.sessions.directory import DirectoryFull, SessionDirectory
 from agentserve.server.sessions.session_record import Claim, Lease, committed_turn, common
 from agentserve.types import SessionState, TurnId
+from tiering.policy.base import Departure
 
 
 def keys_of(messages: Sequence[str]) -> tuple[bytes, ...]:
@@ -302,7 +304,9 @@ def test_a_wait_that_nobody_answers_ends_and_its_place_can_be_taken() -> None:
     h.now += 20
     fresh = h.begin("new")
     assert h.directory.take_evicted() == [dead.key]
-    assert h.directory.take_released() == []  # the engine never had it
+    assert [(left.key, left.why) for left in h.directory.departures.take()] == [
+        (dead.key, Departure.ABANDONED)
+    ]
     assert fresh.session.key != dead.key
     h.check()
 
@@ -318,8 +322,9 @@ def test_a_result_that_comes_after_the_wait_is_still_taken() -> None:
     h.now += 20
     h.directory.end_waits(h.now)
     assert (lease.session.state, lease.session.history[-1].reason) == (SessionState.IDLE, "no result came")
-    assert h.directory.take_released() == [(lease.key, lease.turn)]
-    assert h.directory.take_released() == []
+    left = Left(lease.key, Departure.ABANDONED, "no result came", h.now, waited=True)
+    assert h.directory.departures.take() == [left]
+    assert h.directory.departures.take() == []
     h.check()
     late = h.begin("u1", "call", "r1", calls=("c1",))
     assert late.session is lease.session
@@ -341,7 +346,10 @@ def test_results_that_come_through_a_sibling_end_the_wait_of_the_session_that_as
     h.commit(two, "again", "y", "b")
     assert (asked.session.pending, asked.session.state) == ({}, SessionState.IDLE)
     assert asked.session.history[-1].reason == "answered in elsewhere"
-    assert h.directory.take_released() == [(asked.key, asked.turn)]
+    reason = "answered in elsewhere"
+    assert h.directory.departures.take() == [
+        Left(asked.key, Departure.SUPERSEDED, reason, h.now, waited=True)
+    ]
     h.check()
 
 

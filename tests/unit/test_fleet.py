@@ -11,7 +11,12 @@ import pytest
 from agentserve.messages import (
     Close,
     Command,
+    Decided,
+    Decisions,
+    Devalue,
     Hello,
+    Hint,
+    Park,
     StepDone,
     Submit,
     TurnEnded,
@@ -30,6 +35,7 @@ from agentserve.server.workers.supervisor import (
 )
 from agentserve.types import FinishReason, Sampling, SessionId, TurnId
 from tests.hello import made_up_hello
+from tiering.policy.base import Departure, Hints, Residency
 
 HELLO = made_up_hello(vocab_size=10, max_model_len=100, page_size=4, pages=10)
 POLICY = RestartPolicy(first_pause=0.0, longest_pause=0.0, attempts=3)
@@ -232,3 +238,57 @@ def test_workers_do_not_spin_unless_the_operator_says_so(monkeypatch: pytest.Mon
     assert found["PATH_OF_MINE"] == "kept"
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert worker_environment()["OMP_WAIT_POLICY"] == "active"
+
+
+class Reporting(Worker):
+    """Reports what the test gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: asyncio.Queue[StepDone] = asyncio.Queue()
+
+    async def steps(self) -> AsyncIterator[StepDone]:
+        while True:
+            yield await self.reports.get()
+
+
+async def test_decisions_are_heard_whether_or_not_a_turn_runs() -> None:
+    worker = Reporting()
+    fleet = Fleet(Starter(worker), 1, POLICY)
+    heard: list[Decisions] = []
+    await fleet.start()
+    made = Decisions(((SessionId("s"), 0, Decided(1.0, "host", "a while", 0.5, Residency(1, 0, 0, 0))),))
+    worker.reports.put_nowait(StepDone([made]))  # nobody listens yet: no harm
+    await until(worker.reports.empty)
+    fleet.on_decisions(heard.append)
+    worker.reports.put_nowait(StepDone([made]))
+    await until(lambda: bool(heard))
+    assert heard == [made]
+    await fleet.stop()
+
+
+async def test_only_the_worker_that_has_a_session_is_told_of_it() -> None:
+    one, two, again = Worker(), Worker(), Worker()
+    fleet = Fleet(Starter(one, two, again), 2, POLICY)
+    await fleet.start()
+    fleet.submit(submit())
+    name = SessionId("s")
+    news = [Hint(name, Hints(priority=1)), Devalue(name, Departure.ABANDONED)]
+    parks = [Park(name, TurnId(1), True, ("t",), Hints(priority=1))]
+    assert fleet.holds(name)
+    assert not fleet.holds(SessionId("other"))
+    for item in news:
+        fleet.tell(item)
+    fleet.park(parks[0])
+    fleet.tell(Devalue(SessionId("other"), Departure.ABANDONED))
+    assert one.sent[1:] == [*news, *parks]
+    assert two.sent == []
+    fleet.close(name)
+    assert not fleet.holds(name)
+    fleet.tell(news[1])
+    assert one.sent[-1] == Close(name)
+    fleet.submit(submit("dies"))
+    one.kill()
+    await until(lambda: again in [slot.worker for slot in fleet._slots])
+    assert not any(isinstance(command, Devalue | Park | Hint) for command in [*two.sent, *again.sent])
+    await fleet.stop()

@@ -401,6 +401,46 @@ async def test_hostile_bodies_take_nothing(body: str, code: str | None) -> None:
     s.rig.check_rest()
 
 
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("max_tokens", '"max_tokens": -1'),
+        ("max_tokens", '"max_tokens": 0'),
+        ("max_tokens", '"max_tokens": 1e999'),
+        ("max_tokens", '"max_tokens": 1e3'),
+        ("max_tokens", '"max_tokens": NaN'),
+        ("max_tokens", f'"max_tokens": {10**30}'),
+        ("epoch", '"epoch": 1e999'),
+        ("epoch", '"epoch": -Infinity'),
+        ("stream_options.include_usage", '"stream_options": {"include_usage": 1e999}'),
+        ("content", '"content": "\\ud800"'),
+        (
+            "content[1].text",
+            '"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "\\udc00 b"}]',
+        ),
+        ("call_id", '"call_id": "\\ud800\\ud800"'),
+    ],
+)
+async def test_a_hostile_value_is_named_by_its_field_and_nothing_is_taken(field: str, body: str) -> None:
+    s = await waiting()
+    ours = f'"call_id": "{s.calls[0]}", "content": "x"'  # of a name that comes twice the last counts
+    reply = await s.post(f"{{{ours}, {body}}}")
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field}: ")
+    assert not any(call["result_taken"] for call in (await s.rig.session(s.id))["pending_tool_calls"])
+
+
+async def test_an_upload_with_a_hostile_number_is_refused_before_it_is_read() -> None:
+    s = await waiting()
+    for value in ("0", "-1", "1e999", "9" * 18 + "9"):
+        reply = await s.rig.client.post(f"{s.path}/{s.calls[0]}/stream?max_tokens={value}", content=b"x")
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_tokens")
+    assert s.rig.engine.news == []
+    assert not any(call["result_taken"] for call in (await s.rig.session(s.id))["pending_tool_calls"])
+
+
 async def test_control_tokens_in_a_result_stay_text() -> None:
     s = await waiting()
     await s.post([{"call_id": call, "content": "<|im_end|>\u2028"} for call in s.calls])

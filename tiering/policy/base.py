@@ -44,6 +44,14 @@ class Signal(Enum):
     EXPECTED = "expected"  # the client says when (`Hints.expected_wait`, counted from now)
 
 
+class Span(msgspec.Struct, frozen=True):
+    """How much a run of a session's tokens is wanted, beside its others."""
+
+    start: int
+    end: int | None  # the first token after it; None: to the end, wherever that will be
+    priority: int  # 0: not worth keeping, to 100
+
+
 class Hints(msgspec.Struct, frozen=True):
     """What a client said about a session, already checked and clipped. All optional, all revocable."""
 
@@ -51,7 +59,7 @@ class Hints(msgspec.Struct, frozen=True):
     deadline: float | None = None  # absolute time until which the next first token is wanted
     priority: int = 0  # larger is more urgent
     final: bool = False  # no further turn will come
-    retain: float | None = None  # share of its blocks, from the start, that it asks to keep; None: all
+    retain: float | tuple[Span, ...] | None = None  # what of it to keep (tiering.retention); None: all alike
 
 
 class Park(msgspec.Struct, frozen=True):

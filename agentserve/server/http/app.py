@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +27,7 @@ from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import ServerContext, ServerOptions
 from agentserve.server.http.gate import Gate
+from agentserve.server.http.residency import follow_decisions
 from agentserve.server.http.sessions.background import Background
 from agentserve.server.http.sessions.event_stream import session_events
 from agentserve.server.http.sessions.exclusive import Exclusive
@@ -47,6 +49,7 @@ from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 
+LOOK_SECONDS = 1.0  # between looks for waits that are over
 CLIENT_GONE_STATUS = 499  # nobody reads it; the access log does
 
 
@@ -118,6 +121,7 @@ def create_app(
         },
     )
     app.state.context = context
+    follow_decisions(context)
     app.add_middleware(Gate, options=options, metrics=metrics)
     return app
 
@@ -134,7 +138,7 @@ def _lifespan(
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        expiry = asyncio.create_task(_expire(context))
+        expiry = asyncio.create_task(_look(context))
         try:
             yield
         finally:
@@ -149,12 +153,18 @@ def _lifespan(
     return lifespan
 
 
-async def _expire(context: ServerContext) -> None:
-    """Look at idle sessions now and then; who asks for one that is over finds it gone at once."""
+async def _look(context: ServerContext) -> None:
+    """End waits and deadlines that are over, and now and then look at idle sessions; who asks for one
+    that is over finds it gone at once."""
     ttl = context.options.session_ttl_seconds
-    while ttl is not None:
-        await asyncio.sleep(min(max(ttl / 10, 1.0), 60.0))
-        context.expire()
+    looks = 0
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        looks += 1
+        if ttl is not None and looks % math.ceil(min(max(ttl / 10, 1.0), 60.0)) == 0:
+            context.expire()
+        else:
+            context.end_waits()
 
 
 def _routes() -> list[Route]:

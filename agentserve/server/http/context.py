@@ -20,12 +20,13 @@ from agentserve.server.http.sessions.exclusive import Exclusive
 from agentserve.server.http.structure import Grammars
 from agentserve.server.http.translate import bad_value
 from agentserve.server.limits import Limits
+from agentserve.server.sessions.advice import settle
 from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.journal import Journal
-from agentserve.server.sessions.seats import Chain, settle
+from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
@@ -93,13 +94,20 @@ class ServerContext:
         ttl = self.options.session_ttl_seconds
         return ttl is not None and self.clock.now() - session.active >= ttl
 
+    def end_waits(self) -> None:
+        """Nobody waits for results longer than the server does, or than their client."""
+        now = self.clock.now()
+        self.directory.end_waits(now)
+        self.directory.end_deadlines(now)
+        settle(self.directory, self.engine, self.chronicle)
+
     def expire(self) -> None:
         """Forget sessions that were idle for too long."""
-        now, ttl = self.clock.now(), self.options.session_ttl_seconds
-        self.directory.end_waits(now)
+        ttl = self.options.session_ttl_seconds
         if ttl is not None:
-            self.directory.expire(now, ttl)
-        settle(self.directory, self.engine, self.chronicle)
+            self.directory.end_waits(self.clock.now())
+            self.directory.expire(self.clock.now(), ttl)
+        self.end_waits()
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.options.model and name not in self.options.aliases:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from agentserve.messages import SessionView
+import math
+
+from agentserve.messages import Decided, Decisions, SessionView
 from agentserve.server.engine_port import TierReport
 from agentserve.server.http.context import ServerContext
 from agentserve.server.text_port import JsonObject
@@ -23,7 +25,7 @@ def placement(context: ServerContext, view: SessionView | None) -> JsonObject:
         decision = {
             "choice": view.decision,
             "reason": view.reason,
-            "price": view.price,
+            "price": _finite(view.price),
             "until": round(context.unix(until), 6) if until is not None and until < NEVER else None,
         }
     if view is not None and view.rested > 0:
@@ -38,16 +40,34 @@ def placement(context: ServerContext, view: SessionView | None) -> JsonObject:
 
 def decisions(context: ServerContext, view: SessionView | None) -> list[JsonObject]:
     """What the policy decided about a session of late, oldest first, and where its blocks were each time."""
-    return [
-        {
-            "at": round(context.unix(made.at), 6),
-            "choice": made.choice,
-            "reason": made.reason,
-            "price": made.price,
-            "residency": _blocks(made.residency),
-        }
-        for made in (view.decisions if view is not None else ())
-    ]
+    return [_decision(context, made) for made in (view.decisions if view is not None else ())]
+
+
+def follow_decisions(context: ServerContext) -> None:
+    """Tell of decisions in the events of the sessions that they are about, as workers make them."""
+
+    def hear(decisions: Decisions) -> None:
+        for key, untold, made in decisions.made:
+            session = context.directory.find(key)
+            if session is not None:
+                context.chronicle.say(session, "decision", **_decision(context, made), untold=untold)
+
+    context.engine.on_decisions(hear)
+
+
+def _decision(context: ServerContext, made: Decided) -> JsonObject:
+    return {
+        "at": round(context.unix(made.at), 6),
+        "choice": made.choice,
+        "reason": made.reason,
+        "price": _finite(made.price),
+        "residency": _blocks(made.residency),
+    }
+
+
+def _finite(price: float) -> float | None:
+    """JSON has no word for what a policy may say of a price."""
+    return price if math.isfinite(price) else None
 
 
 def _blocks(residency: Residency) -> JsonObject:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.bad_json import unreadable
 from agentserve.server.limits import Limits, check_depth
 from agentserve.server.text_port import JsonObject
 
@@ -149,6 +150,6 @@ def decode(body: bytes, kind: type[Body], limits: Limits) -> Body:
         where = f"{param}: " if param else ""
         raise ApiError(f"{where}{_PATH.sub('', text)}", param=param, code="invalid_value") from None
     except msgspec.DecodeError as error:
-        raise ApiError(f"The body is not valid JSON: {error}", code="invalid_json") from None
+        raise unreadable(body, error) from None
     except (UnicodeDecodeError, RecursionError):
         raise ApiError("The body is not valid UTF-8 JSON.", code="invalid_json") from None

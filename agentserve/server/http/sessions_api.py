@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -56,6 +57,8 @@ async def get_session(request: Request) -> Response:
     reply["preemptions"] = view.preemptions if view else 0
     reply.update(placement(context, view))
     reply["decisions"] = decisions(context, view)
+    reply["devalued"] = session.left.value if session.left is not None else None
+    reply["hints"] = _hints(context, session)
     reply["usage"] = dict(session.usage)
     reply["pending_tool_calls"] = [
         {
@@ -79,6 +82,14 @@ async def get_session(request: Request) -> Response:
         for step in session.history
     ]
     return json_response(reply)
+
+
+def _hints(context: ServerContext, session: Session) -> JsonObject:
+    """What its client said that counts now, or, while a turn runs, counted before it."""
+    hints = session.said.hints(context.clock.now())
+    told: JsonObject = msgspec.to_builtins(hints)
+    told["deadline"] = None if hints.deadline is None else round(context.unix(hints.deadline), 6)
+    return told
 
 
 async def delete_session(request: Request) -> Response:

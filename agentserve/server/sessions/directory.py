@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from agentserve.server.sessions.book import Book
+from agentserve.server.sessions.departures import Departures
 from agentserve.server.sessions.lineage import Lineages
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
@@ -31,6 +33,7 @@ from agentserve.server.sessions.session_record import (
     common,
 )
 from agentserve.types import SessionId, SessionState, TurnId
+from tiering.policy.base import Departure
 
 
 class DirectoryFull(Exception):
@@ -61,7 +64,7 @@ class SessionDirectory:
         self._lineages = Lineages()
         self._waits: OrderedDict[SessionId, float] = OrderedDict()  # since when; the longest first
         self._evicted: list[SessionId] = []
-        self._released: list[tuple[SessionId, TurnId]] = []
+        self.departures = Departures(self._sessions)
         self._bytes = 0
         self._leases = 0
 
@@ -102,12 +105,6 @@ class SessionDirectory:
         """Sessions forgotten since the last call; the engine may forget them too."""
         evicted, self._evicted = self._evicted, []
         return evicted
-
-    def take_released(self) -> list[tuple[SessionId, TurnId]]:
-        """Sessions whose wait has ended without a turn of theirs since the last call, and their last
-        turn on the engine."""
-        released, self._released = self._released, []
-        return released
 
     def restore(self, sessions: Iterable[tuple[Session, float | None]], now: float) -> None:
         """Take in what a book gives back, each with the moment since when it waits for tools.
@@ -154,18 +151,20 @@ class SessionDirectory:
             anchor = None if issuer is None else self._sessions[issuer]
 
         found = self._lineages.longest(claim, anchor, self._sessions)
-        if found is not None and found.running is None and self._extends(found, claim.keys):
+        if found is not None and found.running is None and found.extended_by(claim.keys):
             return self._lease(found, claim.keys, now, claim.call_ids)
         source = found or anchor
         if source is None:
             opened = self._open(claim.tenant, None, now)
             return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
-        return self.sibling(source, claim.keys, now, claim.call_ids)
+        lease = self.sibling(source, claim.keys, now, claim.call_ids)
+        # Without a name or a call of its own a history may be that of two clients.
+        return lease if anchor is None else replace(lease, leaves=self.departures.of(source, claim.keys))
 
     def extend(self, session: Session, keys: tuple[bytes, ...], now: float) -> Lease | None:
         """Lease the next turn of this very session; None where a turn runs, or the keys do not extend it."""
         self.end_waits(now)
-        if session.key not in self._sessions or session.running or not self._extends(session, keys):
+        if session.key not in self._sessions or session.running or not session.extended_by(keys):
             return None
         return self._lease(session, keys, now, ())
 
@@ -198,11 +197,6 @@ class SessionDirectory:
         self._bytes += child.cost - SESSION_BYTES
         ends = (source.points[key] for key in reversed(child.chain) if key in source.points)
         return self._lease(child, keys, now, answers, copied_from=source, shared=next(ends, 0), opened=True)
-
-    @staticmethod
-    def _extends(session: Session, keys: Sequence[bytes]) -> bool:
-        length = len(session.chain)
-        return 0 < length < len(keys) and keys[length - 1] == session.chain[-1]
 
     def _open(self, tenant: str, named: str | None, now: float, parent: Session | None = None) -> Session:
         self._make_room()
@@ -240,7 +234,7 @@ class SessionDirectory:
         waits = tuple((call.name, now - since) for call in pending) if since is not None else ()
         session.last_turn += 1
         session.running = TurnId(session.last_turn)
-        session.active = now
+        session.active, session.left = now, None
         self._use(session)
         booked = self._keep(session, None)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
@@ -281,12 +275,14 @@ class SessionDirectory:
             self._lineages.made(session, call)
         self._bytes += session.cost - before
         self._rest(session, lease.turn, turn.at)
+        self.departures.completed(lease, turn.at)
         self.end_waits(turn.at)
         self._make_room(0)
         return True
 
-    def rollback(self, lease: Lease, now: float, reason: str) -> bool:
-        """Undo the turn. True when its session vanished with it, for it had no other turn."""
+    def rollback(self, lease: Lease, now: float, reason: str, *, abandoned: bool = False) -> bool:
+        """Undo the turn. True when its session vanished with it, for it had no other turn. abandoned: its
+        client has gone away."""
         session = lease.session
         if not self.holds(lease):
             return session.key not in self._sessions
@@ -296,6 +292,7 @@ class SessionDirectory:
             self._forget(session)
             return True
         self._rest(session, lease.turn, now, reason)
+        self.departures.rolled_back(session, now, abandoned=abandoned)
         if self._book is not None and session.booked:
             self._book.undo(session, lease.turn, self._waits.get(session.key))
         return False
@@ -332,7 +329,11 @@ class SessionDirectory:
             key, since = next(iter(self._waits.items()))
             if now - since < self._max_wait:
                 return
-            self._release(self._sessions[key], now, "no result came")
+            self._release(self._sessions[key], now, "no result came", Departure.ABANDONED)
+
+    def end_deadlines(self, now: float) -> None:
+        """Clients whose deadline has passed are not expected to bring their results any more."""
+        self.departures.overdue(self._waits, now)
 
     def _answered(self, lease: Lease, now: float) -> None:
         """A sibling brought results: the session that made the calls need not wait for them."""
@@ -343,17 +344,19 @@ class SessionDirectory:
             issuer = self._sessions[key]
             if issuer.pending.pop(call, None) is None:
                 continue
-            if not issuer.pending and issuer.key in self._waits:
-                self._release(issuer, now, f"answered in {lease.session.public_id}")
+            if not issuer.pending and issuer.running is None:
+                issuer.heir = lease.key
+                self._release(issuer, now, f"answered in {lease.session.public_id}", Departure.SUPERSEDED)
             else:
                 self._keep(issuer, self._waits.get(issuer.key))
 
-    def _release(self, session: Session, now: float, reason: str) -> None:
-        del self._waits[session.key]
-        session.move(SessionState.IDLE, TurnId(session.last_turn), now, reason)
+    def _release(self, session: Session, now: float, reason: str, why: Departure) -> None:
+        """It waits no longer, if it still did."""
+        waited = self._waits.pop(session.key, None) is not None
+        if waited:
+            session.move(SessionState.IDLE, TurnId(session.last_turn), now, reason)
         self._keep(session, None)
-        if session.engine_turn is not None:
-            self._released.append((session.key, session.engine_turn))
+        self.departures.leave(session, why, reason, now, waited=waited)
 
     # --- bounds ----------------------------------------------------------------------
 

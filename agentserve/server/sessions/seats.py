@@ -9,6 +9,7 @@ from hashlib import sha256
 from agentserve.clock import Clock
 from agentserve.messages import StateChange
 from agentserve.server.engine_port import Engine
+from agentserve.server.sessions.advice import park, settle
 from agentserve.server.sessions.answer import Outcome
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.chronicle import Chronicle
@@ -109,7 +110,7 @@ class SessionSeat:
         done = self._directory.commit(self.lease, turn)
         if done:
             self._chronicle.committed(self.lease, self._told, reply)
-            self._engine.park(self.key, self.turn, bool(turn.calls), tuple(call.name for call in turn.calls))
+            park(self._engine, self.lease.session, self.turn, turn.at, waiting=bool(turn.calls))
         else:  # closed meanwhile; the engine must not keep what nobody will name again
             self._engine.close(self.key)
             self._chronicle.gone(self.key, "closed while its turn ran")
@@ -138,17 +139,17 @@ class SessionSeat:
             },
         )
 
-    def rollback(self, reason: str) -> None:
+    def rollback(self, reason: str, *, abandoned: bool = False) -> None:
         if self._over:
             return
         self._over = True
-        vanished = self._directory.rollback(self.lease, self._clock.now(), reason)
-        pending = self.lease.session.pending
+        now = self._clock.now()
+        vanished = self._directory.rollback(self.lease, now, reason, abandoned=abandoned)
         if vanished:
             self._engine.close(self.key)
-        elif pending:
-            # The rolled back turn ended the engine's wait; the results are still to come.
-            self._engine.park(self.key, self.turn, True, tuple(call.name for call in pending.values()))
+        else:  # it ended the engine's wait, where there was one: the results are still to come
+            session = self.lease.session
+            park(self._engine, session, self.turn, now, waiting=bool(session.pending))
         self._chronicle.rolled_back(self.lease, reason, vanished=vanished)
         if self._written and not vanished:
             self._directory.keep_words(self.lease.session, self._chronicle.transcripts.export(self.key))
@@ -163,17 +164,6 @@ class SessionSeat:
 
     def _settle(self) -> None:
         settle(self._directory, self._engine, self._chronicle)
-
-
-def settle(directory: SessionDirectory, engine: Engine, chronicle: Chronicle) -> None:
-    """Tell everybody of waits that have ended, and of sessions that were forgotten, since the last call."""
-    for key, turn in directory.take_released():
-        engine.park(key, turn, False)
-        if (session := directory.find(key)) is not None:
-            chronicle.rested(session, session.history[-1].reason)
-    for key in directory.take_evicted():
-        engine.close(key)
-        chronicle.gone(key, "unused for too long, or no room")
 
 
 class OneShotSeat:
@@ -199,7 +189,7 @@ class OneShotSeat:
         self.rollback("done")
         return True
 
-    def rollback(self, reason: str) -> None:
+    def rollback(self, reason: str, *, abandoned: bool = False) -> None:
         if not self._over:
             self._over = True
             self._engine.close(self.key)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from agentserve.types import SessionId, SessionState, TurnId
+from tiering.hints import Said
+from tiering.policy.base import Departure
 
 KEY_BYTES = 96  # a chain key and its share of list and index
 SESSION_BYTES = 2048
@@ -92,6 +94,14 @@ class Session:
     booking: Future[None] | None = None  # of a fork: when it is on disk; None: it need not be
     history: deque[Transition] = field(default_factory=deque)
     usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
+    said: Said = field(default_factory=Said)  # by its client; not kept on disk, nor is what follows
+    left: Departure | None = None  # why nobody is expected back, since its last turn
+    heir: SessionId | None = None  # the session that took its place
+
+    def extended_by(self, keys: Sequence[bytes]) -> bool:
+        """Whether a history goes on where this one ends."""
+        length = len(self.chain)
+        return 0 < length < len(keys) and keys[length - 1] == self.chain[-1]
 
     @property
     def tip(self) -> bytes | None:
@@ -163,6 +173,15 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Leaving:
+    """A session at rest whose place a turn elsewhere will take."""
+
+    session: Session
+    turn: int  # its last one: if another began since, it was not left
+    why: Departure
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Lease:
     """The right to run one turn; ends in exactly one `commit` or `rollback`."""
 
@@ -176,6 +195,7 @@ class Lease:
     opened: bool = False  # the session is new
     waits: tuple[tuple[str, float], ...] = ()  # tools whose results the request brings, and seconds waited
     booked: Future[None] | None = None  # when the turn's number is on disk; None: it need not be
+    leaves: Leaving | None = None  # whom the turn leaves behind when it is complete
 
     @property
     def key(self) -> SessionId:

@@ -61,8 +61,9 @@ class Seat(Protocol):
         """False when the session was closed meanwhile. StorageFailed if the turn cannot be kept."""
         ...
 
-    def rollback(self, reason: str) -> None:
-        """Undo the turn and tell the engine to forget what it need not know."""
+    def rollback(self, reason: str, *, abandoned: bool = False) -> None:
+        """Undo the turn and tell the engine to forget what it need not know. abandoned: whoever wanted it
+        has gone away."""
         ...
 
 
@@ -109,8 +110,9 @@ class TurnRunner:
                     if spec.seat.live:
                         self._engine.fork(leader.seat.key, spec.seat.key, len(spec.prompt))
                 await self._run(spec, lambda piece: emit(index, spec, piece), prompt_ready)
-            except asyncio.CancelledError:
-                spec.seat.rollback("cancelled")  # does nothing after an end of its own
+            except asyncio.CancelledError as error:
+                # Does nothing after an end of its own.
+                spec.seat.rollback(_why(error), abandoned=_abandoned(error))
                 raise
             except Exception as error:
                 problem = error
@@ -118,10 +120,12 @@ class TurnRunner:
 
         tasks = [asyncio.create_task(guarded(index, spec)) for index, spec in enumerate(specs)]
         running = len(tasks)
+        because: str | None = None
         try:
             while running:
                 index, piece = await queue.get()
                 if isinstance(piece, BaseException):
+                    because = "another choice failed"
                     raise piece
                 if piece is None:
                     running -= 1
@@ -129,10 +133,10 @@ class TurnRunner:
                     yield index, piece
         finally:
             for task in tasks:
-                task.cancel()
+                task.cancel(because)
             await asyncio.gather(*tasks, return_exceptions=True)
-            for spec in specs:
-                spec.seat.rollback("cancelled")  # of tasks that never began
+            for spec in specs:  # of tasks that never began
+                spec.seat.rollback(because or "cancelled", abandoned=because is None)
 
     async def _run(self, spec: TurnSpec, emit: Emit, first_token: asyncio.Event) -> None:
         """One turn from submission to its outcome, which is the last piece emitted."""
@@ -165,7 +169,7 @@ class TurnRunner:
                 )
             elif isinstance(error, StorageFailed):
                 reason = FinishReason.ERROR
-            seat.rollback(_why(error))
+            seat.rollback(_why(error), abandoned=_abandoned(error))
             raise
         finally:
             first_token.set()
@@ -223,5 +227,10 @@ class TurnRunner:
 
 def _why(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError):
-        return "cancelled"
+        return str(error) or "cancelled"
     return str(error) or type(error).__name__
+
+
+def _abandoned(error: BaseException) -> bool:
+    """Nobody waits for the turn any more; a cancel for another reason names it."""
+    return isinstance(error, asyncio.CancelledError) and not str(error)

@@ -19,6 +19,7 @@ from agentserve.messages import (
     Abort,
     Close,
     Command,
+    Decisions,
     DefineGrammar,
     Describe,
     Description,
@@ -31,7 +32,7 @@ from agentserve.messages import (
     StepDone,
     Submit,
 )
-from agentserve.server.engine_port import EngineDown, FleetView, News, TierReport
+from agentserve.server.engine_port import EngineDown, FleetView, Hear, News, TierReport
 from agentserve.server.workers.questions import Questions
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy, Slot
@@ -76,6 +77,7 @@ class Fleet:
         self._stopping = False
         self._lost = asyncio.Event()
         self._hello: Hello | None = None
+        self._hear: Hear = lambda decisions: None
 
     # --- life ---------------------------------------------------------------------------
 
@@ -161,8 +163,14 @@ class Fleet:
         else:
             self._slots[running.slot].send(Abort(session, turn))
 
-    def park(self, session: SessionId, turn: TurnId, waiting: bool, tools: tuple[str, ...] = ()) -> None:
-        self._send_home(session, Park(session, turn, waiting, tools))
+    def park(self, command: Park) -> None:
+        self._send_home(command.session, command)
+
+    def holds(self, session: SessionId) -> bool:
+        return session in self._homes
+
+    def on_decisions(self, hear: Hear) -> None:
+        self._hear = hear
 
     def tell(self, news: News) -> None:
         self._send_home(news.session, news)
@@ -202,8 +210,7 @@ class Fleet:
             ANSWER_SECONDS,
         )
         found = next((answer.session for answer in answers if answer and answer.session), None)
-        views = tuple(view for slot in self._slots if (view := slot.view) is not None)
-        return FleetView(views, found)
+        return FleetView(tuple(view for slot in self._slots if (view := slot.view) is not None), found)
 
     async def describe_sessions(self, sessions: Sequence[SessionId]) -> dict[SessionId, SessionView]:
         """One question each, to its worker only, all at once."""
@@ -289,6 +296,9 @@ class Fleet:
                 slot.report(event.worker, now)
                 slot.unanswered = False
                 self._questions.answered(event)
+                continue
+            if isinstance(event, Decisions):
+                self._hear(event)
                 continue
             turn = self._turns.get((event.session, event.turn))
             if turn is None or turn.slot != slot.index:

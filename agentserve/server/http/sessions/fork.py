@@ -15,8 +15,8 @@ from agentserve.server.http.schemas import decode
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sessions.taking import transcript_gone
 from agentserve.server.http.sessions_api import summary
+from agentserve.server.sessions.advice import park, settle
 from agentserve.server.sessions.book import booked
-from agentserve.server.sessions.seats import settle
 from agentserve.server.sessions.session_record import PendingCall, Session
 from agentserve.server.sessions.transcript import Transcript, read_messages
 from agentserve.server.text_port import JsonObject
@@ -64,8 +64,7 @@ async def fork_session(request: Request) -> Response:
         raise
     context.engine.fork(session.key, child.key, child.length)
     if child.pending:
-        names = tuple(call.name for call in child.pending.values())
-        context.engine.park(child.key, TurnId(0), True, names)
+        park(context.engine, child, TurnId(0), context.clock.now(), waiting=True)
     settle(context.directory, context.engine, context.chronicle)
     context.chronicle.say(session, "forked", child=child.public_id)
     context.chronicle.say(child, "forked_from", parent=session.public_id, state=child.state.value)

@@ -13,10 +13,12 @@ from agentserve.server.http.chat import chat_reply
 from agentserve.server.http.chat_request import ChatJob, prepare_turns
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import SESSION_HEADER
+from agentserve.server.http.sampling import integer
 from agentserve.server.http.schemas import ChatRequest, StreamOptions
 from agentserve.server.http.sessions.taking import turn_running, went_on
 from agentserve.server.http.sse import unless_gone
 from agentserve.server.http.streaming import open_stream
+from agentserve.server.limits import INT64_MAX
 from agentserve.server.sessions.session_record import Claim, Lease, Session
 from agentserve.server.sessions.transcript import Held, Transcript, read_messages
 from agentserve.server.text_port import JsonObject
@@ -28,6 +30,10 @@ class TurnOptions(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
+
+    def check(self) -> None:
+        """Before anything is taken: the turn that these are for may begin much later."""
+        integer("max_tokens", self.max_tokens, 1, 1, INT64_MAX)
 
 
 async def next_turn(

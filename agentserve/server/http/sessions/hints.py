@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentserve.messages import Hint, ToolSignal
 from agentserve.server.errors import json_response
 from agentserve.server.http.context import context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sessions.lookup import found
+from agentserve.server.sessions.advice import advise, settle
 from agentserve.server.text_port import JsonObject
-from tiering.hints import receive
-from tiering.policy.base import Signal
+from tiering.hints import hear
 
 
 async def session_hints(request: Request) -> Response:
-    """A receipt for every field that was sent; what they mean, `tiering.hints` says. They replace what
-    was said before."""
+    """A receipt for every field that was sent; what they mean, and how long they hold, `tiering.hints`
+    says."""
     context = context_of(request)
     limits = context.options.limits
     found(context, request)
     raw: JsonObject = decode(await read_body(request, limits.body_bytes), JsonObject, limits)
     session = found(context, request)
-    hints, receipts = receive(raw, context.clock.now())
-    context.engine.tell(Hint(session.key, hints))
-    if session.pending and session.engine_turn is not None and hints.expected_wait is not None:
-        context.engine.tell(ToolSignal(session.key, session.engine_turn, Signal.EXPECTED))
-    told: JsonObject = {
-        name: {"status": receipt.status.value, "value": receipt.value, "reason": receipt.reason}
-        for name, receipt in receipts.items()
-    }
+    now, running = context.clock.now(), session.running is not None
+    heard = hear(session.said, raw, now, running=running, held=context.engine.holds(session.key))
+    told: JsonObject = {name: msgspec.to_builtins(receipt) for name, receipt in heard.receipts.items()}
     context.chronicle.say(session, "hints", receipts=told)
+    advise(context.directory, context.engine, session, heard, now)
+    settle(context.directory, context.engine, context.chronicle)
     return json_response({"object": "agentserve.hints", "session_id": session.public_id, "receipts": told})

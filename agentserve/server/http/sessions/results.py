@@ -18,6 +18,7 @@ from agentserve.server.http.sessions.going_on import TurnOptions, next_turn, res
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sessions.taking import Incoming, Taking
 from agentserve.server.limits import Limits, check_text
+from agentserve.server.sessions.advice import welcome_back
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.transcript import Held, Transcript
 from agentserve.server.text_port import JsonObject
@@ -47,6 +48,7 @@ async def tool_results(request: Request) -> Response:
     limits = context.options.limits
     found(context, request)  # before the body is read: most mistakes are told early
     body = _decoded(await read_body(request, limits.body_bytes), limits)
+    body.check()
     results = _checked(body, limits)
     return await take(context, request, results, body, go_on=bool(body.go_on))
 
@@ -121,6 +123,8 @@ def _take(context: ServerContext, session: Session, results: Sequence[Incoming],
 
 
 def _tell(context: ServerContext, session: Session, taken: _Taken) -> None:
+    if session.running is None:
+        welcome_back(context.directory, context.engine, session, context.clock.now())
     for call, result in taken.results.fresh.items():
         context.chronicle.say(session, "tool_result", call_id=call, epoch=result.epoch)
         if taken.since is not None and call in session.pending:

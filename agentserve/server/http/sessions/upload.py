@@ -21,6 +21,7 @@ from agentserve.server.http.sessions.results import take
 from agentserve.server.http.sessions.taking import Incoming, sort_out
 from agentserve.server.http.sse import ClientGone
 from agentserve.server.limits import Limits, check_text
+from agentserve.server.sessions.advice import welcome_back
 from agentserve.server.sessions.session_record import Session
 from tiering.policy.base import Signal
 
@@ -33,8 +34,10 @@ async def tool_result_stream(request: Request) -> Response:
     options = TurnOptions(
         stream=request.query_params.get("stream") in ("1", "true"), max_tokens=_number(request, "max_tokens")
     )
+    options.check()
     session = found(context, request)
     _check_call(context, session, call, epoch)
+    welcome_back(context.directory, context.engine, session, context.clock.now())
     ahead = Ahead(context, session, call)
     try:
         ahead.signal(Signal.CONNECTED)
