@@ -72,6 +72,21 @@ class Gate(Protocol):
     def admitted(self, session: Session, hit: int, now: float) -> None: ...
 
 
+class Filler(Protocol):
+    """What may use the rest of a step."""
+
+    @property
+    def wants(self) -> bool:
+        """Whether there is anything to add to a plan."""
+        ...
+
+    def fill(self, draft: Draft) -> None:
+        """Add chunks of sessions at rest, within what is left of each limit."""
+        ...
+
+    def admitted(self, session: Session, hit: int) -> None: ...
+
+
 class Scheduler:
     def __init__(self, config: CoreConfig, sessions: SessionTable, kv: KVManager, cost: StepCost) -> None:
         self.config = config
@@ -81,6 +96,7 @@ class Scheduler:
         self._sessions = sessions
         self._kv = kv
         self.gate: Gate | None = None  # set when there are tiers below
+        self.filler: Filler | None = None  # set by the engine
         self._step = 0
         self._reserve = int(config.page_reserve * min(pool.pages for pool in kv.pools))
 
@@ -107,7 +123,7 @@ class Scheduler:
 
     def plan(self, now: float) -> tuple[Plan | None, list[Session]]:
         """The next plan, and the sessions that were preempted for it."""
-        if not self.has_work:
+        if not self.has_work and not (self.filler is not None and self.filler.wants):
             return None, []
         draft = Draft(self.config.max_batched_tokens, self.config.max_step_seconds, self.cost.fixed)
         short = self._short_ones(now)
@@ -122,6 +138,8 @@ class Scheduler:
             draft.reasons.extend((session.id, "a preemption in this step") for session in self.waiting[:1])
         else:
             self._admit(draft, now, short)
+        if self.filler is not None and not self.waiting:
+            self.filler.fill(draft)
         if not draft.chunks:
             return None, draft.preempted
         self._step += 1
@@ -338,4 +356,6 @@ class Scheduler:
         self._sessions.admit(session, hit, now)
         if self.gate is not None:
             self.gate.admitted(session, hit, now)
+        if self.filler is not None:
+            self.filler.admitted(session, hit)
         return True
