@@ -122,33 +122,34 @@ class Ahead:
         return bool(self._open)
 
     def fill(self, draft: Draft) -> None:
-        """Add chunks to a plan that is otherwise done, from what it leaves over."""
-        left = min(draft.tokens, self._share)
+        """Add a chunk to a plan that is otherwise done, from what it leaves over."""
+        most = min(draft.tokens, self._share)
+        if most < 1 or len(draft.chunks) >= self._config.max_num_seqs:
+            return
         for name in list(islice(self._open, EXAMINED)):
-            if left < 1 or len(draft.chunks) >= self._config.max_num_seqs:
-                return
             expected = self._open.pop(name)
             self._open[name] = expected  # the others come first the next time
-            left -= self._grant(expected, draft, left)
+            if self._grant(expected, draft, most):
+                return
 
-    def _grant(self, expected: Expected, draft: Draft, most: int) -> int:
-        """One chunk of at most `most` tokens; returns how many it has."""
+    def _grant(self, expected: Expected, draft: Draft, most: int) -> bool:
+        """A chunk of at most `most` tokens, if there is room for one."""
         kv, session, tokens = self._kv, expected.session, expected.tokens
         cached = kv.cached_tokens(session.namespace, tokens)
         if cached >= len(tokens):
             del self._open[session.id]
-            return 0
+            return False
         if self._tiers is not None and self._tiers.restores.lies_below(session.id, cached // kv.page_size):
-            return 0  # to bring it is for the policy to decide, and costs less than this
+            return False  # to bring it is for the policy to decide, and costs less than this
         if self._room < 1:
-            return 0
+            return False
         start = kv.begin(session.id, session.namespace, tokens)
         count = self._chunk_size(expected, start, draft, most)
         end = start + count
         copies = kv.reserve(session.id, start, end) if count else None
         if copies is None:
             kv.release(session.id)
-            return 0
+            return False
         draft.copies.extend(copies)
         table = kv.table(session.id, end)
         chunk = Chunk(session.id, session.last_turn, session.epoch, start, tokens[start:end], table, None)
@@ -159,7 +160,7 @@ class Ahead:
         expected.left -= count
         if not expected.left:
             del self._open[session.id]
-        return count
+        return True
 
     @property
     def _room(self) -> int:
