@@ -24,9 +24,8 @@ from agentserve.messages import (
     pack_tokens,
 )
 from agentserve.types import SessionId, TurnId
-from tests.engines import Rig, TierRig, cold
-from tiering.policy.base import Choice, Departure, Signal
-from tiering.types import Tier
+from tests.engines import Rig, cold
+from tiering.policy.base import Departure, Signal
 
 MORE = list(range(500, 540))
 
