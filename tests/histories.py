@@ -32,6 +32,8 @@ def prompts(draw: st.DrawFn) -> list[int]:
     return SHARED[:shared] + draw(st.lists(st.integers(0, 2), min_size=1, max_size=12))
 
 
+PIECES = st.lists(st.integers(0, 2), min_size=1, max_size=20)
+
 OPERATIONS = st.one_of(
     st.tuples(st.just("submit"), st.integers(0, 5), prompts(), st.integers(1, 12), st.integers(0, 2)),
     st.tuples(st.just("extend"), st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=9)),
@@ -48,6 +50,9 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("told"), st.integers(0, 5), st.lists(st.integers(0, 2), max_size=40), st.booleans()),
     st.tuples(st.just("told in flight"), st.integers(0, 5), st.lists(st.integers(0, 2), max_size=20)),
     st.tuples(st.just("devalue in flight"), st.integers(0, 5)),
+    st.tuples(
+        st.just("upload"), st.integers(0, 5), st.lists(PIECES, min_size=1, max_size=3), st.integers(0, 3)
+    ),
     st.tuples(st.just("result"), st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=4)),
     st.tuples(st.just("result in flight"), st.integers(0, 5)),
 )
@@ -98,7 +103,8 @@ class History:
         rig = self.rig
         plan = rig.core.begin_step(rig.now)
         happens()
-        rig.core.check()
+        rig.core.kv.check()
+        rig.core.ahead.check()
         if plan is not None:
             rig.core.finish_step(rig.executor.run(plan), rig.now)
 
@@ -163,6 +169,13 @@ class History:
             case ("devalue in flight", number):
                 gone = Devalue(SessionId(f"s{number}"), Departure.ABANDONED)
                 self.in_flight(lambda: rig.core.handle(gone, rig.now))
+            case ("upload", number, pieces, steps):
+                for index, piece in enumerate(pieces):
+                    self.tell(number, piece, longer=index > 0)
+                    for _ in range(steps):
+                        rig.step()
+                if number in self.told:
+                    self.submit(number, [*self.told[number], 2], 4)
             case ("result", number, more):
                 if number in self.told:
                     self.submit(number, [*self.told[number], *more], 4)

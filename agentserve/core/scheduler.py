@@ -170,7 +170,7 @@ class Scheduler:
         return len(session.tokens) - self._kv.cached_tokens(session.namespace, session.tokens)
 
     def _grant_running(self, draft: Draft, wanted: int, now: float) -> None:
-        """wanted: tokens for short turns that wait; up to half of the step is left to them."""
+        """wanted: tokens for short turns that wait; they are left half of the step, but for one page."""
         for session in [session for session in self.running if session.lag == 1]:
             if session in draft.preempted:
                 continue
@@ -179,7 +179,7 @@ class Scheduler:
                 draft.reasons.append((session.id, limit))
                 continue
             self._grant_one(session, draft)
-        kept = min(wanted, draft.tokens // 2)
+        kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
         draft.tokens -= kept
         lagging = [session for session in self.running if session.lag > 1]
         lagging.sort(key=lambda s: s.lag > self.config.max_batched_tokens and not self._impatient(s, now))
