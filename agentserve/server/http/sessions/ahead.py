@@ -20,6 +20,7 @@ from agentserve.server.limits import Limits
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.transcript import Held, Transcript
 from agentserve.server.text_port import ChatTemplate
+from agentserve.types import TurnId
 from tiering.policy.base import Signal
 
 FIRST_CHARS = 512  # less is not worth a chunk of prefill
@@ -82,7 +83,8 @@ class Ahead:
         kept = self._context.chronicle.transcripts.get(self._session.key)
         if kept is not None and outstanding(self._session, kept)[:1] == [self._call]:
             self._told, self._next = size, max(int(size * GROWTH), size + STEP_CHARS)
-            self._work = asyncio.create_task(self._tell(kept, "".join(self._parts)))
+            turn = self._session.engine_turn
+            self._work = asyncio.create_task(self._tell(kept, turn, "".join(self._parts)))
         return True  # else what stands before it in the prompt is not known yet
 
     async def end(self) -> None:
@@ -93,8 +95,8 @@ class Ahead:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
 
-    async def _tell(self, kept: Transcript, text: str) -> None:
-        context, session, turn = self._context, self._session, self._session.engine_turn
+    async def _tell(self, kept: Transcript, turn: TurnId | None, text: str) -> None:
+        context, session = self._context, self._session
         was_cut = context.directory.cut
         cut = {call for call, whole in session.issued.items() if not whole and was_cut(session.tenant, call)}
         try:
