@@ -288,6 +288,13 @@ class TiersView(msgspec.Struct, frozen=True):
     disk_error: str = ""  # why the disk is not used now; empty: it is in order, or there is none
 
 
+class AheadCounts(msgspec.Struct, frozen=True):
+    """Prompt tokens computed while a tool's output was arriving. They only grow."""
+
+    computed: int = 0
+    used: int = 0  # of these, those whose KV a turn then began with
+
+
 class WorkerView(msgspec.Struct, frozen=True):
     """One worker's load and memory, for the router and /metrics. Page counts are of the tightest group."""
 
@@ -299,6 +306,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     pages_cached: int  # idle, evictable
     pages_live: int  # referenced by running turns
     tiers: TiersView | None = None
+    ahead: AheadCounts = AheadCounts()
 
 
 class Description(msgspec.Struct, frozen=True, tag="description"):

@@ -87,6 +87,13 @@ class TierMetrics:
         self._evicted = totals("evicted_blocks", "Blocks that made room for others", "tier", tiers)
         choices = [choice.value for choice in Choice]
         self._decisions = totals("decisions", "What the policy chose for sessions at rest", "choice", choices)
+        self._ahead = _Totals(
+            "agentserve_ahead_tokens",
+            "Prompt tokens computed while a tool's output arrived, and of these those that a turn began with",
+            "what",
+            registry,
+            ["computed", "used"],
+        )
         self._takeovers = Counter(
             "agentserve_tier_policy_takeovers",
             "Times that the plain policy took over because it did better",
@@ -138,6 +145,12 @@ class TierMetrics:
         self._failed.follow(_sum(view.failed for view in tiers))
         self._evicted.follow(_sum(view.evicted for view in tiers))
         self._decisions.follow(_sum(view.decisions for view in tiers))
+        self._ahead.follow(
+            {
+                "computed": sum(worker.ahead.computed for worker in workers),
+                "used": sum(worker.ahead.used for worker in workers),
+            }
+        )
         grown = sum(view.takeovers for view in tiers) - self._takeovers_seen
         if grown > 0:
             self._takeovers.inc(grown)

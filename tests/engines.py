@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 from random import Random
 
+from agentserve.core.ahead import SHARE
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.engine import CoreEvent, EngineCore
@@ -83,9 +84,26 @@ class Rig:
         self.core.check()
         if plan is not None:
             self.plans.append(plan)
+            self._check_ahead(plan)
             self.core.finish_step(self.executor.run(plan), self.now)
         self._collect()
         return plan
+
+    def _check_ahead(self, plan: Plan) -> None:
+        """What is computed for sessions at rest costs nobody a step (INV-44)."""
+        sessions = [self.core.sessions.get(chunk.session) for chunk in plan.chunks]
+        ahead = [
+            chunk
+            for chunk, session in zip(plan.chunks, sessions, strict=True)
+            if session is None or session.turn is None
+        ]
+        if ahead:
+            assert not self.core.scheduler.waiting, "computed ahead while somebody waits"
+            (chunk,) = ahead
+            assert chunk is plan.chunks[-1]
+            assert chunk.sample is None
+            most = max(self.config.max_batched_tokens // SHARE, self.config.page_size)
+            assert 0 < len(chunk.tokens) <= most
 
     def drain(self, most: int = 20_000) -> None:
         for _ in range(most):

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable
+
 from hypothesis import strategies as st
 
-from agentserve.messages import Abort, Close, Devalue, Fork, Hint, Park, ResetPrefixCache, ToolSignal
+from agentserve.messages import (
+    Abort,
+    Close,
+    Devalue,
+    Fork,
+    Hint,
+    Park,
+    ResetPrefixCache,
+    ToolSignal,
+    pack_tokens,
+)
 from agentserve.types import SessionId
 from tests.engines import Rig
 from tiering.policy.base import Departure, Hints, Signal, Span
@@ -19,6 +32,8 @@ def prompts(draw: st.DrawFn) -> list[int]:
     return SHARED[:shared] + draw(st.lists(st.integers(0, 2), min_size=1, max_size=12))
 
 
+PIECES = st.lists(st.integers(0, 2), min_size=1, max_size=20)
+
 OPERATIONS = st.one_of(
     st.tuples(st.just("submit"), st.integers(0, 5), prompts(), st.integers(1, 12), st.integers(0, 2)),
     st.tuples(st.just("extend"), st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=9)),
@@ -32,6 +47,14 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("steps"), st.integers(1, 6)),
     st.tuples(st.just("submit"), st.integers(0, 5), prompts(), st.integers(4, 12), st.integers(0, 2)),
     st.tuples(st.just("reset")),
+    st.tuples(st.just("told"), st.integers(0, 5), st.lists(st.integers(0, 2), max_size=40), st.booleans()),
+    st.tuples(st.just("told in flight"), st.integers(0, 5), st.lists(st.integers(0, 2), max_size=20)),
+    st.tuples(st.just("devalue in flight"), st.integers(0, 5)),
+    st.tuples(
+        st.just("upload"), st.integers(0, 5), st.lists(PIECES, min_size=1, max_size=3), st.integers(0, 3)
+    ),
+    st.tuples(st.just("result"), st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=4)),
+    st.tuples(st.just("result in flight"), st.integers(0, 5)),
 )
 
 
@@ -52,6 +75,7 @@ class History:
         self.rig = rig
         self.asked: dict[tuple[str, int], tuple[list[int], int]] = {}
         self.forks = 0
+        self.told: dict[int, list[int]] = {}  # what was last said of a session's next prompt
 
     def session(self, number: int):  # type: ignore[no-untyped-def]
         return self.rig.core.sessions.get(SessionId(f"s{number}"))
@@ -62,6 +86,27 @@ class History:
             return
         turn = self.rig.submit(f"s{number}", tokens, max_tokens=count, priority=priority)
         self.asked[f"s{number}", turn] = (tokens, count)
+
+    def tell(self, number: int, more: list[int], *, longer: bool = False) -> None:
+        """A session at rest waits for a tool, whose output arrives; longer: more of what came before."""
+        session = self.session(number)
+        if session is None or session.turn is not None:
+            return
+        rig, before = self.rig, self.told.get(number, [])
+        rig.core.handle(Park(session.id, session.last_turn, True), rig.now)
+        tokens = [*(before if longer and before else session.tokens), *more]
+        self.told[number] = tokens
+        packed = pack_tokens(array("i", tokens))
+        rig.core.handle(ToolSignal(session.id, session.last_turn, Signal.STREAMING, packed), rig.now)
+
+    def in_flight(self, happens: Callable[[], None]) -> None:
+        rig = self.rig
+        plan = rig.core.begin_step(rig.now)
+        happens()
+        rig.core.kv.check()
+        rig.core.ahead.check()
+        if plan is not None:
+            rig.core.finish_step(rig.executor.run(plan), rig.now)
 
     def apply(self, operation: tuple) -> None:  # type: ignore[type-arg]
         rig = self.rig
@@ -118,6 +163,26 @@ class History:
                     rig.core.handle(ToolSignal(session.id, session.last_turn, signal), rig.now)
             case ("devalue", number, why):
                 rig.core.handle(Devalue(SessionId(f"s{number}"), why), rig.now)
+            case ("told", number, more, longer):
+                self.tell(number, more, longer=longer)
+            case ("told in flight", number, more):
+                self.in_flight(lambda: self.tell(number, more))
+            case ("devalue in flight", number):
+                gone = Devalue(SessionId(f"s{number}"), Departure.ABANDONED)
+                self.in_flight(lambda: rig.core.handle(gone, rig.now))
+            case ("upload", number, pieces, steps):
+                for index, piece in enumerate(pieces):
+                    self.tell(number, piece, longer=index > 0)
+                    for _ in range(steps):
+                        rig.step()
+                if number in self.told:
+                    self.submit(number, [*self.told[number], 2], 4)
+            case ("result", number, more):
+                if number in self.told:
+                    self.submit(number, [*self.told[number], *more], 4)
+            case ("result in flight", number):
+                if number in self.told:
+                    self.in_flight(lambda: self.submit(number, [*self.told[number], 1], 4))
             case ("reset",):
                 rig.core.handle(ResetPrefixCache(1), rig.now)
         rig._collect()

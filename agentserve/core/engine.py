@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from agentserve.core.ahead import Ahead
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.kv import KVManager
@@ -43,7 +44,7 @@ from agentserve.messages import (
     WorkerView,
     unpack_tokens,
 )
-from agentserve.types import FinishReason, KVGroup, SessionId
+from agentserve.types import FinishReason, KVGroup, SessionId, TurnId
 from tiering.keys import namespace_digest
 from tiering.policy.base import Signal
 from tiering.types import Transfer, TransferDone
@@ -74,6 +75,8 @@ class EngineCore:
         self.scheduler.gate = self.tiers
         self._planned: Plan | None = None  # the plan begun last, while there are tiers
         self.limit = min(config.max_model_len, self.kv.capacity)
+        self.ahead = Ahead(config, self.kv, self.scheduler, self.tiers, self.limit)
+        self.scheduler.filler = self.ahead
         self._ends = frozenset(config.eos_token_ids)
         self._events: list[CoreEvent] = []
         self._arrivals = 0
@@ -87,14 +90,11 @@ class EngineCore:
             case Submit():
                 self._submit(command, now)
             case Abort(session=name, turn=turn):
-                session = self.sessions.get(name)
-                if session is not None and session.turn is not None and session.turn.id == turn:
-                    self._end(session, FinishReason.ABORTED, now)
+                self._abort(name, turn, now)
             case Park():
                 self._park(command, now)
             case Hint() | ToolSignal() | Devalue():
-                if self.tiers is not None:
-                    self._advise(self.tiers, command, now)
+                self._advise(command, now)
             case Fork(session=name, child=child, length=length):
                 self._fork(name, child, length, now)
             case Close(session=name):
@@ -109,19 +109,33 @@ class EngineCore:
             case _:  # grammars belong to the executor, Shutdown to the worker's loop
                 pass
 
-    def _advise(self, tiers: Tiers, command: Hint | ToolSignal | Devalue, now: float) -> None:
+    def _abort(self, name: SessionId, turn: TurnId, now: float) -> None:
+        session = self.sessions.get(name)
+        if session is None or session.last_turn != turn:
+            return
+        self.ahead.stop(name)
+        if session.turn is not None:
+            self._end(session, FinishReason.ABORTED, now)
+
+    def _advise(self, command: Hint | ToolSignal | Devalue, now: float) -> None:
         """News that make a session's KV worth more or less. Nothing relies on them."""
-        session = self.sessions.get(command.session)
+        session, tiers = self.sessions.get(command.session), self.tiers
         if session is None:
             return
         match command:
-            case Hint(hints=hints):
+            case Hint(hints=hints) if tiers is not None:
                 tiers.signalled(session.id, Signal.EXPECTED, now, hints)
-            case ToolSignal(turn=turn, signal=signal):
-                if session.turn is None and session.last_turn == turn:
+            case ToolSignal(turn=turn, signal=signal, tokens=tokens):
+                if session.turn is not None or session.last_turn != turn:
+                    return
+                if tiers is not None:
                     tiers.signalled(session.id, signal, now)
+                if tokens and session.phase is Phase.WAITING_TOOL:
+                    self.ahead.expect(session, unpack_tokens(tokens))
             case Devalue(why=why):
-                tiers.departed(session.id, why, now)
+                self.ahead.stop(session.id)
+                if tiers is not None:
+                    tiers.departed(session.id, why, now)
 
     def _submit(self, command: Submit, now: float) -> None:
         tokens = unpack_tokens(command.tokens)
@@ -145,6 +159,7 @@ class EngineCore:
             session.tokens,
         )
         self.sessions.begin_turn(session, turn, tokens, self._namespace(command.namespace))
+        self.ahead.submitted(session)
         self.scheduler.enqueue(session)
         if self.tiers is not None:
             self.tiers.submitted(session, now)
@@ -155,6 +170,8 @@ class EngineCore:
         if session is None or session.turn is not None or session.last_turn != command.turn:
             return
         self.sessions.await_tool(session, waiting=command.waiting_tool)
+        if not command.waiting_tool:
+            self.ahead.forget(session.id)
         if self.tiers is not None:
             self.tiers.parked(session, now, command.tools, command.hints, waiting=command.waiting_tool)
         self._show(session, now)
@@ -199,6 +216,7 @@ class EngineCore:
             return
         if session.turn is not None:
             self._end(session, FinishReason.ABORTED, now)
+        self.ahead.forget(name)
         self.sessions.close(session)
         if self.tiers is not None:
             self.tiers.closed(name, now)
@@ -236,6 +254,8 @@ class EngineCore:
             self.tiers.stepped([chunk.session for chunk in result.chunks], chunks, result.seconds)
             self._planned = None
         for chunk in result.chunks:
+            if self.ahead.finished(chunk):
+                continue
             session = self.sessions.get(chunk.session)
             if session is None or session.phase is not Phase.RUNNING or session.epoch != chunk.epoch:
                 continue
@@ -276,6 +296,7 @@ class EngineCore:
     def fail_step(self, plan: Plan, error: str, now: float) -> None:
         """The executor raised: the turns of this plan fail, everybody else goes on."""
         self.kv.plan_done()
+        self.ahead.failed()
         for chunk in plan.chunks:
             session = self.sessions.get(chunk.session)
             if session is not None and session.phase is Phase.RUNNING and session.epoch == chunk.epoch:
@@ -290,6 +311,7 @@ class EngineCore:
             self.kv.release(session.id)
         else:
             self.kv.park(session.id, session.tokens, session.computed)
+        self.ahead.forget(session.id)
         turn = self.sessions.end_turn(session, keep=keep)
         usage = TurnUsage(
             turn.prompt,
@@ -352,7 +374,7 @@ class EngineCore:
 
     def view(self) -> WorkerView:
         tiers = self.tiers.view() if self.tiers is not None else None
-        return worker_view(self.scheduler, len(self.sessions), self.kv, tiers)
+        return worker_view(self.scheduler, len(self.sessions), self.kv, tiers, self.ahead.counts)
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken (INVARIANTS.md). For tests: O(pages)."""
@@ -365,9 +387,10 @@ class EngineCore:
             if session.phase is Phase.RUNNING:
                 held = self.kv.blocks_of(session.id) * self.config.page_size
                 assert session.computed <= held, f"{session.id}: computed without pages"
-            else:
+            elif not self.ahead.flying(session.id):
                 assert not self.kv.blocks_of(session.id), f"{session.id} holds pages at rest"
-        if not running:
+        self.ahead.check()
+        if not running and not self.ahead.any_flying:
             assert all(pool.live <= self.kv.moving for pool in self.kv.pools), (
                 "pages are live but nobody runs or moves them"
             )

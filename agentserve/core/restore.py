@@ -109,6 +109,13 @@ class Restores:
         """Blocks brought for turns that have not been admitted yet: idle, but not to be had."""
         return sum(len(brought) for brought in self._brought.values())
 
+    def lies_below(self, session: SessionId, index: int) -> bool:
+        """Whether full block `index` of a session at rest has a copy below the device."""
+        known = self._ledger.known.get(session)
+        if known is None or index >= len(known.tokens) // self._kv.page_size:
+            return False
+        return bool(self._manager.run([self._ledger.key(known, index)]))
+
     # --- beginning -------------------------------------------------------------------------
 
     def begin(self, known: Known, prices: Prices, now: float, room: int, *, waits: bool) -> Begun:

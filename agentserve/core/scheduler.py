@@ -87,6 +87,21 @@ class Gate(Protocol):
     def admitted(self, session: Session, hit: int, now: float) -> None: ...
 
 
+class Filler(Protocol):
+    """What may use the rest of a step."""
+
+    @property
+    def wants(self) -> bool:
+        """Whether there is anything to add to a plan."""
+        ...
+
+    def fill(self, draft: Draft) -> None:
+        """Add chunks of sessions at rest, within what is left of each limit."""
+        ...
+
+    def admitted(self, session: Session, hit: int) -> None: ...
+
+
 class Scheduler:
     def __init__(self, config: CoreConfig, sessions: SessionTable, kv: KVManager, cost: StepCost) -> None:
         self.config = config
@@ -96,6 +111,7 @@ class Scheduler:
         self._sessions = sessions
         self._kv = kv
         self.gate: Gate | None = None  # set when there are tiers below
+        self.filler: Filler | None = None  # set by the engine
         self._step = 0
         self._reserve = int(config.page_reserve * min(pool.pages for pool in kv.pools))
 
@@ -122,7 +138,7 @@ class Scheduler:
 
     def plan(self, now: float) -> tuple[Plan | None, list[Session]]:
         """The next plan, and the sessions that were preempted for it."""
-        if not self.has_work:
+        if not self.has_work and not (self.filler is not None and self.filler.wants):
             return None, []
         draft = Draft(self.config.max_batched_tokens, self.config.max_step_seconds, self.cost.fixed)
         line = self._line_up(now)
@@ -137,6 +153,8 @@ class Scheduler:
             draft.reasons.extend((session.id, "a preemption in this step") for session in self.waiting[:1])
         else:
             self._admit(draft, line, now)
+        if self.filler is not None and not self.waiting:
+            self.filler.fill(draft)
         if not draft.chunks:
             return None, draft.preempted
         self._step += 1
@@ -203,7 +221,7 @@ class Scheduler:
         return len(session.tokens) - self._kv.cached_tokens(session.namespace, session.tokens)
 
     def _grant_running(self, draft: Draft, wanted: int, now: float) -> None:
-        """wanted: tokens for short turns that wait; up to half of the step is left to them."""
+        """wanted: tokens for short turns that wait; they are left half of the step, but for one page."""
         for session in [session for session in self.running if session.lag == 1]:
             if session in draft.preempted:
                 continue
@@ -212,7 +230,7 @@ class Scheduler:
                 draft.reasons.append((session.id, limit))
                 continue
             self._grant_one(session, draft)
-        kept = min(wanted, draft.tokens // 2)
+        kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
         draft.tokens -= kept
         lagging = [session for session in self.running if session.lag > 1]
         lagging.sort(key=lambda s: s.lag > self.config.max_batched_tokens and not self._impatient(s, now))
@@ -366,4 +384,6 @@ class Scheduler:
         self._sessions.admit(session, hit, now)
         if self.gate is not None:
             self.gate.admitted(session, hit, now)
+        if self.filler is not None:
+            self.filler.admitted(session, hit)
         return True

@@ -75,9 +75,7 @@ class Tiers:
         known.place = math.inf
         known.turn = session.last_turn
         self.restores.expect(session.id)
-        self.restores.begin(
-            known, self._book.prices(), now, self._value.room_without_loss(self.restores.promised), waits=True
-        )
+        self.restores.begin(known, self._book.prices(), now, self.room_without_loss, waits=True)
         self._sync()
 
     def admitted(self, session: Session, hit: int, now: float) -> None:
@@ -215,8 +213,9 @@ class Tiers:
                 self.spills.begin(known, decision.choice, self._now)
             case Choice.RESTORE:
                 self.spills.stop(known.id)
-                room = self._value.room_without_loss(self.restores.promised)
-                self.restores.begin(known, self._book.prices(), self._now, room, waits=False)
+                self.restores.begin(
+                    known, self._book.prices(), self._now, self.room_without_loss, waits=False
+                )
             case _:
                 self.spills.stop(known.id)
         if math.isfinite(decision.until) and known.stage is Stage.RESTING:
@@ -337,6 +336,11 @@ class Tiers:
         self._value.changed()
 
     # --- what the scheduler asks -----------------------------------------------------------
+
+    @property
+    def room_without_loss(self) -> int:
+        """Blocks to be had without losing anything, that nobody else counts on."""
+        return self._value.room_without_loss(self.restores.promised)
 
     def holds_up(self, session: Session, room: int, now: float) -> str:
         """What keeps its turn from being admitted: "loading", while KV comes from below; "pages", while

@@ -11,13 +11,15 @@ from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.session import Session
-from agentserve.messages import SessionView, TiersView, WorkerView
+from agentserve.messages import AheadCounts, SessionView, TiersView, WorkerView
 from tiering.manager import TierManager
 from tiering.policy.base import Choice, Policy, Residency, Watched
 from tiering.types import Tier
 
 
-def worker_view(scheduler: Scheduler, sessions: int, kv: KVManager, tiers: TiersView | None) -> WorkerView:
+def worker_view(
+    scheduler: Scheduler, sessions: int, kv: KVManager, tiers: TiersView | None, ahead: AheadCounts
+) -> WorkerView:
     """Page counts are of the tightest group; pages that only transfers hold are neither live nor cached."""
     pool = min(kv.pools, key=lambda pool: pool.available)
     return WorkerView(
@@ -29,6 +31,7 @@ def worker_view(scheduler: Scheduler, sessions: int, kv: KVManager, tiers: Tiers
         pages_cached=pool.idle,
         pages_live=pool.live - kv.pinned,
         tiers=tiers,
+        ahead=ahead,
     )
 
 

@@ -8,6 +8,7 @@ room for everything.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,7 +22,7 @@ from torch import Tensor
 from agentserve.core.plan import Sampled, SampleSpec
 from agentserve.executor.pool import KVPool
 from agentserve.executor.runner import TorchExecutor
-from agentserve.messages import Abort, Fork
+from agentserve.messages import Abort, Fork, Park, ToolSignal, pack_tokens
 from agentserve.models.config import DecoderConfig
 from agentserve.models.decoder import Decoder
 from agentserve.models.hf_config import hf_config
@@ -34,6 +35,7 @@ from kernels.ops import Logits
 from kernels.reference import ReferenceOps
 from tests.engines import Rig
 from tests.parity.harness import CPU, VOCAB, config_json
+from tiering.policy.base import Signal
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -96,6 +98,7 @@ STEPS = st.one_of(
     st.tuples(st.just("fork"), st.integers(0, 3), st.integers(1, 40)),
     st.tuples(st.just("abort"), st.integers(0, 3)),
     st.tuples(st.just("steps"), st.integers(1, 5)),
+    st.tuples(st.just("upload"), st.integers(0, 3), st.lists(st.integers(0, 1), min_size=1, max_size=40)),
 )
 
 
@@ -146,6 +149,15 @@ def test_random_histories(
                 submit(child.id, list(child.tokens), 6)
             case ("abort", _) if session is not None and session.turn is not None:
                 rig.core.handle(Abort(session.id, session.turn.id), rig.now)
+            case ("upload", number, more) if session is not None and session.tokens and session.turn is None:
+                prompt = [*session.tokens, *more]  # of which half is known, then three quarters
+                rig.core.handle(Park(session.id, session.last_turn, waiting_tool=True), rig.now)
+                for known in (len(more) // 2, len(more) * 3 // 4):
+                    told = pack_tokens(array("i", prompt[: len(session.tokens) + known]))
+                    news = ToolSignal(session.id, session.last_turn, Signal.STREAMING, told)
+                    rig.core.handle(news, rig.now)
+                    rig.step()
+                submit(f"s{number}", prompt, 4)
             case ("steps", count):
                 for _ in range(count):
                     rig.step()
@@ -154,6 +166,34 @@ def test_random_histories(
     for prefix, row in cold_rows(decoder, asked).rows.items():
         if prefix in ledger.rows:
             assert torch.equal(row, ledger.rows[prefix]), f"other bits than cold at position {len(prefix)}"
+
+
+@pytest.mark.parametrize("backend", ["reference", "served"])
+def test_what_was_computed_ahead_has_the_same_bits(backend: str) -> None:
+    config, weights = tiny("llama", torch.bfloat16)
+    decoder = Decoder(
+        config, weights, ReferenceOps(CPU) if backend == "reference" else ops_for(CPU), positions=512
+    )
+    ledger = Ledger()
+    rig = real_rig(decoder, ledger, 24, max_batched_tokens=64)
+    rig.submit("a", SHARED[:37], max_tokens=3)
+    rig.drain()
+    rig.core.handle(Park(SessionId("a"), TurnId(1), waiting_tool=True), rig.now)
+    prompt = [*SHARED[:37], *rig.output("a"), *SHARED]
+    for known in (50, 61, 95):
+        news = ToolSignal(
+            SessionId("a"), TurnId(1), Signal.STREAMING, pack_tokens(array("i", prompt[:known]))
+        )
+        rig.core.handle(news, rig.now)
+        while rig.step() is not None:
+            pass
+    rig.submit("a", prompt, max_tokens=6)
+    rig.drain()
+    assert rig.ended("a", 2).usage.cached == 95
+    cold = cold_rows(decoder, [(prompt, 6)]).rows
+    assert len(cold) == 6
+    for prefix, row in cold.items():
+        assert torch.equal(row, ledger.rows[prefix]), f"other bits than cold at position {len(prefix)}"
 
 
 @pytest.fixture

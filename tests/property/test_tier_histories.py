@@ -52,6 +52,7 @@ def finish(rig: TierRig) -> None:
         rig.core.handle(Close(SessionId(session.id)), rig.now)
         rig.core.check()
     assert not rig.tiers.ledger.known
+    assert not rig.core.ahead.wants
     manager = rig.tiers.manager
     for _ in range(100):  # a drop may be taken back, too
         rig.tiers.reset()

@@ -77,3 +77,19 @@ def test_no_room_is_left_for_a_turn_that_cannot_begin() -> None:
     rig.step()
     rig.submit("a", context, max_tokens=1)
     assert granted(rig.step()) == {"long": STEP}
+
+
+def test_a_step_of_one_page_is_not_cut_in_two() -> None:
+    """Of half a page nothing can be computed: two lagging turns once gave each other up, and nothing ran."""
+    rig = Rig((20,), max_batched_tokens=4)
+    rig.submit("x", [5], max_tokens=1)
+    rig.submit("y", [6], max_tokens=1)
+    rig.submit("a", [0, 1, 2, 3, 4, 5, 0], max_tokens=1)
+    rig.step()
+    rig.submit("x", [5], max_tokens=1)
+    rig.step()
+    rig.submit("y", [6, *rig.output("y"), 0], max_tokens=1)
+    rig.submit("b", [0] * 7, max_tokens=1, priority=1)
+    rig.drain()  # every step has a chunk
+    assert rig.output("b") == cold([0] * 7, 1)
+    assert not any(usage.preemptions for usage in (rig.ended("a").usage, rig.ended("b").usage))

@@ -13,8 +13,9 @@ from agentserve.messages import Hint, ToolSignal, unpack_tokens
 from agentserve.server.http.app import create_app
 from agentserve.server.http.context import ServerOptions
 from agentserve.server.http.hermes_calls import HermesParser
+from agentserve.server.http.sessions.ahead import Ahead
 from agentserve.server.limits import Limits
-from agentserve.types import FinishReason
+from agentserve.types import FinishReason, TurnId
 from tests.api_rig import TOOLS, Rig, hermes, settled, user
 from tests.fakes import END, EOS, ByteTemplate, ByteTokenizer, NoGrammars, Script, ScriptedEngine, chain, say
 from tests.sse import parse
@@ -245,6 +246,55 @@ async def test_an_upload_is_told_ahead_and_becomes_a_result_at_its_end() -> None
     assert len(said) > len(unpack_tokens(s.rig.engine.submits[0].tokens)) + 1000
     assert "Regen, rain" in s.last_prompt()
     assert "rain täglich" in s.last_prompt()
+
+
+async def test_what_has_come_is_told_when_the_tool_pauses() -> None:
+    s = await waiting()
+    upload = Upload(s, 0)
+    upload.pieces.put_nowait(b"rain " * 120)  # enough to be told at once
+    await settled(lambda: len(news(s)) == 3)
+    upload.pieces.put_nowait(b"wind " * 60)  # too little growth, but nothing comes after it
+    await settled(lambda: len(news(s)) == 4)
+    upload.pieces.put_nowait(b"sun")  # not worth it
+    upload.pieces.put_nowait(None)
+    await upload.reply
+    await s.give(1, "noon")
+    prompt = unpack_tokens(s.rig.engine.submits[-1].tokens)
+    first, second = (unpack_tokens(item.tokens) for item in news(s)[2:])
+    assert len(second) >= len(first) + 300
+    assert first == prompt[: len(first)]
+    assert second == prompt[: len(second)]
+    assert len(news(s)) == 4
+
+
+async def test_of_a_prompt_that_is_too_long_no_more_is_told() -> None:
+    s = await waiting()
+    most = s.rig.engine.hello.max_model_len
+    upload = Upload(s, 0)
+    for text in (b"rain ", b"wind ", b"snow "):
+        upload.pieces.put_nowait(text * (most // 4))
+        await settled(lambda: len(news(s)) >= 3)
+        await asyncio.sleep(0)
+    upload.pieces.put_nowait(None)
+    await upload.reply
+    assert len(unpack_tokens(news(s)[-1].tokens)) == most, "it hears that there is nothing to compute"
+    assert len(news(s)) == 3
+
+
+async def test_what_was_rendered_for_a_turn_that_is_over_is_not_told() -> None:
+    s = await waiting()
+    session = s.rig.context.directory.find(s.rig.engine.submits[0].session)
+    assert session is not None
+    first, second = (Ahead(s.rig.context, session, s.calls[0]) for _ in range(2))
+    first.grown(["rain " * 200], 1000)
+    session.engine_turn = TurnId(7)  # the worker reports another turn while the text is being rendered
+    second.grown(["wind " * 200], 1000)
+    await settled(lambda: news(s))
+    await second.end()
+    await first.end()
+    assert [item.turn for item in news(s)] == [7]
+    told = bytes(token for token in unpack_tokens(news(s)[0].tokens) if token < 256)
+    assert told.count(b"wind") > 100
 
 
 async def test_of_a_later_call_nothing_is_told_ahead_but_that_it_comes() -> None:

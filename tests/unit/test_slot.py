@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from agentserve.messages import TiersView, WorkerView
+from agentserve.messages import AheadCounts, TiersView, WorkerView
 from agentserve.server.workers.slot import RestartPolicy, Slot
 from agentserve.server.workers.supervisor import WorkerProcess
 
@@ -117,3 +117,16 @@ def test_a_new_worker_owes_no_answer_of_the_last() -> None:
     slot.down(1.0)
     slot.up(WORKER, 2.0)
     assert not slot.unanswered
+
+
+def test_what_was_computed_ahead_is_counted_over_all_workers_of_a_place() -> None:
+    slot = Slot(0, POLICY)
+    for at, counts in ((0.0, AheadCounts(30, 20)), (10.0, AheadCounts(7, 0))):
+        slot.up(WORKER, at)
+        slot.report(msgspec.structs.replace(tiers(), ahead=counts), at + 1.0)
+        slot.down(at + 2.0)
+        assert slot.view is not None
+    assert slot.view.ahead == AheadCounts(37, 20)
+    slot.up(WORKER, 20.0)
+    slot.report(msgspec.structs.replace(tiers(), tiers=None, ahead=AheadCounts(1, 1)), 21.0)
+    assert slot.view.ahead == AheadCounts(38, 21)

@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentserve.messages import TiersView, WorkerView
+from agentserve.messages import AheadCounts, TiersView, WorkerView
 from agentserve.metrics import Metrics
 from agentserve.tier_metrics import LONGEST_NAME, MOST_TOOLS, OTHER
 
@@ -58,6 +58,7 @@ def test_counters_are_there_from_the_start() -> None:
     ):
         for label in labels:
             assert found[f"agentserve_tier_{name}_total", label] == 0, (name, label)
+    assert found["agentserve_ahead_tokens_total", "computed"] == 0
     assert found["agentserve_tier_policy_takeovers_total",] == 0
 
 
@@ -132,3 +133,13 @@ def test_waits_fall_into_buckets_of_seconds() -> None:
     bucket = "agentserve_tool_wait_seconds_bucket"
     assert [found[bucket, le, "grep"] for le in ("0.1", "2.0", "100.0")] == [1, 2, 3]
     assert found["agentserve_tool_wait_seconds_sum", "grep"] == 85.55
+
+
+def test_tokens_computed_ahead_are_counted_without_tiers_too() -> None:
+    metrics = Metrics()
+    bare = WorkerView(0, 0, 0, 10, 3, 5, 2, ahead=AheadCounts(40, 30))
+    for views, expected in (([bare, bare], (80, 60)), ([bare], (80, 60)), ([], (80, 60))):
+        metrics.set_workers(len(views), views)
+        found = samples(metrics)
+        assert found["agentserve_ahead_tokens_total", "computed"] == expected[0]
+        assert found["agentserve_ahead_tokens_total", "used"] == expected[1]

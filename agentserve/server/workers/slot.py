@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agentserve.messages import Command, TiersView, WorkerView
+from agentserve.messages import AheadCounts, Command, TiersView, WorkerView
 from agentserve.server.workers.supervisor import WorkerProcess
-from agentserve.server.workers.tally import carried, ended
+from agentserve.server.workers.tally import added, carried, ended
 
 _GAUGES = ("running", "waiting", "sessions", "pages_cached", "pages_live")
 
@@ -32,6 +32,7 @@ class Slot:
         self.last_view: WorkerView | None = None
         self.disk_failing_since: float | None = None
         self._counted: TiersView | None = None  # by the workers before this one
+        self._ahead = AheadCounts()  # of the workers before this one
         self.quick_deaths = 0
         self.given_up = False
         self.unanswered = False  # it was asked something since it last answered
@@ -45,9 +46,11 @@ class Slot:
     @property
     def view(self) -> WorkerView | None:
         """What it last reported, its counters those of all workers that were here."""
-        if self.last_view is None or self._counted is None:
-            return self.last_view
-        return msgspec.structs.replace(self.last_view, tiers=carried(self._counted, self.last_view.tiers))
+        last = self.last_view
+        if last is None:
+            return None
+        tiers = carried(self._counted, last.tiers)
+        return msgspec.structs.replace(last, tiers=tiers, ahead=added(self._ahead, last.ahead))
 
     def report(self, view: WorkerView, now: float) -> None:
         """Its worker says how it is."""
@@ -70,9 +73,14 @@ class Slot:
         if self.last_view is not None:
             if self.last_view.tiers is not None:
                 self._counted = carried(self._counted, ended(self.last_view.tiers))
+            self._ahead = added(self._ahead, self.last_view.ahead)
             cleared = dict.fromkeys(_GAUGES, 0)
             self.last_view = msgspec.structs.replace(
-                self.last_view, pages_free=self.last_view.pages, tiers=None, **cleared
+                self.last_view,
+                pages_free=self.last_view.pages,
+                tiers=None,
+                ahead=AheadCounts(),
+                **cleared,
             )
 
     def failed_start(self) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agentserve.messages import TiersView
+from agentserve.messages import AheadCounts, TiersView
 
 Value = TypeVar("Value")
 
@@ -27,6 +27,10 @@ def carried(before: TiersView | None, now: TiersView | None) -> TiersView | None
         takeovers=before.takeovers + now.takeovers,
         waits=_merged(before.waits, now.waits, lambda a, b: (a[0] + b[0], a[1] + b[1], a[2] + b[2])),
     )
+
+
+def added(before: AheadCounts, now: AheadCounts) -> AheadCounts:
+    return AheadCounts(before.computed + now.computed, before.used + now.used)
 
 
 def ended(view: TiersView) -> TiersView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 
@@ -19,11 +20,14 @@ from agentserve.server.limits import Limits
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.transcript import Held, Transcript
 from agentserve.server.text_port import ChatTemplate
+from agentserve.types import TurnId
 from tiering.policy.base import Signal
 
 FIRST_CHARS = 512  # less is not worth a chunk of prefill
 STEP_CHARS = 2048
 GROWTH = 1.5  # each time the whole prompt is rendered anew
+PAUSE = 0.1  # seconds without a piece, after which less growth is told, too
+PAUSE_CHARS = 256
 UNCERTAIN_TOKENS = 4  # the last ones may come out otherwise when the text goes on
 _EMPTY = Held(b'""', b"", 0)
 _PROBE = "\n#"  # goes on otherwise than any end of a message
@@ -37,8 +41,12 @@ class Ahead:
         self._context = context
         self._session = session
         self._call = call
-        self._next = FIRST_CHARS
+        self._parts: Sequence[str] = ()
+        self._size = 0
+        self._told = 0  # characters that had come when it was last rendered
+        self._next: float = FIRST_CHARS
         self._work: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def signal(self, signal: Signal, tokens: array[int] | None = None) -> None:
         """Early news for the worker; not of a session that it does not know to wait."""
@@ -51,21 +59,43 @@ class Ahead:
 
     def grown(self, parts: Sequence[str], size: int) -> None:
         """The result has `size` characters by now, `parts` joined."""
-        if size < self._next or (self._work is not None and not self._work.done()):
-            return
+        self._parts, self._size = parts, size
+        if size >= self._next:
+            self._render()
+        self._wait_for_a_pause()
+
+    def _wait_for_a_pause(self) -> None:
+        """A tool that thinks between its lines leaves the time to compute those that have come."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._size >= FIRST_CHARS and self._size - self._told >= PAUSE_CHARS and self._next < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._paused)
+
+    def _paused(self) -> None:
+        if not self._render():
+            self._wait_for_a_pause()
+
+    def _render(self) -> bool:
+        """Begin to tell what has come. False if the last time is not over."""
+        if self._work is not None and not self._work.done():
+            return False
+        size = self._size
         kept = self._context.chronicle.transcripts.get(self._session.key)
-        if kept is None or outstanding(self._session, kept)[:1] != [self._call]:
-            return  # what stands before it in the prompt is not known yet
-        self._next = max(int(size * GROWTH), size + STEP_CHARS)
-        self._work = asyncio.create_task(self._tell(kept, "".join(parts)))
+        if kept is not None and outstanding(self._session, kept)[:1] == [self._call]:
+            self._told, self._next = size, max(int(size * GROWTH), size + STEP_CHARS)
+            turn = self._session.engine_turn
+            self._work = asyncio.create_task(self._tell(kept, turn, "".join(self._parts)))
+        return True  # else what stands before it in the prompt is not known yet
 
     async def end(self) -> None:
         """No signal comes after this."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
 
-    async def _tell(self, kept: Transcript, text: str) -> None:
+    async def _tell(self, kept: Transcript, turn: TurnId | None, text: str) -> None:
         context, session = self._context, self._session
         was_cut = context.directory.cut
         cut = {call for call, whole in session.issued.items() if not whole and was_cut(session.tenant, call)}
@@ -83,8 +113,11 @@ class Ahead:
             )
         except ApiError:
             return  # the end of the upload will tell
-        if len(tokens) > session.length:
-            self.signal(Signal.STREAMING, tokens)
+        most = context.facts.max_model_len
+        if len(tokens) >= most:
+            self._next = math.inf  # such a prompt is refused: the worker need not go on either
+        if len(tokens) > session.length and session.engine_turn == turn:
+            self.signal(Signal.STREAMING, tokens[:most])
 
 
 def certain_tokens(
