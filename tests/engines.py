@@ -32,7 +32,7 @@ from tiering.policy.base import (
     Signal,
 )
 from tiering.policy.lru import LruPolicy
-from tiering.types import Tier, Transfer
+from tiering.types import Change, Tier, Transfer
 
 VOCAB = 1000
 
@@ -141,6 +141,7 @@ class TierRig(Rig):
         self.mover = SimMover(self.executor.memory, PRICES, faults)
         self.pace = pace
         self.orders: list[Transfer] = []
+        self.changes: list[Change] = []
 
     @property
     def tiers(self) -> Tiers:
@@ -149,17 +150,21 @@ class TierRig(Rig):
 
     def move(self) -> None:
         """What the worker's loop does between steps."""
-        for transfer in self.core.take_transfers():
-            self.orders.append(transfer)
-            self.mover.submit(transfer, self.now)
+        self._hand_over()
         self.core.finish_transfers(self.mover.poll(self.now), self.now)
         timer = self.core.next_timer()
         if timer is not None and timer <= self.now:
             self.core.tick(self.now)
+        self._hand_over()
+        self._collect()
+
+    def _hand_over(self) -> None:
         for transfer in self.core.take_transfers():
             self.orders.append(transfer)
             self.mover.submit(transfer, self.now)
-        self._collect()
+        for change in self.core.take_changes():
+            self.changes.append(change)
+            self.mover.change(change, self.now)
 
     def step(self) -> Plan | None:
         self.move()

@@ -12,25 +12,18 @@ their way there included. Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from tiering.copies import FIRST, Copies, Copy, Nobody, Ranking, Standing
-from tiering.policy.base import Prices, Residency
+from tiering.flights import LANES, MOST_BLOCKS, Flights
+from tiering.policy.base import Residency
 from tiering.types import Block, DiskEntry, Move, Tier, Transfer, TransferDone
 
-MOST_BLOCKS = 32  # per transfer: an urgent one never waits for more
 AHEAD = 8  # transfers that a lane's saves or writes may have waiting
 HEADER_BYTES = 256  # what a block takes on disk besides its KV, at most
 DISK_PAUSE = 5.0  # seconds without writes after a transfer of which nothing reached the disk
-
-_LANES = {
-    Move.SAVE: Tier.HOST,
-    Move.LOAD: Tier.HOST,
-    Move.WRITE: Tier.DISK,
-    Move.FETCH: Tier.DISK,
-    Move.DROP: Tier.DISK,
-}
 
 
 class TierManager:
@@ -55,10 +48,8 @@ class TierManager:
         self._host = Copies(Tier.HOST)
         self._disk = Copies(Tier.DISK)
         self._dropping: dict[bytes, int] = {}  # key -> bytes: gone for us, not yet by the disk
-        self._flying: dict[int, Transfer] = {}
-        self._orders: list[Transfer] = []
-        self._ids = 0
-        self._paused_until = 0.0
+        self.flights = Flights()
+        self._paused_until = -math.inf
         for entry in entries:
             if entry.key not in self._disk and disk_bytes > 0:
                 self._disk[entry.key] = Copy(nbytes=entry.nbytes, ready=True)
@@ -111,15 +102,12 @@ class TierManager:
     @property
     def save_room(self) -> int:
         """Blocks that may still be ordered to be saved: more would only wait."""
-        return AHEAD * MOST_BLOCKS - self._in_flight(Move.SAVE)
+        return AHEAD * MOST_BLOCKS - self.flights.blocks(Move.SAVE)
 
     @property
     def write_room(self) -> int:
         """The same of writes. At most half of the host is pinned by them, however slow the disk is."""
-        return min(AHEAD * MOST_BLOCKS, max(self.host_slots, 2) // 2) - self._in_flight(Move.WRITE)
-
-    def _in_flight(self, move: Move) -> int:
-        return sum(len(transfer.blocks) for transfer in self._flying.values() if transfer.move is move)
+        return min(AHEAD * MOST_BLOCKS, max(self.host_slots, 2) // 2) - self.flights.blocks(Move.WRITE)
 
     @property
     def empty(self) -> bool:
@@ -148,28 +136,7 @@ class TierManager:
     @property
     def moving(self) -> int:
         """Blocks in transfers now."""
-        return sum(len(transfer.blocks) for transfer in self._flying.values())
-
-    def queue(self, prices: Prices, tier: Tier, *, urgent: bool = False) -> float:
-        """Seconds until a transfer ordered now would begin, in the lane of `tier`: what is urgent passes
-        what is not, but for the one that may be under way."""
-        costs = {
-            Move.SAVE: prices.save,
-            Move.LOAD: prices.load,
-            Move.WRITE: prices.write,
-            Move.FETCH: prices.fetch,
-        }
-        ahead = under_way = 0.0
-        for transfer in self._flying.values():
-            cost = costs.get(transfer.move)
-            if cost is None or _LANES[transfer.move] is not tier:
-                continue
-            seconds = prices.seconds(cost, len(transfer.blocks))
-            if urgent and not transfer.urgent:
-                under_way = max(under_way, seconds)
-            else:
-                ahead += seconds
-        return ahead + under_way
+        return self.flights.blocks()
 
     # --- orders ----------------------------------------------------------------------------
 
@@ -188,7 +155,7 @@ class TierManager:
                 copy = self._host[block.key] = Copy(slot=self._free.pop(), pins=1)
                 taken.append(Block(block.key, block.parent, block.tokens, block.pages, copy.slot))
             count += 1
-        self._order(Move.SAVE, taken)
+        self.flights.order(Move.SAVE, taken)
         return count
 
     def restore(self, blocks: Sequence[Block], *, urgent: bool) -> list[Transfer]:
@@ -201,7 +168,7 @@ class TierManager:
             if tier is None:
                 raise ValueError("a block to restore is nowhere")
             if tier is not last and batch:
-                ordered += self._order(_restoring(last), batch, urgent=urgent)
+                ordered += self.flights.order(_restoring(last), batch, urgent=urgent)
                 batch = []
             last = tier
             copies = self._host if tier is Tier.HOST else self._disk
@@ -209,7 +176,7 @@ class TierManager:
             copies.move_to_end(block.key)
             batch.append(Block(block.key, block.parent, block.tokens, block.pages, copies[block.key].slot))
         if batch:
-            ordered += self._order(_restoring(last), batch, urgent=urgent)
+            ordered += self.flights.order(_restoring(last), batch, urgent=urgent)
         return ordered
 
     def write(self, blocks: Sequence[Block], standing: Standing, now: float) -> int:
@@ -237,30 +204,19 @@ class TierManager:
                 self.disk_used += nbytes
                 taken.append(Block(block.key, block.parent, block.tokens, slot=source.slot))
             count += 1
-        self._order(Move.WRITE, taken)
+        self.flights.order(Move.WRITE, taken)
         return count
-
-    def _order(self, move: Move, blocks: Sequence[Block], *, urgent: bool = False) -> list[Transfer]:
-        ordered: list[Transfer] = []
-        for start in range(0, len(blocks), MOST_BLOCKS):
-            self._ids += 1
-            transfer = Transfer(self._ids, move, tuple(blocks[start : start + MOST_BLOCKS]), urgent)
-            self._flying[transfer.id] = transfer
-            ordered.append(transfer)
-        self._orders += ordered
-        return ordered
 
     def orders(self) -> list[Transfer]:
         """Transfers ordered since the last call, in order."""
-        orders, self._orders = self._orders, []
-        return orders
+        return self.flights.take_orders()
 
     # --- what became of them ---------------------------------------------------------------
 
     def finished(self, done: TransferDone, now: float) -> Transfer | None:
         """A transfer has ended: unpin what it named, keep what arrived, forget what was found bad.
         None if it is not known (any more): then nothing happens."""
-        transfer = self._flying.pop(done.id, None)
+        transfer = self.flights.land(done.id)
         if transfer is None:
             return None
         ok = [index < len(done.ok) and done.ok[index] for index in range(len(transfer.blocks))]
@@ -270,7 +226,7 @@ class TierManager:
             blocks, seconds = self.moved.get(transfer.move, (0, 0.0))
             self.moved[transfer.move] = (blocks + sum(ok), seconds + max(0.0, done.seconds))
             self.failed[transfer.move] = self.failed.get(transfer.move, 0) + len(ok) - sum(ok)
-            if _LANES[transfer.move] is Tier.DISK:
+            if LANES[transfer.move] is Tier.DISK:
                 self._judge_disk(transfer.move, any(ok), done.error, now)
         return transfer
 
@@ -315,6 +271,11 @@ class TierManager:
         self._disk[key] = Copy(nbytes=nbytes, ready=True)
         if not self.ranking.owned(key):
             self._disk.neglect(key)
+
+    @property
+    def disk_back(self) -> float:
+        """When writes are tried again after a failure; in the past: they are ordered now."""
+        return self._paused_until
 
     def _judge_disk(self, move: Move, any_ok: bool, error: str, now: float) -> None:
         if any_ok:
@@ -371,7 +332,7 @@ class TierManager:
         for key in keys:
             self._dropping[key] = self._disk.pop(key).nbytes
             self._note_loss(key)
-        self._order(Move.DROP, [Block(key, b"", b"") for key in keys])
+        self.flights.order(Move.DROP, [Block(key, b"", b"") for key in keys])
 
     def _note_loss(self, key: bytes) -> None:
         if not self.copied(key):
@@ -392,7 +353,7 @@ class TierManager:
         assert self.disk_used <= max(self.disk_bytes, self._told), "more on disk than its budget"
         assert not self._dropping.keys() & self._disk.keys(), "a block is both on disk and dropped"
         pins: dict[tuple[Tier, bytes], int] = {}
-        for transfer in self._flying.values():
+        for transfer in self.flights:
             for block in transfer.blocks:
                 if transfer.move in (Move.SAVE, Move.LOAD, Move.WRITE):
                     assert self._host[block.key].slot == block.slot, "a transfer names another slot"

@@ -1,7 +1,7 @@
 """The vocabulary of tiers: where KV can be, and the orders that move it.
 
 Whoever decides (the core) writes `Transfer`s; whoever moves bytes (`tiering.stores.mover`) answers
-each with one `TransferDone`. Between the two the device pages and host slots that a transfer names
+each with one `TransferDone`, whatever `Change` was said of it since. Between the two the device pages and host slots that a transfer names
 are pinned: nobody else frees, reads or writes them. Plain values; they are part of the core's log.
 """
 
@@ -49,6 +49,21 @@ class Transfer(msgspec.Struct, frozen=True):
     urgent: bool = False  # a session waits for it: it goes before the others of its queue
 
 
+class Word(Enum):
+    """What may be said of a transfer after it was ordered."""
+
+    HURRY = "hurry"  # a session waits for it now: as if it had been urgent, behind those that were
+    CANCEL = "cancel"  # nobody needs it: what is not done of it need not be
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A word about a transfer in flight. It gets no answer of its own; one for a transfer that has ended
+    changes nothing."""
+
+    id: int  # the transfer's
+    word: Word
+
+
 class TransferDone(msgspec.Struct, frozen=True):
     """The end of a transfer, however it ended. `ok[i]` says whether block i was moved whole.
 
@@ -59,7 +74,7 @@ class TransferDone(msgspec.Struct, frozen=True):
     ok: tuple[bool, ...]
     seconds: float  # of moving, without waiting in queues
     error: str = ""  # one line, if anything failed
-    cancelled: bool = False  # taken back before it began; nothing was moved
+    cancelled: bool = False  # taken back: as if it had never begun
 
 
 class DiskEntry(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 HOST: every full block on the device gets a copy in the host. DISK: and from there one on the disk. A
 spill goes on as transfers end: saves pin at most a share of the pool, writes a share of the host, and
-neither waits for the other. What finds no room below stays where it is; dropping it is safe.
+neither waits for the other. What finds no room below stays where it is; dropping it is safe. What a disk
+that fails did not take is tried again when writes are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agentserve.messages import pack_tokens
 from agentserve.types import SessionId
 from tiering.manager import TierManager
 from tiering.policy.base import Choice
-from tiering.types import Block, Tier, Transfer
+from tiering.types import Block, Move, Tier, Transfer
 
 SAVE_SHARE = 4  # saves are ordered while transfers pin less than one page in so many
 
@@ -38,6 +39,7 @@ class Spills:
         self._manager = manager
         self._ledger = ledger
         self._spills: dict[SessionId, Spill] = {}
+        self.next_try: float | None = None  # when to go on, if nothing happens before
 
     def begin(self, known: Known, choice: Choice, now: float, *, free_only: bool = False) -> None:
         """free_only: nobody else's copies make room for these."""
@@ -49,13 +51,28 @@ class Spills:
         """Order nothing more for it. What is in flight arrives."""
         self._spills.pop(session, None)
 
+    def abandon(self) -> None:
+        """Somebody's blocks were given up: take back the copies in the making of those that nobody values."""
+        flights = self._manager.flights
+        for transfer in flights:
+            if transfer.move in (Move.SAVE, Move.WRITE):
+                if not any(self._ledger.valued(block.key) for block in transfer.blocks):
+                    flights.recall(transfer.id)
+
     def go_on(self, now: float) -> None:
         """Order what there is room for now."""
-        over = [spill.known.id for spill in self._spills.values() if self._advance(spill, now)]
-        for session in over:
-            del self._spills[session]
-        if not self._manager.moving:
-            self._spills.clear()  # nothing will end that could make room
+        manager = self._manager
+        over = [spill for spill in self._spills.values() if self._advance(spill, now)]
+        writing = manager.flights.blocks(Move.WRITE) > 0  # what fails of it is to be ordered again
+        for spill in over:
+            if not (spill.to_disk and writing):
+                del self._spills[spill.known.id]
+        paused = manager.disk_back > now
+        if not manager.moving:  # nothing will end that could make room
+            kept = {name: spill for name, spill in self._spills.items() if spill.to_disk and paused}
+            self._spills = kept
+        waits = paused and any(spill.to_disk for spill in self._spills.values())
+        self.next_try = manager.disk_back if waits else None
 
     def _advance(self, spill: Spill, now: float) -> bool:
         """True if there is nothing left to order for it."""
@@ -125,9 +142,17 @@ class Spills:
         tokens = pack_tokens(known.tokens[index * size : (index + 1) * size])
         return Block(known.keys[index], parent, tokens, pages)
 
-    def finished(self, transfer: Transfer, ok: Sequence[bool]) -> None:
-        """A save has ended: its pages are pinned no more, and those with a copy may go."""
-        for block, good in zip(transfer.blocks, ok, strict=True):
-            if good:
-                self._kv.mark(block.key, block.pages, COPIED)
-            self._kv.unpin(block.pages)
+    def finished(self, transfer: Transfer, ok: Sequence[bool], *, recalled: bool) -> None:
+        """A save or a write has ended. The pages of a save are pinned no more, and those with a copy may go.
+        recalled: it was taken back; somebody may have begun to count on it since."""
+        if transfer.move is Move.SAVE:
+            for block, good in zip(transfer.blocks, ok, strict=True):
+                if good:
+                    self._kv.mark(block.key, block.pages, COPIED)
+                self._kv.unpin(block.pages)
+        if all(ok) or (transfer.move is Move.SAVE and not recalled):
+            return
+        for spill in self._spills.values():
+            spill.written = 0
+            if recalled:
+                spill.saved, spill.full = 0, False

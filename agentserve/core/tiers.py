@@ -216,9 +216,12 @@ class Tiers:
         self._value.changed()
 
     def _devalue(self, known: Known) -> None:
-        """Its blocks may go without a copy, but for those that somebody else is expected to use."""
+        """Its blocks may go without a copy, but for those that somebody else is expected to use; what is
+        moved for it alone is taken back."""
         known.devalued = True
         self.spills.stop(known.id)
+        self.spills.abandon()
+        self.restores.give_up(known.id)
         path = self._kv.matched(known.namespace, known.tokens, len(known.tokens))
         for index in range(len(path[0])):
             key = self.ledger.key(known, index)
@@ -259,12 +262,13 @@ class Tiers:
         """Transfers have ended, one way or another. Unknown ones are ignored."""
         self._at(now)
         for done in dones:
+            recalled = self.manager.flights.recalled(done.id)
             transfer = self.manager.finished(done, now)
             if transfer is None:
                 continue
             ok = [index < len(done.ok) and done.ok[index] for index in range(len(transfer.blocks))]
-            if transfer.move is Move.SAVE:
-                self.spills.finished(transfer, ok)
+            if transfer.move in (Move.SAVE, Move.WRITE):
+                self.spills.finished(transfer, ok, recalled=recalled)
             else:
                 self.restores.finished(transfer, ok)
             if all(ok) and not done.cancelled:
@@ -295,9 +299,9 @@ class Tiers:
             if known is not None and known.timer == number and known.stage is Stage.RESTING:
                 break
             heapq.heappop(self._timers)
-        deadline = self.restores.next_deadline
-        times = [self._timers[0][0]] if self._timers else []
-        return min([*times, deadline] if deadline is not None else times, default=None)
+        first = self._timers[0][0] if self._timers else None
+        times = (first, self.restores.next_deadline, self.spills.next_try)
+        return min((time for time in times if time is not None), default=None)
 
     def take_transfers(self) -> list[Transfer]:
         return self.manager.orders()

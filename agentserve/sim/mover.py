@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from agentserve.sim.executor import WrongKV
 from tiering.policy.base import Prices
-from tiering.types import Block, Move, Transfer, TransferDone
+from tiering.types import Block, Change, Move, Transfer, TransferDone, Word
 
 Rows = tuple[npt.NDArray[np.uint64], ...]
 
@@ -54,6 +54,7 @@ class _Job:
     ends: float
     cancelled: bool
     seen: list[Rows] = field(default_factory=list)  # SAVE: what the pages held when it began
+    moved: int | None = None  # blocks moved when it was taken back under way; None: it was not
 
 
 @dataclass(slots=True)
@@ -79,10 +80,12 @@ class SimMover:
         self._host: dict[int, tuple[bytes, Rows]] = {}
         self._disk: dict[bytes, tuple[bytes, bytes, Rows]] = {}
         self._lanes = (_Lane(), _Lane())
+        self._taken_back: list[TransferDone] = []
 
     @property
     def pending(self) -> int:
-        return sum(len(lane.queue) + (lane.job is not None) for lane in self._lanes)
+        flying = sum(len(lane.queue) + (lane.job is not None) for lane in self._lanes)
+        return flying + len(self._taken_back)
 
     def submit(self, transfer: Transfer, now: float) -> None:
         lane = self._lanes[transfer.move not in (Move.SAVE, Move.LOAD)]
@@ -90,13 +93,42 @@ class SimMover:
         if lane.job is None:
             self._begin(lane, now)
 
+    def change(self, change: Change, now: float) -> None:
+        """Hurry a transfer, or take it back: whole if it waits, else at the end of the block it is at."""
+        for lane in self._lanes:
+            job = lane.job
+            if job is not None and job.transfer.id == change.id and change.word is Word.CANCEL:
+                self._cut(job, now)
+            for at, transfer in enumerate(lane.queue):
+                if transfer.id != change.id:
+                    continue
+                del lane.queue[at]
+                if change.word is Word.HURRY:
+                    lane.queue.append(msgspec.structs.replace(transfer, urgent=True))
+                else:
+                    nothing = (False,) * len(transfer.blocks)
+                    self._taken_back.append(TransferDone(transfer.id, nothing, 0.0, "", True))
+                break
+
+    def _cut(self, job: _Job, now: float) -> None:
+        blocks = len(job.transfer.blocks)
+        if job.cancelled or job.moved is not None or job.ends <= now or not blocks:
+            return
+        each = (job.ends - job.began) / blocks
+        moved = min(blocks, int((now - job.began) / each) + 1)
+        if moved < blocks:
+            job.moved = moved
+            job.ends = min(job.ends, job.began + moved * each)
+
     def next_done(self) -> float | None:
         """When the next transfer ends; None: nothing is in flight."""
+        if self._taken_back:
+            return 0.0
         return min((lane.job.ends for lane in self._lanes if lane.job is not None), default=None)
 
     def poll(self, now: float) -> list[TransferDone]:
         """Transfers that have ended by `now`, in the order of their ends within a lane."""
-        done: list[TransferDone] = []
+        done, self._taken_back = self._taken_back, []
         for lane in self._lanes:
             while lane.job is not None and lane.job.ends <= now:
                 job = lane.job
@@ -127,7 +159,10 @@ class SimMover:
         transfer = job.transfer
         if job.cancelled:
             return TransferDone(transfer.id, (False,) * len(transfer.blocks), 0.0, "cancelled", True)
-        ok = tuple(self._move(job, index) for index in range(len(transfer.blocks)))
+        count = len(transfer.blocks) if job.moved is None else job.moved
+        if job.moved is not None and transfer.move in (Move.LOAD, Move.FETCH):
+            return TransferDone(transfer.id, (False,) * len(transfer.blocks), job.ends - job.began, "", True)
+        ok = tuple(index < count and self._move(job, index) for index in range(len(transfer.blocks)))
         error = "" if all(ok) else "a block was not moved"
         return TransferDone(transfer.id, ok, job.ends - job.began, error)
 

@@ -137,15 +137,15 @@ def test_what_waits_is_taken_back_whole_and_at_once(rig: Rig) -> None:
     first = rig.submit(Move.SAVE, rig.blocks[:1])
     rig.gate.await_arrival(HOST_COPY)
     second = rig.submit(Move.SAVE, rig.blocks[1:])
-    rig.mover.cancel(second)
+    rig.cancel(second)
     (done,) = rig.wait()
     assert (done.id, done.ok, done.cancelled) == (second, (False,) * (PAGES - 1), True)
-    rig.mover.cancel(second)  # once more: nothing
-    rig.mover.cancel(999)
+    rig.cancel(second)  # once more: nothing
+    rig.cancel(999)
     rig.gate.release()
     (done,) = rig.wait()
     assert (done.id, done.ok, done.cancelled) == (first, (True,), False)
-    rig.mover.cancel(first)
+    rig.cancel(first)
     assert rig.mover.poll() == []
 
 
@@ -162,7 +162,7 @@ def test_a_load_is_taken_back_between_two_blocks(rig: Rig, move: Move) -> None:
         rig.gate.await_arrival(point)
         rig.gate.let_pass(point)
     rig.gate.await_arrival(point)  # before the fourth
-    rig.mover.cancel(number)
+    rig.cancel(number)
     rig.gate.release()
     (done,) = rig.wait()
     assert (done.ok, done.cancelled, done.error) == ((False,) * PAGES, True, "")
@@ -180,7 +180,7 @@ def test_what_was_copied_before_it_was_taken_back_is_told(paced: Rig, move: Move
         paced.gate.await_arrival(point)
         paced.gate.let_pass(point)
     paced.gate.await_arrival(point)
-    paced.mover.cancel(number)
+    paced.cancel(number)
     paced.gate.release()
     (done,) = paced.wait()
     moved = 4 + at_a_time  # the one at the gate, too
@@ -349,7 +349,7 @@ def test_whatever_is_ordered_and_taken_back_every_transfer_ends_once(tmp_path: P
         number = rig.submit(move, [rig.blocks[at] for at in numbers], urgent=choose.random() < 0.3)
         under_way[number] = (move, numbers)
         if choose.random() < 0.3:
-            rig.mover.cancel(choose.choice(list(under_way)))
+            rig.cancel(choose.choice(list(under_way)))
         learn(rig.mover.poll())
         assert rig.mover.pending == len(under_way)
     while under_way:

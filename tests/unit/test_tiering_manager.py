@@ -8,7 +8,8 @@ import pytest
 
 from tests.engines import PRICES
 from tiering.copies import FIRST, Standing
-from tiering.manager import DISK_PAUSE, HEADER_BYTES, MOST_BLOCKS, TierManager
+from tiering.flights import MOST_BLOCKS
+from tiering.manager import DISK_PAUSE, HEADER_BYTES, TierManager
 from tiering.types import Block, DiskEntry, Move, Tier, Transfer, TransferDone
 
 STORED = 1000 + HEADER_BYTES
@@ -240,11 +241,11 @@ def test_the_queue_of_a_lane_is_what_a_transfer_would_wait() -> None:
     manager.restore(blocks(3), urgent=True)
     manager.write(blocks(4, pages=False), FIRST, 0.0)
     seconds = PRICES.seconds
-    assert manager.queue(PRICES, Tier.HOST) == seconds(PRICES.load, 2) + seconds(PRICES.load, 1)
-    assert manager.queue(PRICES, Tier.DISK) == seconds(PRICES.write, 1)
+    assert manager.flights.queue(PRICES, Tier.HOST) == seconds(PRICES.load, 2) + seconds(PRICES.load, 1)
+    assert manager.flights.queue(PRICES, Tier.DISK) == seconds(PRICES.write, 1)
     # An urgent one passes what is not, but for the one that may be under way.
     manager.restore(blocks(*range(5, 41)), urgent=False)
-    urgent = manager.queue(PRICES, Tier.HOST, urgent=True)
+    urgent = manager.flights.queue(PRICES, Tier.HOST, urgent=True)
     assert urgent == pytest.approx(seconds(PRICES.load, 1) + seconds(PRICES.load, MOST_BLOCKS))
 
 

@@ -18,7 +18,7 @@ from tiering.stores.faults import HOST_COPY, Fault, no_fault
 from tiering.stores.host import HostStore
 from tiering.stores.lanes import Lane, Task, one_line
 from tiering.stores.pages import DevicePages
-from tiering.types import Block, Move, Transfer, TransferDone
+from tiering.types import Block, Change, Move, Transfer, TransferDone, Word
 
 STEP_BYTES = 8 << 20  # between two looks whether something urgent has come; and of one LMDB transaction
 CLOSE_SECONDS = 5.0
@@ -76,11 +76,16 @@ class Mover:
         else:
             lane.put(task)
 
-    def cancel(self, number: int) -> None:
-        """Take a transfer back. Its TransferDone comes all the same; it may have been too late."""
-        lane = self._open.get(number)
-        if lane is not None:
-            lane.cancel(number)
+    def change(self, change: Change) -> None:
+        """Hurry a transfer, or take it back. Its TransferDone comes all the same; it may be too late."""
+        lane = self._open.get(change.id)
+        if lane is None:
+            return
+        match change.word:
+            case Word.HURRY:
+                lane.hurry(change.id)
+            case Word.CANCEL:
+                lane.cancel(change.id)
 
     def poll(self) -> list[TransferDone]:
         """What has ended since the last call, in the order of ending. Never waits."""
