@@ -59,6 +59,11 @@ class Flights:
             self._recalled.add(number)
             self._changes.append(Change(number, Word.CANCEL))
 
+    @property
+    def recalling(self) -> bool:
+        """Is there one that was taken back, and has not been answered?"""
+        return bool(self._recalled)
+
     def recalled(self, number: int) -> bool:
         return number in self._recalled
 

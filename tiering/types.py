@@ -1,8 +1,9 @@
 """The vocabulary of tiers: where KV can be, and the orders that move it.
 
-Whoever decides (the core) writes `Transfer`s; whoever moves bytes (`tiering.stores.mover`) answers
-each with one `TransferDone`, whatever `Change` was said of it since. Between the two the device pages and host slots that a transfer names
-are pinned: nobody else frees, reads or writes them. Plain values; they are part of the core's log.
+Whoever decides (the core) writes `Transfer`s, and may say a word (`Change`) of one in flight; whoever
+moves bytes (`tiering.stores.mover`) answers each transfer with one `TransferDone`, whatever was said.
+Between order and answer the device pages and host slots that a transfer names are pinned: nobody else
+frees, reads or writes them. Plain values; they are part of the core's log.
 """
 
 from __future__ import annotations

@@ -55,17 +55,18 @@ class Spills:
         """Somebody's blocks were given up: take back the copies in the making of those that nobody values."""
         flights = self._manager.flights
         for transfer in flights:
-            if transfer.move in (Move.SAVE, Move.WRITE):
-                if not any(self._ledger.valued(block.key) for block in transfer.blocks):
-                    flights.recall(transfer.id)
+            spills = transfer.move in (Move.SAVE, Move.WRITE)
+            if spills and not any(self._ledger.valued(block.key) for block in transfer.blocks):
+                flights.recall(transfer.id)
 
     def go_on(self, now: float) -> None:
         """Order what there is room for now."""
         manager = self._manager
         over = [spill for spill in self._spills.values() if self._advance(spill, now)]
-        writing = manager.flights.blocks(Move.WRITE) > 0  # what fails of it is to be ordered again
+        # What a spill counts on may yet fail, or have been taken back before: then it is ordered again.
+        writing, recalling = manager.flights.blocks(Move.WRITE) > 0, manager.flights.recalling
         for spill in over:
-            if not (spill.to_disk and writing):
+            if not (recalling or (spill.to_disk and writing)):
                 del self._spills[spill.known.id]
         paused = manager.disk_back > now
         if not manager.moving:  # nothing will end that could make room

@@ -362,3 +362,29 @@ def test_whatever_is_ordered_and_taken_back_every_transfer_ends_once(tmp_path: P
     assert all(rig.move(Move.FETCH, [rig.blocks[number] for number in sorted(on_disk)]).ok)
     assert all(rig.holds(range(number, number + 1)) for number in on_disk)
     rig.close()
+
+
+def test_one_that_is_hurried_passes_what_can_wait(rig: Rig) -> None:
+    rig.gate.hold(HOST_COPY)
+    first = rig.submit(Move.SAVE, rig.blocks[:1])
+    rig.gate.await_arrival(HOST_COPY)
+    plain = [rig.submit(Move.SAVE, rig.blocks[at : at + 1]) for at in (1, 2)]
+    urgent = rig.submit(Move.SAVE, rig.blocks[3:4], urgent=True)
+    for number in (plain[1], plain[1], urgent, first, 999):
+        rig.hurry(number)
+    rig.gate.release()
+    assert [done.id for done in rig.wait(4)] == [first, urgent, plain[1], plain[0]]
+    rig.hurry(first)
+    assert rig.mover.poll() == []
+
+
+def test_one_that_is_hurried_under_way_ends_once(paced: Rig) -> None:
+    paced.move(Move.SAVE)
+    paced.gate.hold(DISK_COMMIT)
+    write = paced.submit(Move.WRITE)
+    paced.gate.await_arrival(DISK_COMMIT)
+    paced.hurry(write)
+    paced.gate.release()
+    (done,) = paced.wait()
+    assert (done.id, all(done.ok)) == (write, True)
+    assert paced.mover.pending == 0

@@ -94,20 +94,23 @@ class LiveRun:
             self._players.heard(event, now)
         for command in self._players.due(now):
             self._core.handle(command, now)
-        self._order()
+        self._hand_over()
 
-    def _order(self) -> None:
-        for transfer in self._core.take_transfers():
-            if self._mover is None:
-                raise ValueError("the core moves KV, but there is nobody to move it")
-            self._mover.submit(transfer)
+    def _hand_over(self) -> None:
+        self._order(self._core.take_transfers())
         for change in self._core.take_changes():
             if self._mover is not None:
                 self._mover.change(change)
 
+    def _order(self, transfers: Sequence[Transfer]) -> None:
+        for transfer in transfers:
+            if self._mover is None:
+                raise ValueError("the core moves KV, but there is nobody to move it")
+            self._mover.submit(transfer)
+
     def _step(self) -> bool:
         plan = self._core.begin_step(self._now())
-        self._order()
+        self._hand_over()
         if plan is None:
             return False
         self._core.finish_step(self._executor.run(plan), self._now())
