@@ -115,10 +115,12 @@ PRICES = Prices(
 )
 
 
-def tier_parts(host: int, disk_blocks: int = 0, policy: Policy | None = None) -> TierParts:
+def tier_parts(
+    host: int, disk_blocks: int = 0, policy: Policy | None = None, *, staging: bool = False
+) -> TierParts:
     chosen = policy or LruPolicy()
     disk = disk_blocks * (BLOCK_BYTES + HEADER_BYTES)
-    setup = TierSetup(chosen.name, host, disk, BLOCK_BYTES, PRICES)
+    setup = TierSetup(chosen.name, host, disk, BLOCK_BYTES, PRICES, staging=staging)
     return TierParts(setup, chosen, FixedPrices(PRICES))
 
 
@@ -134,9 +136,10 @@ class TierRig(Rig):
         policy: Policy | None = None,
         faults: Faults | None = None,
         pace: float = 0.01,
+        staging: bool = False,
         **config: object,
     ) -> None:
-        super().__init__(pages, tiers=tier_parts(host, disk, policy), **config)  # type: ignore[arg-type]
+        super().__init__(pages, tiers=tier_parts(host, disk, policy, staging=staging), **config)  # type: ignore[arg-type]
         assert isinstance(self.executor, SimExecutor)
         self.mover = SimMover(self.executor.memory, PRICES, faults)
         self.pace = pace

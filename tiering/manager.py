@@ -30,13 +30,22 @@ class TierManager:
     """Not thread-safe; deterministic: the same calls give the same orders."""
 
     def __init__(
-        self, host_slots: int, disk_bytes: int, block_bytes: int, entries: Iterable[DiskEntry] = ()
+        self,
+        host_slots: int,
+        disk_bytes: int,
+        block_bytes: int,
+        entries: Iterable[DiskEntry] = (),
+        *,
+        staging: bool = False,
     ) -> None:
+        """entries: what is on disk already. staging: host slots are for the way to the disk only, and free
+        again when a block is there."""
         if host_slots < 0 or disk_bytes < 0 or block_bytes < 1:
             raise ValueError("tiers: slots and bytes must not be negative, and a block has bytes")
         self.host_slots = host_slots
         self.disk_bytes = disk_bytes
         self.block_bytes = block_bytes
+        self.staging = staging
         self.ranking: Ranking = Nobody()
         self.disk_used = 0
         self.disk_error = ""
@@ -106,8 +115,9 @@ class TierManager:
 
     @property
     def write_room(self) -> int:
-        """The same of writes. At most half of the host is pinned by them, however slow the disk is."""
-        return min(AHEAD * MOST_BLOCKS, max(self.host_slots, 2) // 2) - self.flights.blocks(Move.WRITE)
+        """The same of writes. At most half of a host tier is pinned by them, however slow the disk is."""
+        slots = self.host_slots if self.staging else max(self.host_slots, 2) // 2
+        return min(AHEAD * MOST_BLOCKS, slots) - self.flights.blocks(Move.WRITE)
 
     @property
     def empty(self) -> bool:
@@ -144,7 +154,7 @@ class TierManager:
         """Copy device blocks to the host, in order, making room by what stands below `standing`.
         Returns how many of the leading blocks are there or on their way."""
         fresh = [block for block in blocks if block.key not in self._host]
-        self._make_host_room(len(fresh), standing)
+        self._make_host_room(len(fresh), FIRST if self.staging else standing)
         taken: list[Block] = []
         count = 0
         for block in blocks:
@@ -249,6 +259,7 @@ class TierManager:
                 copy.ready = good
                 if not good:
                     self._forget_disk(key)
+                self._unstage(key)
             case Move.LOAD | Move.FETCH:
                 copies = self._host if move is Move.LOAD else self._disk
                 copy = copies[key]
@@ -259,12 +270,19 @@ class TierManager:
                     (self._forget_host if move is Move.LOAD else self._forget_disk)(key)
                 if not copy.ready and not self.copied(key):
                     self.lost.append(key)
+                self._unstage(key)
             case Move.DROP:
                 nbytes = self._dropping.pop(key)
                 if good:
                     self.disk_used -= nbytes
                 else:
                     self._still_on_disk(key, nbytes)
+
+    def _unstage(self, key: bytes) -> None:
+        """A block that has passed through the staging area leaves it."""
+        copy = self._host.get(key)
+        if self.staging and copy is not None and copy.ready and not copy.pins and self._disk.has(key):
+            self._forget_host(key)
 
     def _still_on_disk(self, key: bytes, nbytes: int) -> None:
         """It was not dropped, for all we know. It is dropped again when room is needed."""

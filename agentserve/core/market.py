@@ -45,6 +45,7 @@ class TierSetup(msgspec.Struct, frozen=True):
     block_bytes: int
     prices: Prices
     entries: tuple[DiskEntry, ...] = ()
+    staging: bool = False  # host slots are for the way to the disk only
 
 
 class TierParts(msgspec.Struct, frozen=True):

@@ -42,9 +42,10 @@ class Spills:
         self.next_try: float | None = None  # when to go on, if nothing happens before
 
     def begin(self, known: Known, choice: Choice, now: float, *, free_only: bool = False) -> None:
-        """free_only: nobody else's copies make room for these."""
+        """free_only: nobody else's copies make room for these. Where the host only stages, to the disk."""
         if self._manager.host_slots:
-            self._spills[known.id] = Spill(known, choice is Choice.DISK, free_only)
+            to_disk = choice is Choice.DISK or self._manager.staging
+            self._spills[known.id] = Spill(known, to_disk, free_only)
             self.go_on(now)
 
     def stop(self, session: SessionId) -> None:
@@ -62,7 +63,12 @@ class Spills:
     def go_on(self, now: float) -> None:
         """Order what there is room for now."""
         manager = self._manager
-        over = [spill for spill in self._spills.values() if self._advance(spill, now)]
+        spills = list(self._spills.values())
+        # Writes first: what they read is pinned then, and saves cannot take its slots.
+        over = [spill for spill in spills if spill.to_disk and self._write_on(spill, now)]
+        for spill in spills:
+            self._save_on(spill, now)
+        over += [spill for spill in spills if spill.full and not spill.to_disk]
         # What a spill counts on may yet fail, or have been taken back before: then it is ordered again.
         writing, recalling = manager.flights.blocks(Move.WRITE) > 0, manager.flights.recalling
         for spill in over:
@@ -75,19 +81,21 @@ class Spills:
         waits = paused and any(spill.to_disk for spill in self._spills.values())
         self.next_try = manager.disk_back if waits else None
 
-    def _advance(self, spill: Spill, now: float) -> bool:
+    def _write_on(self, spill: Spill, now: float) -> bool:
         """True if there is nothing left to order for it."""
-        if not spill.full:
-            room = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE - self._kv.moving
-            room = min(room, self._manager.save_room)
-            if spill.free_only:
-                room = min(room, self._manager.host_free)
-            if room > 0:
-                self._save(spill, room)
-        if not spill.to_disk:
-            return spill.full
         room = self._manager.write_room
         return room > 0 and self._write(spill, room, now)
+
+    def _save_on(self, spill: Spill, now: float) -> None:
+        manager = self._manager
+        if spill.full or (manager.staging and manager.disk_back > now):
+            return
+        room = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE - self._kv.moving
+        room = min(room, manager.save_room)
+        if spill.free_only:
+            room = min(room, manager.host_free)
+        if room > 0:
+            self._save(spill, room)
 
     def _save(self, spill: Spill, room: int) -> None:
         """Save the next blocks, at most `room`."""
@@ -96,6 +104,7 @@ class Spills:
         have, end = len(path[0]), spill.saved
         keys = self._ledger.keys(known, have)
         fresh: list[Block] = []
+        places: list[int] = []
         while end < have:
             key = keys[end]
             pages = tuple(group[end] for group in path)
@@ -105,12 +114,15 @@ class Spills:
                 if len(fresh) >= room:
                     break
                 fresh.append(self._block(known, end, pages))
+                places.append(end)
             end += 1
         accepted = manager.save(fresh, self._ledger.standing(known, Tier.HOST))
         for block in fresh[:accepted]:
             kv.pin(block.pages)
-        spill.saved = end
-        spill.full = end >= have or accepted < len(fresh)
+        short = accepted < len(fresh)
+        spill.saved = places[accepted] if short else end
+        # A staging area has room again as writes end.
+        spill.full = not manager.staging if short else end >= have
 
     def _write(self, spill: Spill, room: int, now: float) -> bool:
         """Write the next blocks that are in the host, at most `room`. True if nothing is left to write."""

@@ -34,7 +34,9 @@ class Tiers:
         setup = parts.setup
         self.setup = setup
         self.policy = parts.policy
-        self.manager = TierManager(setup.host_slots, setup.disk_bytes, setup.block_bytes, setup.entries)
+        self.manager = TierManager(
+            setup.host_slots, setup.disk_bytes, setup.block_bytes, setup.entries, staging=setup.staging
+        )
         self._book = parts.book
         self._kv = kv
         self._queues = queues
@@ -117,7 +119,7 @@ class Tiers:
         """Copies into free host slots, before it is known what the turn's end means. Steps are long: by
         then others may have taken the pages."""
         free = self.manager.host_free
-        if free:
+        if free and not self.manager.staging:
             residency = self._value.measure(known)
             if residency.device - residency.copied <= free:
                 self.spills.begin(known, Choice.HOST, now, free_only=True)

@@ -319,7 +319,8 @@ def test_random_histories_hurry_and_take_back() -> None:
     for seed in range(40):
         rng = Random(seed)
         faults = Faults(seed=seed, late=0.3)
-        rig = TierRig((60,), host=12, disk=60, policy=BackAndForth(seed), faults=faults)
+        host = (12, 2)[seed % 2]
+        rig = TierRig((60,), host=host, disk=99, policy=BackAndForth(seed), faults=faults, staging=host == 2)
         history = History(rig)
         for _ in range(60):
             number = rng.randrange(5)
@@ -349,3 +350,54 @@ def test_random_histories_hurry_and_take_back() -> None:
         said |= {(moves[change.id], change.word) for change in rig.changes}
     assert (Move.LOAD, Word.HURRY) in said
     assert {(move, Word.CANCEL) for move in (Move.SAVE, Move.LOAD, Move.WRITE, Move.FETCH)} <= said
+
+
+# --- a disk with no host tier before it --------------------------------------------------------------
+
+
+def test_blocks_pass_through_a_staging_area_to_the_disk_whatever_their_number() -> None:
+    rig = TierRig((64,), host=4, disk=100, staging=True)
+    contexts = {name: turn(rig, name, [ord(name), *range(60)]) for name in "abc"}
+    assert rig.tiers.manager.disk_blocks == 45
+    assert rig.tiers.manager.host_used == 0, "nothing stays in it"
+    assert (rig.tiers.view().host, rig.tiers.view().host_slots) == (0, 0)
+    rig.core.kv.evict_all()
+    assert residency(rig, "a").disk == 15
+    turn(rig, "a", [*contexts["a"], 7])
+    assert rig.ended("a", 2).usage.cached == 60
+    assert orders(rig, Move.LOAD) == 0
+
+
+def test_a_staging_area_waits_for_a_disk_that_fails() -> None:
+    policy = Scripted({"a": Choice.HOST, "b": Choice.DISK})
+    rig = TierRig((64,), host=4, disk=100, policy=policy, staging=True)
+    rig.mover._faults = Faults(seed=1, bad=1.0)
+    for name, first in (("a", 0), ("b", 100)):
+        rig.submit(name, list(range(first, first + 42)), max_tokens=1)
+        rig.drain()
+    rig.settle(0.2)
+    rig.mover._faults = Faults()
+    rig.settle(3 * DISK_PAUSE)
+    signal(rig, "a")
+    signal(rig, "b")
+    rig.settle(DISK_PAUSE)
+    assert rig.tiers.manager.disk_blocks == 20
+    assert rig.tiers.manager.host_used == 0
+
+
+def test_what_was_left_in_the_staging_area_makes_room() -> None:
+    """A spill that stops between save and write leaves copies there: the next one takes their slots."""
+    policy = Scripted({"a": Choice.DISK, "b": Choice.DISK})
+    rig = TierRig((64,), host=4, disk=100, policy=policy, staging=True)
+    rig.submit("a", list(range(22)), max_tokens=1)
+    rig.drain()
+    rig.now += 0.06
+    rig.core.tick(rig.now)
+    rig._hand_over()
+    assert orders(rig, Move.SAVE) == 4
+    policy.choices["a"] = Choice.HOLD
+    signal(rig, "a")
+    rig.settle()
+    assert rig.tiers.manager.host_used == 4
+    turn(rig, "b", list(range(100, 142)))
+    assert residency(rig, "b").copied == 10

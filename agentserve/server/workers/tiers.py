@@ -45,6 +45,7 @@ def build_tiers(spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: byt
         block_bytes=device.block_bytes,
         prices=prices,
         entries=tuple(disk.entries()) if disk is not None else (),
+        staging=sizes.staging,
     )
     if disk is not None and setup.entries:
         log.info("%d blocks of KV are on disk", len(setup.entries))
