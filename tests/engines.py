@@ -116,11 +116,16 @@ PRICES = Prices(
 
 
 def tier_parts(
-    host: int, disk_blocks: int = 0, policy: Policy | None = None, *, staging: bool = False
+    host: int,
+    disk_blocks: int = 0,
+    policy: Policy | None = None,
+    *,
+    staging: bool = False,
+    peers: bool = False,
 ) -> TierParts:
     chosen = policy or LruPolicy()
     disk = disk_blocks * (BLOCK_BYTES + HEADER_BYTES)
-    setup = TierSetup(chosen.name, host, disk, BLOCK_BYTES, PRICES, staging=staging)
+    setup = TierSetup(chosen.name, host, disk, BLOCK_BYTES, PRICES, staging=staging, peers=peers)
     return TierParts(setup, chosen, FixedPrices(PRICES))
 
 
@@ -137,11 +142,13 @@ class TierRig(Rig):
         faults: Faults | None = None,
         pace: float = 0.01,
         staging: bool = False,
+        peers: Sequence[TierRig] = (),
         **config: object,
     ) -> None:
-        super().__init__(pages, tiers=tier_parts(host, disk, policy, staging=staging), **config)  # type: ignore[arg-type]
+        parts = tier_parts(host, disk, policy, staging=staging, peers=bool(peers))
+        super().__init__(pages, tiers=parts, **config)  # type: ignore[arg-type]
         assert isinstance(self.executor, SimExecutor)
-        self.mover = SimMover(self.executor.memory, PRICES, faults)
+        self.mover = SimMover(self.executor.memory, PRICES, faults, [peer.mover for peer in peers])
         self.pace = pace
         self.orders: list[Transfer] = []
         self.changes: list[Change] = []

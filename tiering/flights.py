@@ -19,6 +19,8 @@ LANES = {
     Move.WRITE: Tier.DISK,
     Move.FETCH: Tier.DISK,
     Move.DROP: Tier.DISK,
+    Move.PROBE: Tier.DISK,
+    Move.BORROW: Tier.DISK,
 }
 
 
@@ -36,10 +38,12 @@ class Flights:
         return iter(self._flying.values())
 
     def order(self, move: Move, blocks: Sequence[Block], *, urgent: bool = False) -> list[Transfer]:
+        """In transfers of bounded length; a question is one."""
         ordered: list[Transfer] = []
-        for start in range(0, len(blocks), MOST_BLOCKS):
+        most = len(blocks) if move is Move.PROBE else MOST_BLOCKS
+        for start in range(0, len(blocks), most or 1):
             self._ids += 1
-            transfer = Transfer(self._ids, move, tuple(blocks[start : start + MOST_BLOCKS]), urgent)
+            transfer = Transfer(self._ids, move, tuple(blocks[start : start + most]), urgent)
             self._flying[transfer.id] = transfer
             ordered.append(transfer)
         self._orders += ordered
@@ -92,6 +96,7 @@ class Flights:
             Move.LOAD: prices.load,
             Move.WRITE: prices.write,
             Move.FETCH: prices.fetch,
+            Move.BORROW: prices.fetch,
         }
         ahead = under_way = 0.0
         for transfer in self:

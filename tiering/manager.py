@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from tiering.copies import FIRST, Copies, Copy, Nobody, Ranking, Standing
+from tiering.copies import FIRST, Copies, Copy, Elsewhere, Nobody, Ranking, Standing
 from tiering.flights import LANES, MOST_BLOCKS, Flights
 from tiering.policy.base import Residency
 from tiering.types import Block, DiskEntry, Move, Tier, Transfer, TransferDone
@@ -42,9 +42,7 @@ class TierManager:
         again when a block is there."""
         if host_slots < 0 or disk_bytes < 0 or block_bytes < 1:
             raise ValueError("tiers: slots and bytes must not be negative, and a block has bytes")
-        self.host_slots = host_slots
-        self.disk_bytes = disk_bytes
-        self.block_bytes = block_bytes
+        self.host_slots, self.disk_bytes, self.block_bytes = host_slots, disk_bytes, block_bytes
         self.staging = staging
         self.ranking: Ranking = Nobody()
         self.disk_used = 0
@@ -56,6 +54,7 @@ class TierManager:
         self._free = list(range(host_slots - 1, -1, -1))
         self._host = Copies(Tier.HOST)
         self._disk = Copies(Tier.DISK)
+        self._peers = Elsewhere()
         self._dropping: dict[bytes, int] = {}  # key -> bytes: gone for us, not yet by the disk
         self.flights = Flights()
         self._paused_until = -math.inf
@@ -68,19 +67,26 @@ class TierManager:
 
     # --- where blocks are ------------------------------------------------------------------
 
+    def source(self, key: bytes) -> Move | None:
+        """How the block is brought fastest from below the device; None: it is nowhere."""
+        if self._host.has(key):
+            return Move.LOAD
+        if self._disk.has(key):
+            return Move.FETCH
+        return Move.BORROW if key in self._peers else None
+
     def where(self, key: bytes) -> Tier | None:
-        """The fastest tier below the device that has the block whole."""
-        for copies in (self._host, self._disk):
-            if copies.has(key):
-                return copies.tier
-        return None
+        """The fastest tier below the device that has the block whole; another worker's disk is a disk."""
+        source = self.source(key)
+        return LANES[source] if source is not None else None
 
     def has(self, key: bytes, tier: Tier, *, arriving: bool = False) -> bool:
         """Is the block in `tier`, or, with `arriving`, on its way there?"""
         return (self._host if tier is Tier.HOST else self._disk).has(key, arriving=arriving)
 
     def copied(self, key: bytes) -> bool:
-        return self.where(key) is not None
+        """Whether there is a copy of our own. A peer's may go at any time."""
+        return self._host.has(key) or self._disk.has(key)
 
     def run(self, keys: Iterable[bytes]) -> list[Tier]:
         """Where the leading keys are, as far as they are to be had below without a gap."""
@@ -97,15 +103,12 @@ class TierManager:
         host = disk = copied = 0
         if not self.empty:
             for index, key in enumerate(keys):
-                tier = self.where(key)
-                if tier is None:
-                    continue
                 if index < device:
-                    copied += 1
-                elif tier is Tier.HOST:
-                    host += 1
-                else:
-                    disk += 1
+                    copied += self.copied(key)
+                    continue
+                tier = self.where(key)
+                host += tier is Tier.HOST
+                disk += tier is Tier.DISK
         return Residency(device, host, disk, len(keys) - device - host - disk, copied)
 
     @property
@@ -121,7 +124,8 @@ class TierManager:
 
     @property
     def empty(self) -> bool:
-        return not self._host and not self._disk
+        """Whether nothing is below, as far as is known."""
+        return not self._host and not self._disk and not self._peers
 
     @property
     def host_free(self) -> int:
@@ -169,25 +173,31 @@ class TierManager:
         return count
 
     def restore(self, blocks: Sequence[Block], *, urgent: bool) -> list[Transfer]:
-        """Bring blocks back into their pages, each from the fastest tier that has it (all must be there)."""
+        """Bring blocks back into their pages, each from the fastest place that has it (all must be there)."""
         ordered: list[Transfer] = []
         batch: list[Block] = []
-        last: Tier | None = None
+        last = Move.LOAD
         for block in blocks:
-            tier = self.where(block.key)
-            if tier is None:
+            move = self.source(block.key)
+            if move is None:
                 raise ValueError("a block to restore is nowhere")
-            if tier is not last and batch:
-                ordered += self.flights.order(_restoring(last), batch, urgent=urgent)
+            if move is not last:
+                ordered += self.flights.order(last, batch, urgent=urgent)
                 batch = []
-            last = tier
-            copies = self._host if tier is Tier.HOST else self._disk
-            copies[block.key].pins += 1
-            copies.move_to_end(block.key)
-            batch.append(Block(block.key, block.parent, block.tokens, block.pages, copies[block.key].slot))
-        if batch:
-            ordered += self.flights.order(_restoring(last), batch, urgent=urgent)
-        return ordered
+            last = move
+            slot = -1
+            if move is not Move.BORROW:
+                copies = self._host if move is Move.LOAD else self._disk
+                copies[block.key].pins += 1
+                copies.move_to_end(block.key)
+                slot = copies[block.key].slot
+            batch.append(Block(block.key, block.parent, block.tokens, block.pages, slot))
+        return ordered + self.flights.order(last, batch, urgent=urgent)
+
+    def probe(self, keys: Sequence[bytes]) -> Transfer:
+        """Ask which of the leading blocks other workers of this machine have. keys: at least one."""
+        (transfer,) = self.flights.order(Move.PROBE, [Block(key, b"", b"") for key in keys], urgent=True)
+        return transfer
 
     def write(self, blocks: Sequence[Block], standing: Standing, now: float) -> int:
         """Copy blocks from the host to the disk, in order. Returns how many of the leading ones are there
@@ -217,10 +227,6 @@ class TierManager:
         self.flights.order(Move.WRITE, taken)
         return count
 
-    def orders(self) -> list[Transfer]:
-        """Transfers ordered since the last call, in order."""
-        return self.flights.take_orders()
-
     # --- what became of them ---------------------------------------------------------------
 
     def finished(self, done: TransferDone, now: float) -> Transfer | None:
@@ -232,11 +238,11 @@ class TierManager:
         ok = [index < len(done.ok) and done.ok[index] for index in range(len(transfer.blocks))]
         for block, good in zip(transfer.blocks, ok, strict=True):
             self._settle(transfer.move, block, good, cancelled=done.cancelled)
-        if not done.cancelled:
+        if not done.cancelled and transfer.move is not Move.PROBE:
             blocks, seconds = self.moved.get(transfer.move, (0, 0.0))
             self.moved[transfer.move] = (blocks + sum(ok), seconds + max(0.0, done.seconds))
             self.failed[transfer.move] = self.failed.get(transfer.move, 0) + len(ok) - sum(ok)
-            if LANES[transfer.move] is Tier.DISK:
+            if LANES[transfer.move] is Tier.DISK and transfer.move is not Move.BORROW:
                 self._judge_disk(transfer.move, any(ok), done.error, now)
         return transfer
 
@@ -250,33 +256,41 @@ class TierManager:
                 if not good:
                     self._forget_host(key)
             case Move.WRITE:
-                source = self._host[key]
-                source.pins -= 1
-                if not source.ready and not source.pins:  # found bad by a load meanwhile
-                    self._forget_host(key)
-                copy = self._disk[key]
-                copy.pins -= 1
-                copy.ready = good
-                if not good:
-                    self._forget_disk(key)
-                self._unstage(key)
+                self._settle_write(key, good)
             case Move.LOAD | Move.FETCH:
-                copies = self._host if move is Move.LOAD else self._disk
-                copy = copies[key]
-                copy.pins -= 1
-                if not good and not cancelled:
-                    copy.ready = False  # nobody else begins to read it; the last reader frees it
-                if not copy.ready and not copy.pins:
-                    (self._forget_host if move is Move.LOAD else self._forget_disk)(key)
-                if not copy.ready and not self.copied(key):
-                    self.lost.append(key)
-                self._unstage(key)
+                self._settle_load(key, self._host if move is Move.LOAD else self._disk, good or cancelled)
+            case Move.PROBE | Move.BORROW:
+                if not cancelled:
+                    self._peers.said(key, good)
             case Move.DROP:
                 nbytes = self._dropping.pop(key)
                 if good:
                     self.disk_used -= nbytes
                 else:
                     self._still_on_disk(key, nbytes)
+
+    def _settle_write(self, key: bytes, good: bool) -> None:
+        source = self._host[key]
+        source.pins -= 1
+        if not source.ready and not source.pins:  # found bad by a load meanwhile
+            self._forget_host(key)
+        copy = self._disk[key]
+        copy.pins -= 1
+        copy.ready = good
+        if not good:
+            self._forget_disk(key)
+        self._unstage(key)
+
+    def _settle_load(self, key: bytes, copies: Copies, sound: bool) -> None:
+        copy = copies[key]
+        copy.pins -= 1
+        if not sound:
+            copy.ready = False  # nobody else begins to read it; the last reader frees it
+        if not copy.ready and not copy.pins:
+            (self._forget_host if copies is self._host else self._forget_disk)(key)
+        if not copy.ready and not self.copied(key):
+            self.lost.append(key)
+        self._unstage(key)
 
     def _unstage(self, key: bytes) -> None:
         """A block that has passed through the staging area leaves it."""
@@ -321,6 +335,7 @@ class TierManager:
             self._forget_host(key)
             self._note_loss(key)
         self._drop([key for key, copy in self._disk.items() if not copy.pins])
+        self._peers.clear()
 
     def _make_host_room(self, slots: int, below: Standing) -> None:
         lacking = slots - len(self._free)
@@ -382,7 +397,3 @@ class TierManager:
             for key, copy in copies.items():
                 assert copy.pins == pins.get((copies.tier, key), 0), f"{copies.tier.value}: pins differ"
                 assert copy.ready or copy.pins, f"{copies.tier.value}: a block is on no way here"
-
-
-def _restoring(tier: Tier | None) -> Move:
-    return Move.LOAD if tier is Tier.HOST else Move.FETCH

@@ -22,13 +22,15 @@ class Tier(Enum):
 
 
 class Move(Enum):
-    """What a transfer does with its blocks. Only DROP deletes; the others copy."""
+    """What a transfer does with its blocks. Only DROP deletes; the others copy, but for PROBE, which asks."""
 
     SAVE = "save"  # device pages -> host slots
     LOAD = "load"  # host slots -> device pages
     WRITE = "write"  # host slots -> disk
     FETCH = "fetch"  # disk -> device pages, verified
     DROP = "drop"  # forget on disk
+    PROBE = "probe"  # which of a run do other workers of this machine have on disk? ok: these
+    BORROW = "borrow"  # another worker's disk -> device pages, verified
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -37,8 +39,8 @@ class Block(msgspec.Struct, frozen=True):
     key: bytes  # its block key (tiering.keys): 32 bytes
     parent: bytes  # the key of the block before it, or the namespace digest
     tokens: bytes  # its token ids, little-endian int32: a load is believed only if they agree
-    pages: tuple[int, ...] = ()  # its device page in each KV group; empty for WRITE and DROP
-    slot: int = -1  # its host slot; -1 for FETCH and DROP
+    pages: tuple[int, ...] = ()  # its device page in each KV group; empty where no page is concerned
+    slot: int = -1  # its host slot; -1 where no slot is concerned
 
 
 class Transfer(msgspec.Struct, frozen=True):

@@ -46,6 +46,7 @@ class TierSetup(msgspec.Struct, frozen=True):
     prices: Prices
     entries: tuple[DiskEntry, ...] = ()
     staging: bool = False  # host slots are for the way to the disk only
+    peers: bool = False  # there are other workers on this machine, whose disks may be asked
 
 
 class TierParts(msgspec.Struct, frozen=True):

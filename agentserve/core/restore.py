@@ -116,17 +116,18 @@ class Restores:
 
     # --- beginning -------------------------------------------------------------------------
 
-    def begin(self, known: Known, prices: Prices, now: float, room: int, *, waits: bool) -> Begun:
+    def begin(
+        self, known: Known, prices: Prices, now: float, room: int, *, waits: bool, waited: float = 0.0
+    ) -> Begun:
         """Restore what of the session is below and cheaper to bring than to compute, in at most `room`
-        pages. waits: its turn waits for it, and gets all of that or, for want of room, none yet."""
+        pages. waits: its turn waits for it, and gets all of that or, for want of room, none yet. waited:
+        seconds of its patience that asking where they are has taken."""
         kv, size = self._kv, self._kv.page_size
         if self._manager.empty:
             return Begun.NOTHING
         job = self._jobs.get(known.id)
-        if job is not None and (job.waits or not waits):
+        if job is not None and (not waits or self._join(job, known, prices, now)):
             return Begun.ORDERED if job.waits else Begun.NOTHING
-        if job is not None and self._join(job, known, prices, now):
-            return Begun.ORDERED
         if waits and self._attempts.get(known.id, ATTEMPTS) >= ATTEMPTS:
             return Begun.NOTHING
         share = min(pool.pages for pool in kv.pools) // LOAD_SHARE
@@ -141,12 +142,11 @@ class Restores:
             whole = self._worthwhile(prices, start, wanted, urgent=True)
             if room < whole <= share:
                 return Begun.NO_ROOM
-        if room < 1:
-            return Begun.NOTHING
-        ends = min(limit, start + room)
+        ends = min(limit, start + max(room, 0))
         tiers = self._manager.run(self._ledger.key(known, index) for index in range(start, ends))
         count = self._worthwhile(prices, start, tiers, urgent=waits)
-        if not count:
+        patience = prices.recompute(start * size, count * size) - waited
+        if not count or patience <= 0:
             return Begun.NOTHING
         parent = tuple(pages[-1] for pages in path) if start else None
         if parent is not None:
@@ -158,15 +158,16 @@ class Restores:
             return Begun.NO_ROOM if waits else Begun.NOTHING
         keys = [self._ledger.key(known, start + index) for index in range(count)]
         runs = [known.tokens[(start + i) * size : (start + i + 1) * size] for i in range(count)]
-        deadline = now + prices.recompute(start * size, count * size)
         tiers = tiers[:count]
-        job = Restore(known.id, known.namespace, keys, runs, fresh, parent, tiers, deadline, waits)
+        job = Restore(known.id, known.namespace, keys, runs, fresh, parent, tiers, now + patience, waits)
         self._order(job, known.keys[start - 1] if start else known.namespace)
         return Begun.ORDERED
 
     def _join(self, job: Restore, known: Known, prices: Prices, now: float) -> bool:
         """A restore is under way already: a turn that has come waits for it, if it is of its tokens, and it
         goes before others. One of other tokens, or one that takes too long, is taken back."""
+        if job.waits:
+            return True
         last = (len(known.tokens) - 1) // self._kv.page_size
         if job.overdue or job.keys[-1] not in self._ledger.keys(known, last):
             self.give_up(job.session)

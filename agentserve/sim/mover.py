@@ -8,6 +8,7 @@ at its end as at its beginning. Whoever frees, reads or writes a page too early 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -64,8 +65,11 @@ class _Lane:
 
 
 class SimMover:
-    def __init__(self, memory: Rows, prices: Prices, faults: Faults | None = None) -> None:
-        """memory: per KV group, the executor's slots as (pages, page_size) fingerprints."""
+    def __init__(
+        self, memory: Rows, prices: Prices, faults: Faults | None = None, peers: Sequence[SimMover] = ()
+    ) -> None:
+        """memory: per KV group, the executor's slots as (pages, page_size) fingerprints.
+        peers: of the other workers of the machine; their disks can be read."""
         self._memory = memory
         self._faults = faults or Faults()
         self._rng = np.random.default_rng(self._faults.seed)
@@ -75,8 +79,11 @@ class SimMover:
             Move.WRITE: prices.write,
             Move.FETCH: prices.fetch,
             Move.DROP: (0.0, 0.0),
+            Move.PROBE: (prices.fetch[0], 0.0),
+            Move.BORROW: prices.fetch,
         }
         self._prices = prices
+        self._peers = peers
         self._host: dict[int, tuple[bytes, Rows]] = {}
         self._disk: dict[bytes, tuple[bytes, bytes, Rows]] = {}
         self._lanes = (_Lane(), _Lane())
@@ -151,7 +158,7 @@ class SimMover:
             return
         if transfer.move is Move.SAVE:
             job.seen = [self._read(block) for block in transfer.blocks]
-        elif transfer.move in (Move.LOAD, Move.FETCH):
+        elif transfer.move in (Move.LOAD, Move.FETCH, Move.BORROW):
             for block in transfer.blocks:
                 self._write_pages(block, None)
 
@@ -160,7 +167,7 @@ class SimMover:
         if job.cancelled:
             return TransferDone(transfer.id, (False,) * len(transfer.blocks), 0.0, "cancelled", True)
         count = len(transfer.blocks) if job.moved is None else job.moved
-        if job.moved is not None and transfer.move in (Move.LOAD, Move.FETCH):
+        if job.moved is not None and transfer.move not in (Move.SAVE, Move.WRITE, Move.DROP):
             return TransferDone(transfer.id, (False,) * len(transfer.blocks), job.ends - job.began, "", True)
         ok = tuple(index < count and self._move(job, index) for index in range(len(transfer.blocks)))
         error = "" if all(ok) else "a block was not moved"
@@ -177,29 +184,42 @@ class SimMover:
                 self._host.pop(block.slot, None)
                 if good:
                     self._host[block.slot] = (block.key, rows)
-            case Move.LOAD:
-                held = self._in_host(block)
-                good = good and held is not None
-                if good:
-                    self._write_pages(block, held)
-                else:
-                    self._host.pop(block.slot, None)
             case Move.WRITE:
                 held = self._in_host(block)
                 good = good and held is not None
                 if good and held is not None:
                     self._disk[block.key] = (block.parent, block.tokens, held)
-            case Move.FETCH:
-                parent, tokens, written = self._disk.get(block.key, (b"", b"", ()))
-                good = good and (parent, tokens) == (block.parent, block.tokens)
-                if good:
-                    self._write_pages(block, written)
-                else:
-                    self._disk.pop(block.key, None)
+            case Move.PROBE:
+                good = good and self._lent(block) is not None
             case Move.DROP:
                 good = True
                 self._disk.pop(block.key, None)
+            case Move.LOAD | Move.FETCH | Move.BORROW:
+                good = self._bring(move, block, good)
         return good
+
+    def _bring(self, move: Move, block: Block, good: bool) -> bool:
+        """Fill a block's pages from below; a bad copy of our own is deleted."""
+        match move:
+            case Move.LOAD:
+                rows = self._in_host(block)
+            case Move.FETCH:
+                rows = _verified(self._disk.get(block.key), block)
+            case _:
+                rows = self._lent(block)
+        if good and rows is not None:
+            self._write_pages(block, rows)
+            return True
+        if move is Move.LOAD:
+            self._host.pop(block.slot, None)
+        elif move is Move.FETCH:
+            self._disk.pop(block.key, None)
+        return False
+
+    def _lent(self, block: Block) -> Rows | None:
+        """What a peer has of it on disk. A question names no tokens, and is answered by the key alone."""
+        held = next((peer._disk[block.key] for peer in self._peers if block.key in peer._disk), None)
+        return held[2] if held is not None and not block.tokens else _verified(held, block)
 
     def _in_host(self, block: Block) -> Rows | None:
         """What a slot has; None if it was found bad before."""
@@ -218,6 +238,10 @@ class SimMover:
         for group, (slots, page) in enumerate(zip(self._memory, block.pages, strict=True)):
             garbage = self._rng.integers(0, 1 << 63, slots.shape[1], dtype=np.uint64)
             slots[page] = garbage if rows is None else rows[group]
+
+
+def _verified(held: tuple[bytes, bytes, Rows] | None, block: Block) -> Rows | None:
+    return held[2] if held is not None and held[:2] == (block.parent, block.tokens) else None
 
 
 def _same(a: Rows, b: Rows) -> bool:

@@ -4,6 +4,7 @@ other reads them. What is read is right or a miss, and the writer never notices.
 from __future__ import annotations
 
 import random
+import select
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
+from agentserve.clock import WallClock
 from tests.kv_blocks import BLOCK_BYTES, BUDGET, NAMESPACE, chain, content
 from tiering.stores.environment import distrust, worker_folder
+from tiering.stores.mover import Mover
+from tiering.stores.pages import PoolPages
 from tiering.stores.peers import NOT_THERE, Peers
-from tiering.types import Block
+from tiering.types import Block, Move, Transfer
 
 pytestmark = pytest.mark.process
 
@@ -247,3 +252,24 @@ def test_a_bad_block_is_a_miss_and_left_to_its_owner(tmp_path: Path) -> None:
         assert "checksum" in peers.fetch(BLOCKS[2], lambda _: None)
         assert peers.distrusted == 2
     assert sum(data.read_bytes()[at + 5 : at + 6]) == raw[at + 5] ^ 1
+
+
+def test_the_mover_answers_what_peers_have_and_brings_it(tmp_path: Path) -> None:
+    with closing(Owner(worker_folder(tmp_path, 1))) as owner, closing(peers_of(tmp_path)) as peers:
+        owner.do("put", 0, 6)
+        owner.do("put", 8, 10)
+        pool = torch.zeros((40, BLOCK_BYTES), dtype=torch.uint8)
+        mover = Mover(PoolPages([pool]), None, None, WallClock(), peers=peers, step_bytes=3 * BLOCK_BYTES)
+
+        def moved(number: int, move: Move, blocks: list[Block]) -> tuple[bool, ...]:
+            mover.submit(Transfer(number, move, tuple(blocks), urgent=True))
+            assert select.select([mover.fileno()], [], [], 60)[0]
+            (done,) = mover.poll()
+            return done.ok
+
+        assert moved(1, Move.PROBE, BLOCKS) == (True,) * 6 + (False,) * 34
+        assert moved(2, Move.PROBE, BLOCKS[8:]) == (True,) * 2 + (False,) * 30
+        assert moved(3, Move.BORROW, BLOCKS[:7]) == (True,) * 6 + (False,)
+        for number, block in enumerate(BLOCKS[:6]):
+            assert pool[number].numpy().tobytes() == content(block).tobytes()
+        assert mover.close(60)

@@ -248,9 +248,11 @@ def test_without_a_tier_its_transfers_fail_with_a_reason(rig: Rig) -> None:
     for number, move in enumerate(Move, 1):
         bare.submit(Transfer(number, move, tuple(rig.blocks[:1])))
     bare.close(PATIENCE)
-    errors = {done.id: (done.ok, done.error, done.cancelled) for done in bare.poll()}
+    moves = dict(enumerate(Move, 1))
+    errors = {moves[done.id]: (done.ok, done.error, done.cancelled) for done in bare.poll()}
     assert len(errors) == len(Move)
     assert not any(any(ok) for ok, _, _ in errors.values())
+    del errors[Move.PROBE]  # that nobody has it is an answer
     assert all(error or cancelled for _, error, cancelled in errors.values())
 
 
@@ -342,7 +344,7 @@ def test_whatever_is_ordered_and_taken_back_every_transfer_ends_once(tmp_path: P
     for _ in range(150):
         busy = {number for _, numbers in under_way.values() for number in numbers}
         free = [number for number in range(PAGES) if number not in busy]
-        move = choose.choice(list(Move))
+        move = choose.choice([Move.SAVE, Move.LOAD, Move.WRITE, Move.FETCH, Move.DROP])
         if move in (Move.FETCH, Move.DROP):
             free = [number for number in free if number in on_disk]
         numbers = choose.sample(free, min(len(free), choose.randrange(1, 8)))

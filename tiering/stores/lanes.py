@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from agentserve.clock import Clock
 from tiering.types import Move, Transfer, TransferDone
 
-LOADS = (Move.LOAD, Move.FETCH)
+LOADS = (Move.LOAD, Move.FETCH, Move.BORROW, Move.PROBE)
 
 
 def one_line(error: Exception) -> str:

@@ -137,7 +137,7 @@ def transfer_seconds(transfer: Transfer, hardware: Hardware) -> float:
             return hardware.copy_latency + size / hardware.load_rate
         case Move.WRITE:
             return hardware.disk_latency + size / hardware.write_rate
-        case Move.FETCH:
+        case Move.FETCH | Move.BORROW:
             return hardware.disk_latency + size / hardware.fetch_rate
-        case Move.DROP:
+        case Move.DROP | Move.PROBE:
             return hardware.disk_latency
