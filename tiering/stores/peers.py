@@ -103,9 +103,9 @@ class Peers:
 
     def fetch(self, block: Block, take: Callable[[Bytes], None]) -> str:
         """Give the verified bytes of `block` to `take`; they are there until it returns. Returns why not,
-        else "". What `take` raises passes."""
+        else "". What `take` raises passes. `find` looks for folders that are new, this only if it knows none."""
         reason = NOT_THERE
-        for peer in self._peers():
+        for peer in self._known() or self._peers():
             try:
                 self._fault(DISK_READ, None)
                 found = self._read(peer, block, take)
@@ -132,12 +132,19 @@ class Peers:
 
     # --- which there are -----------------------------------------------------------------------
 
+    def _known(self) -> list[_Peer]:
+        """Those that are open and may still be read."""
+        for peer in list(self._open.values()):
+            if not peer.current:
+                self._drop(peer)
+        return list(self._open.values())
+
     def _peers(self) -> list[_Peer]:
         """Those that can be read now."""
         own = {folder.absolute() for folder in self._own()}
         folders = [folder for folder in worker_folders(self._data_dir) if folder.absolute() not in own]
-        for folder, peer in list(self._open.items()):
-            if folder not in folders or not peer.current:
+        for peer in self._known():
+            if peer.folder not in folders:
                 self._drop(peer)
         for folder in folders:
             if folder not in self._open:
