@@ -103,7 +103,7 @@ class Peers:
 
     def fetch(self, block: Block, take: Callable[[Bytes], None]) -> str:
         """Give the verified bytes of `block` to `take`; they are there until it returns. Returns why not,
-        else "". What `take` raises passes. `find` looks for folders that are new, this only if it knows none."""
+        else "". What `take` raises passes. (`find` looks for new folders; this only if it knows none.)"""
         reason = NOT_THERE
         for peer in self._known() or self._peers():
             try:
