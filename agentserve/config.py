@@ -266,11 +266,6 @@ def _check(config: ServeConfig) -> None:
 def _check_storage(storage: StorageConfig) -> None:
     if storage.disk_kv and storage.data_dir is None:
         raise ConfigError("disk_kv: say where (--data-dir, or [storage] data_dir)")
-    if storage.disk_kv and not storage.host_kv:
-        raise ConfigError(
-            "disk_kv: KV reaches the disk through host memory: give that some too "
-            "(--host-kv, or [storage] host_kv)"
-        )
 
 
 def is_loopback(host: str) -> bool:

@@ -33,7 +33,7 @@ from tiering.policy.base import (
     Signal,
 )
 from tiering.policy.lru import LruPolicy
-from tiering.types import Tier, Transfer
+from tiering.types import Change, Tier, Transfer
 
 VOCAB = 1000
 
@@ -133,10 +133,17 @@ PRICES = Prices(
 )
 
 
-def tier_parts(host: int, disk_blocks: int = 0, policy: Policy | None = None) -> TierParts:
+def tier_parts(
+    host: int,
+    disk_blocks: int = 0,
+    policy: Policy | None = None,
+    *,
+    staging: bool = False,
+    peers: bool = False,
+) -> TierParts:
     chosen = policy or LruPolicy()
     disk = disk_blocks * (BLOCK_BYTES + HEADER_BYTES)
-    setup = TierSetup(chosen.name, host, disk, BLOCK_BYTES, PRICES)
+    setup = TierSetup(chosen.name, host, disk, BLOCK_BYTES, PRICES, staging=staging, peers=peers)
     return TierParts(setup, chosen, FixedPrices(PRICES))
 
 
@@ -152,13 +159,17 @@ class TierRig(Rig):
         policy: Policy | None = None,
         faults: Faults | None = None,
         pace: float = 0.01,
+        staging: bool = False,
+        peers: Sequence[TierRig] = (),
         **config: object,
     ) -> None:
-        super().__init__(pages, tiers=tier_parts(host, disk, policy), **config)  # type: ignore[arg-type]
+        parts = tier_parts(host, disk, policy, staging=staging, peers=bool(peers))
+        super().__init__(pages, tiers=parts, **config)  # type: ignore[arg-type]
         assert isinstance(self.executor, SimExecutor)
-        self.mover = SimMover(self.executor.memory, PRICES, faults)
+        self.mover = SimMover(self.executor.memory, PRICES, faults, [peer.mover for peer in peers])
         self.pace = pace
         self.orders: list[Transfer] = []
+        self.changes: list[Change] = []
 
     @property
     def tiers(self) -> Tiers:
@@ -167,19 +178,23 @@ class TierRig(Rig):
 
     def move(self) -> None:
         """What the worker's loop does between steps."""
-        for transfer in self.core.take_transfers():
-            self.orders.append(transfer)
-            self.mover.submit(transfer, self.now)
+        self._hand_over()
         self.core.finish_transfers(self.mover.poll(self.now), self.now)
         timer = self.core.next_timer()
         if timer is not None and timer <= self.now:
             self.core.tick(self.now)
             left = self.core.next_timer()
             assert left is None or left > self.now, "a tick serves what is due: else the loop would spin"
+        self._hand_over()
+        self._collect()
+
+    def _hand_over(self) -> None:
         for transfer in self.core.take_transfers():
             self.orders.append(transfer)
             self.mover.submit(transfer, self.now)
-        self._collect()
+        for change in self.core.take_changes():
+            self.changes.append(change)
+            self.mover.change(change, self.now)
 
     def step(self) -> Plan | None:
         self.move()

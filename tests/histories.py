@@ -64,6 +64,7 @@ TIER_OPERATIONS = st.one_of(
     st.tuples(st.just("pause"), st.sampled_from([0.003, 0.05, 1.0, 30.0])),
     st.tuples(st.just("park"), st.integers(0, 5), st.booleans()),
     st.tuples(st.just("extend"), st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=9)),
+    st.tuples(st.just("come back"), st.integers(0, 5)),
     st.tuples(st.just("hint"), st.integers(0, 5), st.floats(0, 100)),
     st.tuples(st.just("signal"), st.integers(0, 5), st.sampled_from(list(Signal))),
     st.tuples(st.just("devalue"), st.integers(0, 5), st.sampled_from(list(Departure))),
@@ -161,6 +162,10 @@ class History:
                 session = self.session(number)
                 if session is not None:
                     rig.core.handle(ToolSignal(session.id, session.last_turn, signal), rig.now)
+            case ("come back", number):
+                for signal in Signal:
+                    self.apply(("signal", number, signal))
+                self.apply(("extend", number, [1]))
             case ("devalue", number, why):
                 rig.core.handle(Devalue(SessionId(f"s{number}"), why), rig.now)
             case ("told", number, more, longer):

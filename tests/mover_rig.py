@@ -18,7 +18,7 @@ from tiering.stores.disk import DiskStore
 from tiering.stores.host import HostStore
 from tiering.stores.mover import Mover
 from tiering.stores.pages import PoolPages
-from tiering.types import Block, Move, Transfer, TransferDone
+from tiering.types import Block, Change, Move, Transfer, TransferDone, Word
 
 PAGES = 24
 PATIENCE = 60.0  # seconds: only a mover that hangs takes them
@@ -99,6 +99,12 @@ class Rig:
         chosen = self.blocks if blocks is None else blocks
         self.mover.submit(Transfer(self.ids, move, tuple(chosen), urgent))
         return self.ids
+
+    def cancel(self, number: int) -> None:
+        self.mover.change(Change(number, Word.CANCEL))
+
+    def hurry(self, number: int) -> None:
+        self.mover.change(Change(number, Word.HURRY))
 
     def wait(self, count: int = 1) -> list[TransferDone]:
         done: list[TransferDone] = []

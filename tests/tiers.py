@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 
-from tiering.types import Block, Move, Transfer, TransferDone
+from tiering.types import Block, Change, Move, Transfer, TransferDone
 
 
 def transfer(number: int, move: Move = Move.SAVE, blocks: int = 1) -> Transfer:
@@ -23,6 +23,7 @@ class FakeMover:
 
     def __init__(self) -> None:
         self.taken: list[Transfer] = []
+        self.changes: list[Change] = []
         self.closed = False
         self.stuck = False  # a transfer does not end
         self._ended: list[TransferDone] = []
@@ -32,6 +33,10 @@ class FakeMover:
     def submit(self, order: Transfer) -> None:
         with self._lock:
             self.taken.append(order)
+
+    def change(self, change: Change) -> None:
+        with self._lock:
+            self.changes.append(change)
 
     def finish(self, *ends: TransferDone) -> None:
         with self._lock:
@@ -63,6 +68,7 @@ class FakeTierCore:
 
     def __init__(self) -> None:
         self.orders: list[Transfer] = []
+        self.changes: list[Change] = []
         self.finished: list[tuple[tuple[TransferDone, ...], float]] = []
         self.ticks: list[float] = []
         self.timers: list[float] = []  # ascending; a tick removes those that are due
@@ -70,6 +76,10 @@ class FakeTierCore:
     def take_transfers(self) -> list[Transfer]:
         orders, self.orders = self.orders, []
         return orders
+
+    def take_changes(self) -> list[Change]:
+        changes, self.changes = self.changes, []
+        return changes
 
     def finish_transfers(self, ends: Sequence[TransferDone], now: float) -> None:
         self.finished.append((tuple(ends), now))

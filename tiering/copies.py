@@ -10,6 +10,7 @@ from typing import Protocol
 from tiering.types import Tier
 
 Standing = tuple[float, float]  # (worth in seconds, when it was last of use): the smaller goes first
+MOST_ELSEWHERE = 1 << 16  # blocks of others that are remembered
 FIRST: Standing = (float("inf"), float("inf"))
 WORTHLESS: Standing = (0.0, float("inf"))  # above what is worth nothing
 
@@ -85,3 +86,15 @@ class Copies(OrderedDict[bytes, Copy]):
                     continue
                 gone.add(key)
                 yield key
+
+
+class Elsewhere(OrderedDict[bytes, None]):
+    """Blocks that this machine's other workers had on disk when they were last asked; not to be relied on."""
+
+    def said(self, key: bytes, there: bool) -> None:
+        """What asking, or reading, has told."""
+        self.pop(key, None)
+        if there:
+            self[key] = None
+            if len(self) > MOST_ELSEWHERE:
+                self.popitem(last=False)

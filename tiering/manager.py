@@ -12,38 +12,38 @@ their way there included. Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from tiering.copies import FIRST, Copies, Copy, Nobody, Ranking, Standing
-from tiering.policy.base import Prices, Residency
+from tiering.copies import FIRST, Copies, Copy, Elsewhere, Nobody, Ranking, Standing
+from tiering.flights import LANES, MOST_BLOCKS, Flights
+from tiering.policy.base import Residency
 from tiering.types import Block, DiskEntry, Move, Tier, Transfer, TransferDone
 
-MOST_BLOCKS = 32  # per transfer: an urgent one never waits for more
 AHEAD = 8  # transfers that a lane's saves or writes may have waiting
 HEADER_BYTES = 256  # what a block takes on disk besides its KV, at most
 DISK_PAUSE = 5.0  # seconds without writes after a transfer of which nothing reached the disk
-
-_LANES = {
-    Move.SAVE: Tier.HOST,
-    Move.LOAD: Tier.HOST,
-    Move.WRITE: Tier.DISK,
-    Move.FETCH: Tier.DISK,
-    Move.DROP: Tier.DISK,
-}
 
 
 class TierManager:
     """Not thread-safe; deterministic: the same calls give the same orders."""
 
     def __init__(
-        self, host_slots: int, disk_bytes: int, block_bytes: int, entries: Iterable[DiskEntry] = ()
+        self,
+        host_slots: int,
+        disk_bytes: int,
+        block_bytes: int,
+        entries: Iterable[DiskEntry] = (),
+        *,
+        staging: bool = False,
     ) -> None:
+        """entries: what is on disk already. staging: host slots are for the way to the disk only, and free
+        again when a block is there."""
         if host_slots < 0 or disk_bytes < 0 or block_bytes < 1:
             raise ValueError("tiers: slots and bytes must not be negative, and a block has bytes")
-        self.host_slots = host_slots
-        self.disk_bytes = disk_bytes
-        self.block_bytes = block_bytes
+        self.host_slots, self.disk_bytes, self.block_bytes = host_slots, disk_bytes, block_bytes
+        self.staging = staging
         self.ranking: Ranking = Nobody()
         self.disk_used = 0
         self.disk_error = ""
@@ -54,11 +54,10 @@ class TierManager:
         self._free = list(range(host_slots - 1, -1, -1))
         self._host = Copies(Tier.HOST)
         self._disk = Copies(Tier.DISK)
+        self._peers = Elsewhere()
         self._dropping: dict[bytes, int] = {}  # key -> bytes: gone for us, not yet by the disk
-        self._flying: dict[int, Transfer] = {}
-        self._orders: list[Transfer] = []
-        self._ids = 0
-        self._paused_until = 0.0
+        self.flights = Flights()
+        self._paused_until = -math.inf
         for entry in entries:
             if entry.key not in self._disk and disk_bytes > 0:
                 self._disk[entry.key] = Copy(nbytes=entry.nbytes, ready=True)
@@ -68,19 +67,26 @@ class TierManager:
 
     # --- where blocks are ------------------------------------------------------------------
 
+    def source(self, key: bytes) -> Move | None:
+        """How the block is brought fastest from below the device; None: it is nowhere."""
+        if self._host.has(key):
+            return Move.LOAD
+        if self._disk.has(key):
+            return Move.FETCH
+        return Move.BORROW if key in self._peers else None
+
     def where(self, key: bytes) -> Tier | None:
-        """The fastest tier below the device that has the block whole."""
-        for copies in (self._host, self._disk):
-            if copies.has(key):
-                return copies.tier
-        return None
+        """The fastest tier below the device that has the block whole; another worker's disk is a disk."""
+        source = self.source(key)
+        return LANES[source] if source is not None else None
 
     def has(self, key: bytes, tier: Tier, *, arriving: bool = False) -> bool:
         """Is the block in `tier`, or, with `arriving`, on its way there?"""
         return (self._host if tier is Tier.HOST else self._disk).has(key, arriving=arriving)
 
     def copied(self, key: bytes) -> bool:
-        return self.where(key) is not None
+        """Whether there is a copy of our own. A peer's may go at any time."""
+        return self._host.has(key) or self._disk.has(key)
 
     def run(self, keys: Iterable[bytes]) -> list[Tier]:
         """Where the leading keys are, as far as they are to be had below without a gap."""
@@ -102,33 +108,29 @@ class TierManager:
         host = disk = copied = 0
         if not self.empty:
             for index, key in enumerate(keys):
-                tier = self.where(key)
-                if tier is None:
-                    continue
                 if index < device:
-                    copied += 1
-                elif tier is Tier.HOST:
-                    host += 1
-                else:
-                    disk += 1
+                    copied += self.copied(key)
+                    continue
+                tier = self.where(key)
+                host += tier is Tier.HOST
+                disk += tier is Tier.DISK
         return Residency(device, host, disk, len(keys) - device - host - disk, copied)
 
     @property
     def save_room(self) -> int:
         """Blocks that may still be ordered to be saved: more would only wait."""
-        return AHEAD * MOST_BLOCKS - self._in_flight(Move.SAVE)
+        return AHEAD * MOST_BLOCKS - self.flights.blocks(Move.SAVE)
 
     @property
     def write_room(self) -> int:
-        """The same of writes. At most half of the host is pinned by them, however slow the disk is."""
-        return min(AHEAD * MOST_BLOCKS, max(self.host_slots, 2) // 2) - self._in_flight(Move.WRITE)
-
-    def _in_flight(self, move: Move) -> int:
-        return sum(len(transfer.blocks) for transfer in self._flying.values() if transfer.move is move)
+        """The same of writes. At most half of a host tier is pinned by them, however slow the disk is."""
+        slots = self.host_slots if self.staging else max(self.host_slots, 2) // 2
+        return min(AHEAD * MOST_BLOCKS, slots) - self.flights.blocks(Move.WRITE)
 
     @property
     def empty(self) -> bool:
-        return not self._host and not self._disk
+        """Whether nothing is below, as far as is known."""
+        return not self._host and not self._disk and not self._peers
 
     @property
     def host_free(self) -> int:
@@ -153,28 +155,7 @@ class TierManager:
     @property
     def moving(self) -> int:
         """Blocks in transfers now."""
-        return sum(len(transfer.blocks) for transfer in self._flying.values())
-
-    def queue(self, prices: Prices, tier: Tier, *, urgent: bool = False) -> float:
-        """Seconds until a transfer ordered now would begin, in the lane of `tier`: what is urgent passes
-        what is not, but for the one that may be under way."""
-        costs = {
-            Move.SAVE: prices.save,
-            Move.LOAD: prices.load,
-            Move.WRITE: prices.write,
-            Move.FETCH: prices.fetch,
-        }
-        ahead = under_way = 0.0
-        for transfer in self._flying.values():
-            cost = costs.get(transfer.move)
-            if cost is None or _LANES[transfer.move] is not tier:
-                continue
-            seconds = prices.seconds(cost, len(transfer.blocks))
-            if urgent and not transfer.urgent:
-                under_way = max(under_way, seconds)
-            else:
-                ahead += seconds
-        return ahead + under_way
+        return self.flights.blocks()
 
     # --- orders ----------------------------------------------------------------------------
 
@@ -182,7 +163,7 @@ class TierManager:
         """Copy device blocks to the host, in order, making room by what stands below `standing`.
         Returns how many of the leading blocks are there or on their way."""
         fresh = [block for block in blocks if block.key not in self._host]
-        self._make_host_room(len(fresh), standing)
+        self._make_host_room(len(fresh), FIRST if self.staging else standing)
         taken: list[Block] = []
         count = 0
         for block in blocks:
@@ -193,29 +174,35 @@ class TierManager:
                 copy = self._host[block.key] = Copy(slot=self._free.pop(), pins=1)
                 taken.append(Block(block.key, block.parent, block.tokens, block.pages, copy.slot))
             count += 1
-        self._order(Move.SAVE, taken)
+        self.flights.order(Move.SAVE, taken)
         return count
 
     def restore(self, blocks: Sequence[Block], *, urgent: bool) -> list[Transfer]:
-        """Bring blocks back into their pages, each from the fastest tier that has it (all must be there)."""
+        """Bring blocks back into their pages, each from the fastest place that has it (all must be there)."""
         ordered: list[Transfer] = []
         batch: list[Block] = []
-        last: Tier | None = None
+        last = Move.LOAD
         for block in blocks:
-            tier = self.where(block.key)
-            if tier is None:
+            move = self.source(block.key)
+            if move is None:
                 raise ValueError("a block to restore is nowhere")
-            if tier is not last and batch:
-                ordered += self._order(_restoring(last), batch, urgent=urgent)
+            if move is not last:
+                ordered += self.flights.order(last, batch, urgent=urgent)
                 batch = []
-            last = tier
-            copies = self._host if tier is Tier.HOST else self._disk
-            copies[block.key].pins += 1
-            copies.move_to_end(block.key)
-            batch.append(Block(block.key, block.parent, block.tokens, block.pages, copies[block.key].slot))
-        if batch:
-            ordered += self._order(_restoring(last), batch, urgent=urgent)
-        return ordered
+            last = move
+            slot = -1
+            if move is not Move.BORROW:
+                copies = self._host if move is Move.LOAD else self._disk
+                copies[block.key].pins += 1
+                copies.move_to_end(block.key)
+                slot = copies[block.key].slot
+            batch.append(Block(block.key, block.parent, block.tokens, block.pages, slot))
+        return ordered + self.flights.order(last, batch, urgent=urgent)
+
+    def probe(self, keys: Sequence[bytes]) -> Transfer:
+        """Ask which of the leading blocks other workers of this machine have. keys: at least one."""
+        (transfer,) = self.flights.order(Move.PROBE, [Block(key, b"", b"") for key in keys], urgent=True)
+        return transfer
 
     def write(self, blocks: Sequence[Block], standing: Standing, now: float) -> int:
         """Copy blocks from the host to the disk, in order. Returns how many of the leading ones are there
@@ -242,40 +229,25 @@ class TierManager:
                 self.disk_used += nbytes
                 taken.append(Block(block.key, block.parent, block.tokens, slot=source.slot))
             count += 1
-        self._order(Move.WRITE, taken)
+        self.flights.order(Move.WRITE, taken)
         return count
-
-    def _order(self, move: Move, blocks: Sequence[Block], *, urgent: bool = False) -> list[Transfer]:
-        ordered: list[Transfer] = []
-        for start in range(0, len(blocks), MOST_BLOCKS):
-            self._ids += 1
-            transfer = Transfer(self._ids, move, tuple(blocks[start : start + MOST_BLOCKS]), urgent)
-            self._flying[transfer.id] = transfer
-            ordered.append(transfer)
-        self._orders += ordered
-        return ordered
-
-    def orders(self) -> list[Transfer]:
-        """Transfers ordered since the last call, in order."""
-        orders, self._orders = self._orders, []
-        return orders
 
     # --- what became of them ---------------------------------------------------------------
 
     def finished(self, done: TransferDone, now: float) -> Transfer | None:
         """A transfer has ended: unpin what it named, keep what arrived, forget what was found bad.
         None if it is not known (any more): then nothing happens."""
-        transfer = self._flying.pop(done.id, None)
+        transfer = self.flights.land(done.id)
         if transfer is None:
             return None
         ok = [index < len(done.ok) and done.ok[index] for index in range(len(transfer.blocks))]
         for block, good in zip(transfer.blocks, ok, strict=True):
             self._settle(transfer.move, block, good, cancelled=done.cancelled)
-        if not done.cancelled:
+        if not done.cancelled and transfer.move is not Move.PROBE:
             blocks, seconds = self.moved.get(transfer.move, (0, 0.0))
             self.moved[transfer.move] = (blocks + sum(ok), seconds + max(0.0, done.seconds))
             self.failed[transfer.move] = self.failed.get(transfer.move, 0) + len(ok) - sum(ok)
-            if _LANES[transfer.move] is Tier.DISK:
+            if LANES[transfer.move] is Tier.DISK and transfer.move is not Move.BORROW:
                 self._judge_disk(transfer.move, any(ok), done.error, now)
         return transfer
 
@@ -289,25 +261,12 @@ class TierManager:
                 if not good:
                     self._forget_host(key)
             case Move.WRITE:
-                source = self._host[key]
-                source.pins -= 1
-                if not source.ready and not source.pins:  # found bad by a load meanwhile
-                    self._forget_host(key)
-                copy = self._disk[key]
-                copy.pins -= 1
-                copy.ready = good
-                if not good:
-                    self._forget_disk(key)
+                self._settle_write(key, good)
             case Move.LOAD | Move.FETCH:
-                copies = self._host if move is Move.LOAD else self._disk
-                copy = copies[key]
-                copy.pins -= 1
-                if not good and not cancelled:
-                    copy.ready = False  # nobody else begins to read it; the last reader frees it
-                if not copy.ready and not copy.pins:
-                    (self._forget_host if move is Move.LOAD else self._forget_disk)(key)
-                if not copy.ready and not self.copied(key):
-                    self.lost.append(key)
+                self._settle_load(key, self._host if move is Move.LOAD else self._disk, good or cancelled)
+            case Move.PROBE | Move.BORROW:
+                if not cancelled:
+                    self._peers.said(key, good)
             case Move.DROP:
                 nbytes = self._dropping.pop(key)
                 if good:
@@ -315,11 +274,45 @@ class TierManager:
                 else:
                     self._still_on_disk(key, nbytes)
 
+    def _settle_write(self, key: bytes, good: bool) -> None:
+        source = self._host[key]
+        source.pins -= 1
+        if not source.ready and not source.pins:  # found bad by a load meanwhile
+            self._forget_host(key)
+        copy = self._disk[key]
+        copy.pins -= 1
+        copy.ready = good
+        if not good:
+            self._forget_disk(key)
+        self._unstage(key)
+
+    def _settle_load(self, key: bytes, copies: Copies, sound: bool) -> None:
+        copy = copies[key]
+        copy.pins -= 1
+        if not sound:
+            copy.ready = False  # nobody else begins to read it; the last reader frees it
+        if not copy.ready and not copy.pins:
+            (self._forget_host if copies is self._host else self._forget_disk)(key)
+        if not copy.ready and not self.copied(key):
+            self.lost.append(key)
+        self._unstage(key)
+
+    def _unstage(self, key: bytes) -> None:
+        """A block that has passed through the staging area leaves it."""
+        copy = self._host.get(key)
+        if self.staging and copy is not None and copy.ready and not copy.pins and self._disk.has(key):
+            self._forget_host(key)
+
     def _still_on_disk(self, key: bytes, nbytes: int) -> None:
         """It was not dropped, for all we know. It is dropped again when room is needed."""
         self._disk[key] = Copy(nbytes=nbytes, ready=True)
         if not self.ranking.owned(key):
             self._disk.neglect(key)
+
+    @property
+    def disk_back(self) -> float:
+        """When writes are tried again after a failure; in the past: they are ordered now."""
+        return self._paused_until
 
     def _judge_disk(self, move: Move, any_ok: bool, error: str, now: float) -> None:
         if any_ok:
@@ -347,6 +340,7 @@ class TierManager:
             self._forget_host(key)
             self._note_loss(key)
         self._drop([key for key, copy in self._disk.items() if not copy.pins])
+        self._peers.clear()
 
     def _make_host_room(self, slots: int, below: Standing) -> None:
         lacking = slots - len(self._free)
@@ -376,7 +370,7 @@ class TierManager:
         for key in keys:
             self._dropping[key] = self._disk.pop(key).nbytes
             self._note_loss(key)
-        self._order(Move.DROP, [Block(key, b"", b"") for key in keys])
+        self.flights.order(Move.DROP, [Block(key, b"", b"") for key in keys])
 
     def _note_loss(self, key: bytes) -> None:
         if not self.copied(key):
@@ -397,7 +391,7 @@ class TierManager:
         assert self.disk_used <= max(self.disk_bytes, self._told), "more on disk than its budget"
         assert not self._dropping.keys() & self._disk.keys(), "a block is both on disk and dropped"
         pins: dict[tuple[Tier, bytes], int] = {}
-        for transfer in self._flying.values():
+        for transfer in self.flights:
             for block in transfer.blocks:
                 if transfer.move in (Move.SAVE, Move.LOAD, Move.WRITE):
                     assert self._host[block.key].slot == block.slot, "a transfer names another slot"
@@ -408,7 +402,3 @@ class TierManager:
             for key, copy in copies.items():
                 assert copy.pins == pins.get((copies.tier, key), 0), f"{copies.tier.value}: pins differ"
                 assert copy.ready or copy.pins, f"{copies.tier.value}: a block is on no way here"
-
-
-def _restoring(tier: Tier | None) -> Move:
-    return Move.LOAD if tier is Tier.HOST else Move.FETCH

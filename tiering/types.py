@@ -1,8 +1,9 @@
 """The vocabulary of tiers: where KV can be, and the orders that move it.
 
-Whoever decides (the core) writes `Transfer`s; whoever moves bytes (`tiering.stores.mover`) answers
-each with one `TransferDone`. Between the two the device pages and host slots that a transfer names
-are pinned: nobody else frees, reads or writes them. Plain values; they are part of the core's log.
+Whoever decides (the core) writes `Transfer`s, and may say a word (`Change`) of one in flight; whoever
+moves bytes (`tiering.stores.mover`) answers each transfer with one `TransferDone`, whatever was said.
+Between order and answer the device pages and host slots that a transfer names are pinned: nobody else
+frees, reads or writes them. Plain values; they are part of the core's log.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ class Tier(Enum):
 
 
 class Move(Enum):
-    """What a transfer does with its blocks. Only DROP deletes; the others copy."""
+    """What a transfer does with its blocks. Only DROP deletes; the others copy, but for PROBE, which asks."""
 
     SAVE = "save"  # device pages -> host slots
     LOAD = "load"  # host slots -> device pages
     WRITE = "write"  # host slots -> disk
     FETCH = "fetch"  # disk -> device pages, verified
     DROP = "drop"  # forget on disk
+    PROBE = "probe"  # which of a run do other workers of this machine have on disk? ok: these
+    BORROW = "borrow"  # another worker's disk -> device pages, verified
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -36,8 +39,8 @@ class Block(msgspec.Struct, frozen=True):
     key: bytes  # its block key (tiering.keys): 32 bytes
     parent: bytes  # the key of the block before it, or the namespace digest
     tokens: bytes  # its token ids, little-endian int32: a load is believed only if they agree
-    pages: tuple[int, ...] = ()  # its device page in each KV group; empty for WRITE and DROP
-    slot: int = -1  # its host slot; -1 for FETCH and DROP
+    pages: tuple[int, ...] = ()  # its device page in each KV group; empty where no page is concerned
+    slot: int = -1  # its host slot; -1 where no slot is concerned
 
 
 class Transfer(msgspec.Struct, frozen=True):
@@ -47,6 +50,21 @@ class Transfer(msgspec.Struct, frozen=True):
     move: Move
     blocks: tuple[Block, ...]
     urgent: bool = False  # a session waits for it: it goes before the others of its queue
+
+
+class Word(Enum):
+    """What may be said of a transfer after it was ordered."""
+
+    HURRY = "hurry"  # a session waits for it now: as if it had been urgent, behind those that were
+    CANCEL = "cancel"  # nobody needs it: what is not done of it need not be
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A word about a transfer in flight. It gets no answer of its own; one for a transfer that has ended
+    changes nothing."""
+
+    id: int  # the transfer's
+    word: Word
 
 
 class TransferDone(msgspec.Struct, frozen=True):
@@ -59,7 +77,7 @@ class TransferDone(msgspec.Struct, frozen=True):
     ok: tuple[bool, ...]
     seconds: float  # of moving, without waiting in queues
     error: str = ""  # one line, if anything failed
-    cancelled: bool = False  # taken back before it began; nothing was moved
+    cancelled: bool = False  # taken back: as if it had never begun
 
 
 class DiskEntry(msgspec.Struct, frozen=True):

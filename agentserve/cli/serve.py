@@ -155,10 +155,12 @@ def ready_text(ready: Ready, settings: ServeConfig) -> str:
 
 
 def _tiers(storage: StorageConfig) -> list[str]:
-    if not storage.host_kv:
-        return []
-    disk = f", then {show_size(storage.disk_kv)} in {storage.data_dir}" if storage.disk_kv else ""
-    return [f"  below it {show_size(storage.host_kv)} of host memory per worker{disk}; {storage.tier_policy}"]
+    below = []
+    if storage.host_kv:
+        below.append(f"{show_size(storage.host_kv)} of host memory per worker")
+    if storage.disk_kv:
+        below.append(f"{show_size(storage.disk_kv)} in {storage.data_dir}")
+    return [f"  below it {', then '.join(below)}; {storage.tier_policy}"] if below else []
 
 
 def numbers(hello: Hello) -> str:

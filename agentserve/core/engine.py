@@ -47,7 +47,7 @@ from agentserve.messages import (
 from agentserve.types import FinishReason, KVGroup, SessionId, TurnId
 from tiering.keys import namespace_digest
 from tiering.policy.base import Signal
-from tiering.types import Transfer, TransferDone
+from tiering.types import Change, Transfer, TransferDone
 
 CoreEvent = StateChange | Token | TurnEnded | Description | Decisions
 
@@ -334,6 +334,10 @@ class EngineCore:
     def take_transfers(self) -> list[Transfer]:
         """Orders for the mover since the last call, in order. Each is to be answered once."""
         return self.tiers.take_transfers() if self.tiers is not None else []
+
+    def take_changes(self) -> list[Change]:
+        """What is to be said of transfers in flight since the last call, after the new ones were given."""
+        return self.tiers.manager.flights.take_changes() if self.tiers is not None else []
 
     def finish_transfers(self, done: Sequence[TransferDone], now: float) -> None:
         """What became of orders. An answer to no open order changes nothing."""

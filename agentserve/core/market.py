@@ -45,6 +45,8 @@ class TierSetup(msgspec.Struct, frozen=True):
     block_bytes: int
     prices: Prices
     entries: tuple[DiskEntry, ...] = ()
+    staging: bool = False  # host slots are for the way to the disk only
+    peers: bool = False  # there are other workers on this machine, whose disks may be asked
 
 
 class TierParts(msgspec.Struct, frozen=True):

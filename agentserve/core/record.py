@@ -17,9 +17,9 @@ from agentserve.core.market import TierSetup
 from agentserve.core.plan import Plan, StepResult
 from agentserve.messages import Command, pack_tokens
 from agentserve.types import KVGroup
-from tiering.types import Transfer, TransferDone
+from tiering.types import Change, Transfer, TransferDone
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 _HEADER = struct.Struct(">I")
 
 
@@ -77,7 +77,7 @@ class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
 
 
 class Ordered(msgspec.Struct, frozen=True, tag="ordered"):
-    """What `take_transfers()` gave: their digest. Written only when it gave any."""
+    """What `take_transfers()` and `take_changes()` gave: its digest. Written only when they gave any."""
 
     transfers: bytes
 
@@ -135,6 +135,8 @@ def plan_digest(plan: Plan | None) -> bytes:
     return hashlib.sha256(_encoder.encode((plan.step, plan.copies, chunks, plan.reasons))).digest()
 
 
-def orders_digest(transfers: Sequence[Transfer]) -> bytes:
-    """SHA-256 over transfers that a core ordered; empty for none."""
-    return hashlib.sha256(_encoder.encode(transfers)).digest() if transfers else b""
+def orders_digest(transfers: Sequence[Transfer], changes: Sequence[Change] = ()) -> bytes:
+    """SHA-256 over transfers that a core ordered and what it said of earlier ones; empty for none."""
+    if not transfers and not changes:
+        return b""
+    return hashlib.sha256(_encoder.encode((transfers, changes))).digest()

@@ -5,7 +5,9 @@ arrived is entered into the tree in order, and when all have ended everything is
 did not arrive ends the run: those behind it are freed, and their tokens are computed.
 
 A turn waits for a restore only as long as computing the same tokens would take; then it stops waiting
-and computes. What arrives later is a twin of what it computed, or serves others.
+and computes. A restore that nobody needs any more is taken back. Until its last answer has come it keeps
+its own pages, and its session may have another restore meanwhile: an answer touches the pages of its own
+order only. What had arrived before it was taken back stays, idle.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class Restore:
     deadline: float
     waits: bool  # a turn waits for it
     overdue: bool = False  # computing would have been faster
+    transfers: list[int] = field(default_factory=list)
     arrived: list[bool | None] = field(default_factory=list)  # None: not known yet
     entered: list[tuple[int, ...]] = field(default_factory=list)
     left: int = 0  # transfers in flight
@@ -59,7 +62,7 @@ class Restores:
         self._kv = kv
         self._manager = manager
         self._ledger = ledger
-        self._jobs: dict[SessionId, Restore] = {}
+        self._jobs: dict[SessionId, Restore] = {}  # but for those that were taken back
         self._transfers: dict[int, tuple[Restore, int]] = {}  # id -> its restore, place of its first block
         self._attempts: dict[SessionId, int] = {}  # of turns that wait for admission
         self._brought: dict[SessionId, list[Tier]] = {}  # blocks brought for them so far
@@ -72,12 +75,17 @@ class Restores:
         self._brought[session] = []
 
     def dismiss(self, session: SessionId) -> list[Tier]:
-        """It waits no more. Returns where the blocks came from that were brought for it."""
+        """It waits no more, and what is still on its way comes too late. Returns where the blocks came
+        from that were brought for it."""
         self._attempts.pop(session, None)
-        job = self._jobs.get(session)
-        if job is not None:
-            job.waits = False
+        self.give_up(session)
         return self._brought.pop(session, [])
+
+    def give_up(self, session: SessionId) -> None:
+        """Nobody needs what is on its way for the session: take it back."""
+        job = self._jobs.pop(session, None)
+        for number in job.transfers if job is not None else ():
+            self._manager.flights.recall(number)
 
     def holds_up(self, session: SessionId, now: float) -> bool:
         """Does its turn wait for a restore?"""
@@ -87,13 +95,11 @@ class Restores:
 
     def expire(self, now: float) -> None:
         """Restores that have taken too long are given up by those who wait for them, for this turn."""
-        for job in self._jobs.values():
-            if job.deadline > now or job.overdue:
-                continue
+        for job in [job for job in self._jobs.values() if job.deadline <= now and not job.overdue]:
             job.overdue = True
             if job.waits:
-                job.waits = False
                 self._attempts[job.session] = ATTEMPTS
+                self.give_up(job.session)
 
     @property
     def next_deadline(self) -> float | None:
@@ -118,15 +124,18 @@ class Restores:
 
     # --- beginning -------------------------------------------------------------------------
 
-    def begin(self, known: Known, prices: Prices, now: float, room: int, *, waits: bool) -> Begun:
+    def begin(
+        self, known: Known, prices: Prices, now: float, room: int, *, waits: bool, waited: float = 0.0
+    ) -> Begun:
         """Restore what of the session is below and cheaper to bring than to compute, in at most `room`
-        pages. waits: its turn waits for it, and gets all of that or, for want of room, none yet."""
+        pages. waits: its turn waits for it, and gets all of that or, for want of room, none yet. waited:
+        seconds of its patience that asking where they are has taken."""
         kv, size = self._kv, self._kv.page_size
         if self._manager.empty:
             return Begun.NOTHING
         job = self._jobs.get(known.id)
-        if job is not None:
-            return self._join(job, known, prices, now, waits=waits)
+        if job is not None and (not waits or self._join(job, known, prices, now)):
+            return Begun.ORDERED if job.waits else Begun.NOTHING
         if waits and self._attempts.get(known.id, ATTEMPTS) >= ATTEMPTS:
             return Begun.NOTHING
         share = min(pool.pages for pool in kv.pools) // LOAD_SHARE
@@ -141,12 +150,11 @@ class Restores:
             whole = self._worthwhile(prices, start, wanted, urgent=True)
             if room < whole <= share:
                 return Begun.NO_ROOM
-        if room < 1:
-            return Begun.NOTHING
-        ends = min(limit, start + room)
+        ends = min(limit, start + max(room, 0))
         tiers = self._manager.run(islice(self._ledger.keys(known, ends), start, ends))
         count = self._worthwhile(prices, start, tiers, urgent=waits)
-        if not count:
+        patience = prices.recompute(start * size, count * size) - waited
+        if not count or patience <= 0:
             return Begun.NOTHING
         parent = tuple(pages[-1] for pages in path) if start else None
         if parent is not None:
@@ -158,28 +166,33 @@ class Restores:
             return Begun.NO_ROOM if waits else Begun.NOTHING
         keys = [self._ledger.key(known, start + index) for index in range(count)]
         runs = [known.tokens[(start + i) * size : (start + i + 1) * size] for i in range(count)]
-        deadline = now + prices.recompute(start * size, count * size)
         tiers = tiers[:count]
-        job = Restore(known.id, known.namespace, keys, runs, fresh, parent, tiers, deadline, waits)
+        job = Restore(known.id, known.namespace, keys, runs, fresh, parent, tiers, now + patience, waits)
         self._order(job, known.keys[start - 1] if start else known.namespace)
         return Begun.ORDERED
 
-    def _join(self, job: Restore, known: Known, prices: Prices, now: float, *, waits: bool) -> Begun:
-        """A restore is under way already: a turn that has just come waits for it, if it is of its tokens."""
-        if waits and not job.waits and not job.overdue and self._attempts.get(job.session, ATTEMPTS) == 0:
-            last = (len(known.tokens) - 1) // self._kv.page_size
-            if job.keys[-1] in self._ledger.keys(known, last):
-                self._attempts[job.session] = 1
-                job.waits = True
-                job.deadline = now + prices.recompute(0, len(job.keys) * self._kv.page_size)
-        return Begun.ORDERED if job.waits else Begun.NOTHING
+    def _join(self, job: Restore, known: Known, prices: Prices, now: float) -> bool:
+        """A restore is under way already: a turn that has come waits for it, if it is of its tokens, and it
+        goes before others. One of other tokens, or one that takes too long, is taken back."""
+        if job.waits:
+            return True
+        last = (len(known.tokens) - 1) // self._kv.page_size
+        if job.overdue or job.keys[-1] not in self._ledger.keys(known, last):
+            self.give_up(job.session)
+            return False
+        self._attempts[job.session] += 1
+        job.waits = True
+        job.deadline = now + prices.recompute(0, len(job.keys) * self._kv.page_size)
+        for number in job.transfers:
+            self._manager.flights.hurry(number)
+        return True
 
     def _worthwhile(self, prices: Prices, start: int, tiers: Sequence[Tier], *, urgent: bool) -> int:
         """How many of the blocks to bring: the cut, where the tier changes, that saves most time against
         computing the same tokens; 0 if none saves any. The two lanes work at the same time."""
         size, manager = self._kv.page_size, self._manager
-        host_queue = manager.queue(prices, Tier.HOST, urgent=urgent)
-        disk_queue = manager.queue(prices, Tier.DISK, urgent=urgent)
+        host_queue = manager.flights.queue(prices, Tier.HOST, urgent=urgent)
+        disk_queue = manager.flights.queue(prices, Tier.DISK, urgent=urgent)
         best, best_gain = 0, 0.0
         host = disk = 0
         for index, tier in enumerate(tiers):
@@ -208,6 +221,7 @@ class Restores:
         at = 0
         for transfer in self._manager.restore(blocks, urgent=job.waits):
             self._transfers[transfer.id] = (job, at)
+            job.transfers.append(transfer.id)
             at += len(transfer.blocks)
             job.left += 1
         self._jobs[job.session] = job
@@ -238,13 +252,15 @@ class Restores:
             self._kv.mark(job.keys[index], block, COPIED)
 
     def _end(self, job: Restore) -> None:
-        del self._jobs[job.session]
         for block in job.pages[len(job.entered) :]:
             self._kv.unpin(block)
         for block in reversed(job.entered):
             self._kv.unpin(block)
         if job.parent is not None:
             self._kv.unpin(job.parent)
+        if self._jobs.get(job.session) is not job:
+            return  # it was taken back: what its session does now is another matter
+        del self._jobs[job.session]
         if job.session in self._brought:
             self._brought[job.session] += job.tiers[: len(job.entered)]
             if len(job.entered) < len(job.keys):
@@ -252,6 +268,10 @@ class Restores:
 
     def check(self) -> None:
         """Raise AssertionError if a restore hangs in the air."""
-        for job in self._jobs.values():
+        jobs = [*self._jobs.values(), *(job for job, _ in self._transfers.values())]
+        for job in jobs:
             flying = sum(1 for other, _ in self._transfers.values() if other is job)
             assert flying == job.left > 0, f"{job.session}: a restore without transfers"
+            back = [self._manager.flights.recalled(at) for at in job.transfers if at in self._transfers]
+            current = self._jobs.get(job.session) is job
+            assert not any(back) if current else all(back), f"{job.session}: what was not taken back"

@@ -2,7 +2,8 @@
 
 HOST: every full block on the device gets a copy in the host. DISK: and from there one on the disk. A
 spill goes on as transfers end: saves pin at most a share of the pool, writes a share of the host, and
-neither waits for the other. What finds no room below stays where it is; dropping it is safe.
+neither waits for the other. What finds no room below stays where it is; dropping it is safe. What a disk
+that fails did not take is tried again when writes are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agentserve.messages import pack_tokens
 from agentserve.types import SessionId
 from tiering.manager import TierManager
 from tiering.policy.base import Choice
-from tiering.types import Block, Tier, Transfer
+from tiering.types import Block, Move, Tier, Transfer
 
 SAVE_SHARE = 4  # saves are ordered while transfers pin less than one page in so many
 
@@ -38,38 +39,63 @@ class Spills:
         self._manager = manager
         self._ledger = ledger
         self._spills: dict[SessionId, Spill] = {}
+        self.next_try: float | None = None  # when to go on, if nothing happens before
 
     def begin(self, known: Known, choice: Choice, now: float, *, free_only: bool = False) -> None:
-        """free_only: nobody else's copies make room for these."""
+        """free_only: nobody else's copies make room for these. Where the host only stages, to the disk."""
         if self._manager.host_slots:
-            self._spills[known.id] = Spill(known, choice is Choice.DISK, free_only)
+            to_disk = choice is Choice.DISK or self._manager.staging
+            self._spills[known.id] = Spill(known, to_disk, free_only)
             self.go_on(now)
 
     def stop(self, session: SessionId) -> None:
         """Order nothing more for it. What is in flight arrives."""
         self._spills.pop(session, None)
 
+    def abandon(self) -> None:
+        """Somebody's blocks were given up: take back the copies in the making of those that nobody values."""
+        flights = self._manager.flights
+        for transfer in flights:
+            spills = transfer.move in (Move.SAVE, Move.WRITE)
+            if spills and not any(self._ledger.valued(block.key) for block in transfer.blocks):
+                flights.recall(transfer.id)
+
     def go_on(self, now: float) -> None:
         """Order what there is room for now."""
-        over = [spill.known.id for spill in self._spills.values() if self._advance(spill, now)]
-        for session in over:
-            del self._spills[session]
-        if not self._manager.moving:
-            self._spills.clear()  # nothing will end that could make room
+        manager = self._manager
+        spills = list(self._spills.values())
+        # Writes first: what they read is pinned then, and saves cannot take its slots.
+        over = [spill for spill in spills if spill.to_disk and self._write_on(spill, now)]
+        for spill in spills:
+            self._save_on(spill, now)
+        over += [spill for spill in spills if spill.full and not spill.to_disk]
+        # What a spill counts on may yet fail, or have been taken back before: then it is ordered again.
+        writing, recalling = manager.flights.blocks(Move.WRITE) > 0, manager.flights.recalling
+        for spill in over:
+            if not (recalling or (spill.to_disk and writing)):
+                del self._spills[spill.known.id]
+        paused = manager.disk_back > now
+        if not manager.moving:  # nothing will end that could make room
+            kept = {name: spill for name, spill in self._spills.items() if spill.to_disk and paused}
+            self._spills = kept
+        waits = paused and any(spill.to_disk for spill in self._spills.values())
+        self.next_try = manager.disk_back if waits else None
 
-    def _advance(self, spill: Spill, now: float) -> bool:
+    def _write_on(self, spill: Spill, now: float) -> bool:
         """True if there is nothing left to order for it."""
-        if not spill.full:
-            room = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE - self._kv.moving
-            room = min(room, self._manager.save_room)
-            if spill.free_only:
-                room = min(room, self._manager.host_free)
-            if room > 0:
-                self._save(spill, room)
-        if not spill.to_disk:
-            return spill.full
         room = self._manager.write_room
         return room > 0 and self._write(spill, room, now)
+
+    def _save_on(self, spill: Spill, now: float) -> None:
+        manager = self._manager
+        if spill.full or (manager.staging and manager.disk_back > now):
+            return
+        room = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE - self._kv.moving
+        room = min(room, manager.save_room)
+        if spill.free_only:
+            room = min(room, manager.host_free)
+        if room > 0:
+            self._save(spill, room)
 
     def _save(self, spill: Spill, room: int) -> None:
         """Save the next blocks, at most `room`."""
@@ -79,6 +105,7 @@ class Spills:
         first = end
         keys = self._ledger.keys(known, have)
         fresh: list[Block] = []
+        places: list[int] = []
         while end < have:
             key = keys[end]
             pages = tuple(group[end] for group in path)
@@ -91,12 +118,15 @@ class Spills:
                     break  # what weighs less makes less room
                 first = end if not fresh else first
                 fresh.append(self._block(known, end, pages))
+                places.append(end)
             end += 1
         accepted = manager.save(fresh, self._ledger.standing_of(known, first, Tier.HOST))
         for block in fresh[:accepted]:
             kv.pin(block.pages)
-        spill.saved = end
-        spill.full = end >= have or accepted < len(fresh)
+        short = accepted < len(fresh)
+        spill.saved = places[accepted] if short else end
+        # A staging area has room again as writes end.
+        spill.full = not manager.staging if short else end >= have
 
     def _write(self, spill: Spill, room: int, now: float) -> bool:
         """Write the next blocks that are in the host, at most `room`. True if nothing is left to write."""
@@ -132,9 +162,17 @@ class Spills:
         tokens = pack_tokens(known.tokens[index * size : (index + 1) * size])
         return Block(known.keys[index], parent, tokens, pages)
 
-    def finished(self, transfer: Transfer, ok: Sequence[bool]) -> None:
-        """A save has ended: its pages are pinned no more, and those with a copy may go."""
-        for block, good in zip(transfer.blocks, ok, strict=True):
-            if good:
-                self._kv.mark(block.key, block.pages, COPIED)
-            self._kv.unpin(block.pages)
+    def finished(self, transfer: Transfer, ok: Sequence[bool], *, recalled: bool) -> None:
+        """A save or a write has ended. The pages of a save are pinned no more, and those with a copy may go.
+        recalled: it was taken back; somebody may have begun to count on it since."""
+        if transfer.move is Move.SAVE:
+            for block, good in zip(transfer.blocks, ok, strict=True):
+                if good:
+                    self._kv.mark(block.key, block.pages, COPIED)
+                self._kv.unpin(block.pages)
+        if all(ok) or (transfer.move is Move.SAVE and not recalled):
+            return
+        for spill in self._spills.values():
+            spill.written = 0
+            if recalled:
+                spill.saved, spill.full = 0, False

@@ -7,7 +7,6 @@ Nothing here can make a session wrong, or wait for longer than computing would t
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -17,9 +16,11 @@ from agentserve.core.ledger import Known, Stage
 from agentserve.core.market import Queues, TierParts, Valuation
 from agentserve.core.news import DecisionNews
 from agentserve.core.pages import COPIED, DEVALUED
+from agentserve.core.probe import Probes
 from agentserve.core.restore import Begun, Restores
 from agentserve.core.session import Session
 from agentserve.core.spill import Spills
+from agentserve.core.timers import Timers
 from agentserve.core.views import resting_view, tiers_view
 from agentserve.messages import SessionView, TiersView
 from agentserve.types import SessionId
@@ -38,7 +39,9 @@ class Tiers:
         self.policy = parts.policy
         # Asked once: it takes longer than all the rest of a view.
         self._watched = parts.policy if isinstance(parts.policy, Watched) else None
-        self.manager = TierManager(setup.host_slots, setup.disk_bytes, setup.block_bytes, setup.entries)
+        self.manager = TierManager(
+            setup.host_slots, setup.disk_bytes, setup.block_bytes, setup.entries, staging=setup.staging
+        )
         self._book = parts.book
         self._kv = kv
         self._queues = queues
@@ -47,11 +50,11 @@ class Tiers:
         self.manager.ranking = self.ledger
         self.restores = Restores(kv, self.manager, self.ledger)
         self.spills = Spills(kv, self.manager, self.ledger)
+        self.probes = Probes(kv, self.manager, self.ledger)
         kv.tree.queue.order = self._value.order
         self.news = DecisionNews()
         self._now = 0.0
-        self._timers: list[tuple[float, int, SessionId]] = []
-        self._timer = 0
+        self._timers = Timers(self.ledger)
         self._hits = dict.fromkeys(Tier, 0)
         self._choices = dict.fromkeys(Choice, 0)
 
@@ -61,6 +64,7 @@ class Tiers:
         """A turn has arrived. What it needs from below is ordered at once, if it costs nobody anything."""
         self._at(now)
         known = self.ledger.known.get(session.id)
+        new = known is None
         if known is None:
             known = self.ledger.open(session.id, now)
         else:
@@ -76,6 +80,8 @@ class Tiers:
         known.turn = session.last_turn
         self.restores.expect(session.id)
         self.restores.begin(known, self._book.prices(), now, self.room_without_loss, waits=True)
+        if new and self.setup.peers:
+            self.probes.ask(known, self._book.prices(), now)
         self._sync()
 
     def admitted(self, session: Session, hit: int, now: float) -> None:
@@ -85,6 +91,7 @@ class Tiers:
             self.policy.resumed(session.id, now, 0.0)
         known.devalued = False
         known.stage, known.since, known.told = Stage.RUNNING, now, False
+        self.probes.dismiss(session.id)
         brought, left = self.restores.dismiss(session.id), hit
         if session.running_turn.preemptions:
             return
@@ -109,11 +116,12 @@ class Tiers:
         """Its turn is over, or it was forked off: what that means is said in a moment (`parked`)."""
         self._at(now)
         known = self.ledger.open(session.id, now)
+        self.probes.dismiss(session.id)
         self.restores.dismiss(session.id)
         self.ledger.rename(known, session.namespace, session.tokens)
         known.stage, known.since, known.told = Stage.RESTING, now, False
         known.rest, known.tools, known.turn = Rest.IDLE, (), session.last_turn
-        self._set_timer(known, now + SETTLE)
+        self._timers.set(known, now + SETTLE)
         if self.policy.eager:
             self._copy_early(known, now)
         self._sync()
@@ -122,7 +130,7 @@ class Tiers:
         """Copies into free host slots, before it is known what the turn's end means. Steps are long: by
         then others may have taken the pages."""
         free = self.manager.host_free
-        if free:
+        if free and not self.manager.staging:
             residency = self._value.measure(known)
             if residency.device - residency.copied <= free:
                 self.spills.begin(known, Choice.HOST, now, free_only=True)
@@ -171,6 +179,7 @@ class Tiers:
         if known is None:
             return
         self.policy.gone(session, now, Departure.FINISHED)
+        self.probes.dismiss(session)
         self.restores.dismiss(session)
         self._devalue(known)
         self.ledger.forget(session)
@@ -219,13 +228,16 @@ class Tiers:
             case _:
                 self.spills.stop(known.id)
         if math.isfinite(decision.until) and known.stage is Stage.RESTING:
-            self._set_timer(known, max(decision.until, self._now + SOONEST))
+            self._timers.set(known, max(decision.until, self._now + SOONEST))
         self._value.changed()
 
     def _devalue(self, known: Known) -> None:
-        """Its blocks may go without a copy, but for those that somebody else is expected to use."""
+        """Its blocks may go without a copy, but for those that somebody else is expected to use; what is
+        moved for it alone is taken back."""
         known.devalued = True
         self.spills.stop(known.id)
+        self.spills.abandon()
+        self.restores.give_up(known.id)
         path = self._kv.matched(known.namespace, known.tokens, len(known.tokens))
         for index in range(len(path[0])):
             key = self.ledger.key(known, index)
@@ -266,12 +278,15 @@ class Tiers:
         """Transfers have ended, one way or another. Unknown ones are ignored."""
         self._at(now)
         for done in dones:
+            recalled = self.manager.flights.recalled(done.id)
             transfer = self.manager.finished(done, now)
             if transfer is None:
                 continue
             ok = [index < len(done.ok) and done.ok[index] for index in range(len(transfer.blocks))]
-            if transfer.move is Move.SAVE:
-                self.spills.finished(transfer, ok)
+            if transfer.move in (Move.SAVE, Move.WRITE):
+                self.spills.finished(transfer, ok, recalled=recalled)
+            elif transfer.move is Move.PROBE:
+                self.probes.finished(transfer)
             else:
                 self.restores.finished(transfer, ok)
             if all(ok) and not done.cancelled:
@@ -283,11 +298,8 @@ class Tiers:
         """Look again at decisions whose time has come; end waits that have lasted too long."""
         self._at(now)
         self.restores.expire(now)
-        while self._timers and self._timers[0][0] <= now:
-            _, number, session = heapq.heappop(self._timers)
-            known = self.ledger.known.get(session)
-            if known is None or known.timer != number or known.stage is not Stage.RESTING:
-                continue
+        self.probes.expire(now)
+        while (known := self._timers.take(now)) is not None:
             if not known.told:
                 self._tell(known)
             self._decide(known)
@@ -295,24 +307,17 @@ class Tiers:
         self._sync()
 
     def next_timer(self) -> float | None:
-        """When `tick` has something to look at; None: not before something happens."""
-        while self._timers:
-            _, number, session = self._timers[0]
-            known = self.ledger.known.get(session)
-            if known is not None and known.timer == number and known.stage is Stage.RESTING:
-                break
-            heapq.heappop(self._timers)
-        deadline = self.restores.next_deadline
-        times = [self._timers[0][0]] if self._timers else []
-        return min([*times, deadline] if deadline is not None else times, default=None)
+        """When `tick` or the next plan has something to look at; None: not before something happens."""
+        times = (
+            self._timers.next,
+            self.restores.next_deadline,
+            self.probes.next_deadline,
+            self.spills.next_try,
+        )
+        return min((time for time in times if time is not None), default=None)
 
     def take_transfers(self) -> list[Transfer]:
-        return self.manager.orders()
-
-    def _set_timer(self, known: Known, when: float) -> None:
-        self._timer += 1
-        known.timer = self._timer
-        heapq.heappush(self._timers, (when, self._timer, known.id))
+        return self.manager.flights.take_orders()
 
     def _at(self, now: float) -> None:
         self._now = now
@@ -349,11 +354,14 @@ class Tiers:
         is not free yet, would cost more than waiting for the running ones, and take the room of those
         behind it."""
         self._at(now)
+        if self.probes.holds_up(session.id, now):
+            return "loading"
         if self.manager.empty:
             return ""
         known = self.ledger.known[session.id]
         if not self.restores.holds_up(session.id, now):
-            begun = self.restores.begin(known, self._book.prices(), now, room, waits=True)
+            waited = self.probes.waited(session.id, now)
+            begun = self.restores.begin(known, self._book.prices(), now, room, waits=True, waited=waited)
             if begun is Begun.ORDERED:
                 self._sync()
             elif begun is Begun.NO_ROOM and (self._queues.running or self.restores.under_way):

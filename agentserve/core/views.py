@@ -65,8 +65,8 @@ def tiers_view(
     far, by choice."""
     return TiersView(
         policy=policy.name,
-        host=manager.host_used,
-        host_slots=manager.host_slots,
+        host=0 if manager.staging else manager.host_used,  # what passes through is in no tier yet
+        host_slots=0 if manager.staging else manager.host_slots,
         disk=manager.disk_blocks,
         disk_bytes=manager.disk_used,
         disk_budget=manager.disk_bytes,

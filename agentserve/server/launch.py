@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
@@ -159,15 +160,18 @@ class _Launch:
             loop.add_signal_handler(number, self._on_signal)
         cores = usable_cores()
         last: dict[int, WorkerProcess] = {}
+        crashed: set[int] = set()  # a peer's damaged page may have been why: they read their own only
 
         async def start_once(index: int) -> WorkerProcess:
             # The directory is there for the moment of connecting only: kill -9 leaves no litter.
             with private_directory() as directory:
                 spec = worker_spec(self._config, index, str(directory / "worker.sock"), os.getpid(), cores)
+                spec = msgspec.structs.replace(spec, peers=index not in crashed)
                 return await WorkerProcess.start(spec, self._command)
 
         async def start_worker(index: int) -> WorkerProcess:
             if index in last and last[index].crashed:
+                crashed.add(index)
                 self._distrust_disk(index)
             try:
                 last[index] = await start_once(index)

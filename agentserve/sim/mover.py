@@ -8,6 +8,7 @@ at its end as at its beginning. Whoever frees, reads or writes a page too early 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from agentserve.sim.executor import WrongKV
 from tiering.policy.base import Prices
-from tiering.types import Block, Move, Transfer, TransferDone
+from tiering.types import Block, Change, Move, Transfer, TransferDone, Word
 
 Rows = tuple[npt.NDArray[np.uint64], ...]
 
@@ -54,6 +55,7 @@ class _Job:
     ends: float
     cancelled: bool
     seen: list[Rows] = field(default_factory=list)  # SAVE: what the pages held when it began
+    moved: int | None = None  # blocks moved when it was taken back under way; None: it was not
 
 
 @dataclass(slots=True)
@@ -63,8 +65,11 @@ class _Lane:
 
 
 class SimMover:
-    def __init__(self, memory: Rows, prices: Prices, faults: Faults | None = None) -> None:
-        """memory: per KV group, the executor's slots as (pages, page_size) fingerprints."""
+    def __init__(
+        self, memory: Rows, prices: Prices, faults: Faults | None = None, peers: Sequence[SimMover] = ()
+    ) -> None:
+        """memory: per KV group, the executor's slots as (pages, page_size) fingerprints.
+        peers: of the other workers of the machine; their disks can be read."""
         self._memory = memory
         self._faults = faults or Faults()
         self._rng = np.random.default_rng(self._faults.seed)
@@ -74,15 +79,20 @@ class SimMover:
             Move.WRITE: prices.write,
             Move.FETCH: prices.fetch,
             Move.DROP: (0.0, 0.0),
+            Move.PROBE: (prices.fetch[0], 0.0),
+            Move.BORROW: prices.fetch,
         }
         self._prices = prices
+        self._peers = peers
         self._host: dict[int, tuple[bytes, Rows]] = {}
         self._disk: dict[bytes, tuple[bytes, bytes, Rows]] = {}
         self._lanes = (_Lane(), _Lane())
+        self._taken_back: list[TransferDone] = []
 
     @property
     def pending(self) -> int:
-        return sum(len(lane.queue) + (lane.job is not None) for lane in self._lanes)
+        flying = sum(len(lane.queue) + (lane.job is not None) for lane in self._lanes)
+        return flying + len(self._taken_back)
 
     def submit(self, transfer: Transfer, now: float) -> None:
         lane = self._lanes[transfer.move not in (Move.SAVE, Move.LOAD)]
@@ -90,13 +100,42 @@ class SimMover:
         if lane.job is None:
             self._begin(lane, now)
 
+    def change(self, change: Change, now: float) -> None:
+        """Hurry a transfer, or take it back: whole if it waits, else at the end of the block it is at."""
+        for lane in self._lanes:
+            job = lane.job
+            if job is not None and job.transfer.id == change.id and change.word is Word.CANCEL:
+                self._cut(job, now)
+            for at, transfer in enumerate(lane.queue):
+                if transfer.id != change.id:
+                    continue
+                del lane.queue[at]
+                if change.word is Word.HURRY:
+                    lane.queue.append(msgspec.structs.replace(transfer, urgent=True))
+                else:
+                    nothing = (False,) * len(transfer.blocks)
+                    self._taken_back.append(TransferDone(transfer.id, nothing, 0.0, "", True))
+                break
+
+    def _cut(self, job: _Job, now: float) -> None:
+        blocks = len(job.transfer.blocks)
+        if job.cancelled or job.moved is not None or job.ends <= now or not blocks:
+            return
+        each = (job.ends - job.began) / blocks
+        moved = min(blocks, int((now - job.began) / each) + 1)
+        if moved < blocks:
+            job.moved = moved
+            job.ends = min(job.ends, job.began + moved * each)
+
     def next_done(self) -> float | None:
         """When the next transfer ends; None: nothing is in flight."""
+        if self._taken_back:
+            return 0.0
         return min((lane.job.ends for lane in self._lanes if lane.job is not None), default=None)
 
     def poll(self, now: float) -> list[TransferDone]:
         """Transfers that have ended by `now`, in the order of their ends within a lane."""
-        done: list[TransferDone] = []
+        done, self._taken_back = self._taken_back, []
         for lane in self._lanes:
             while lane.job is not None and lane.job.ends <= now:
                 job = lane.job
@@ -119,7 +158,7 @@ class SimMover:
             return
         if transfer.move is Move.SAVE:
             job.seen = [self._read(block) for block in transfer.blocks]
-        elif transfer.move in (Move.LOAD, Move.FETCH):
+        elif transfer.move in (Move.LOAD, Move.FETCH, Move.BORROW):
             for block in transfer.blocks:
                 self._write_pages(block, None)
 
@@ -127,7 +166,10 @@ class SimMover:
         transfer = job.transfer
         if job.cancelled:
             return TransferDone(transfer.id, (False,) * len(transfer.blocks), 0.0, "cancelled", True)
-        ok = tuple(self._move(job, index) for index in range(len(transfer.blocks)))
+        count = len(transfer.blocks) if job.moved is None else job.moved
+        if job.moved is not None and transfer.move not in (Move.SAVE, Move.WRITE, Move.DROP):
+            return TransferDone(transfer.id, (False,) * len(transfer.blocks), job.ends - job.began, "", True)
+        ok = tuple(index < count and self._move(job, index) for index in range(len(transfer.blocks)))
         error = "" if all(ok) else "a block was not moved"
         return TransferDone(transfer.id, ok, job.ends - job.began, error)
 
@@ -142,29 +184,42 @@ class SimMover:
                 self._host.pop(block.slot, None)
                 if good:
                     self._host[block.slot] = (block.key, rows)
-            case Move.LOAD:
-                held = self._in_host(block)
-                good = good and held is not None
-                if good:
-                    self._write_pages(block, held)
-                else:
-                    self._host.pop(block.slot, None)
             case Move.WRITE:
                 held = self._in_host(block)
                 good = good and held is not None
                 if good and held is not None:
                     self._disk[block.key] = (block.parent, block.tokens, held)
-            case Move.FETCH:
-                parent, tokens, written = self._disk.get(block.key, (b"", b"", ()))
-                good = good and (parent, tokens) == (block.parent, block.tokens)
-                if good:
-                    self._write_pages(block, written)
-                else:
-                    self._disk.pop(block.key, None)
+            case Move.PROBE:
+                good = good and self._lent(block) is not None
             case Move.DROP:
                 good = True
                 self._disk.pop(block.key, None)
+            case Move.LOAD | Move.FETCH | Move.BORROW:
+                good = self._bring(move, block, good)
         return good
+
+    def _bring(self, move: Move, block: Block, good: bool) -> bool:
+        """Fill a block's pages from below; a bad copy of our own is deleted."""
+        match move:
+            case Move.LOAD:
+                rows = self._in_host(block)
+            case Move.FETCH:
+                rows = _verified(self._disk.get(block.key), block)
+            case _:
+                rows = self._lent(block)
+        if good and rows is not None:
+            self._write_pages(block, rows)
+            return True
+        if move is Move.LOAD:
+            self._host.pop(block.slot, None)
+        elif move is Move.FETCH:
+            self._disk.pop(block.key, None)
+        return False
+
+    def _lent(self, block: Block) -> Rows | None:
+        """What a peer has of it on disk. A question names no tokens, and is answered by the key alone."""
+        held = next((peer._disk[block.key] for peer in self._peers if block.key in peer._disk), None)
+        return held[2] if held is not None and not block.tokens else _verified(held, block)
 
     def _in_host(self, block: Block) -> Rows | None:
         """What a slot has; None if it was found bad before."""
@@ -183,6 +238,10 @@ class SimMover:
         for group, (slots, page) in enumerate(zip(self._memory, block.pages, strict=True)):
             garbage = self._rng.integers(0, 1 << 63, slots.shape[1], dtype=np.uint64)
             slots[page] = garbage if rows is None else rows[group]
+
+
+def _verified(held: tuple[bytes, bytes, Rows] | None, block: Block) -> Rows | None:
+    return held[2] if held is not None and held[:2] == (block.parent, block.tokens) else None
 
 
 def _same(a: Rows, b: Rows) -> bool:

@@ -81,7 +81,7 @@ def replay(entries: Iterable[Entry], parts: Callable[[TierSetup], TierParts] | N
                     return Replay(plans, commands, plans)
                 plans += plan is not None
             case Ordered(transfers=digest):
-                if orders_digest(core.take_transfers()) != digest:
+                if orders_digest(core.take_transfers(), core.take_changes()) != digest:
                     return Replay(plans, commands, plans)
             case Cut():
                 return Replay(plans, commands, None, cut=True)

@@ -181,11 +181,13 @@ class Simulation:
         self._collect()
 
     def _hand_over(self, mover: SimMover, now: float) -> None:
-        transfers = self.core.take_transfers()
-        if transfers and self._log is not None:
-            self._log(Ordered(orders_digest(transfers)))
+        transfers, changes = self.core.take_transfers(), self.core.take_changes()
+        if (transfers or changes) and self._log is not None:
+            self._log(Ordered(orders_digest(transfers, changes)))
         for transfer in transfers:
             mover.submit(transfer, now)
+        for change in changes:
+            mover.change(change, now)
 
     def _step(self) -> bool:
         """One plan, if something can run."""

@@ -160,3 +160,21 @@ def test_host_memory_alone(plain: list[str]) -> None:
         assert client.get(path).json()["decision"]["choice"] != "drop"
         assert any(session["residency"]["host"] for session in shown)
         assert all(session["decision"]["reason"] for session in shown)
+
+
+def test_two_workers_with_a_disk_each_read_what_the_other_has(plain: list[str], tmp_path: Path) -> None:
+    """No host tier: blocks pass through the staging area. Turns of a worker that died go to the other one."""
+    flags = ["--workers", "2", "--disk-kv", "128MiB", "--data-dir", str(tmp_path), "--tier-policy", "lru"]
+    with server(*flags) as (client, process):
+        assert rounds(client, 2) == plain
+        before = at_rest(client)
+        assert before["moved_blocks_total write"] > 0
+        assert before["capacity_blocks host"] == 0
+        assert "host" not in client.get("/health").json()["tiers"]
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        workers = [pid for pid in children if b"worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(int(workers[0]), signal.SIGKILL)
+        assert rounds(client, 2) == plain
+        after = at_rest(client)
+        assert after["moved_blocks_total borrow"] > 0
+        assert after["pinned_pages"] == 0

@@ -120,6 +120,27 @@ def test_histories_with_two_kv_groups(operations: list, pages: int, faults: Faul
     run(operations, pages=(pages, pages + 7), host=20, disk=20, faults=faults, max_num_seqs=3)
 
 
+@given(
+    st.lists(TIER_OPERATIONS, min_size=5, max_size=40),
+    st.integers(20, 40),
+    st.integers(1, 6),
+    st.integers(0, 60),
+    FAULTS,
+    st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_histories_with_a_staging_area(
+    operations: list,  # type: ignore[type-arg]
+    pages: int,
+    slots: int,
+    disk: int,
+    faults: Faults,
+    seed: int,
+) -> None:
+    policy = WildPolicy(seed)
+    run(operations, pages=(pages,), host=slots, disk=disk, faults=faults, policy=policy, staging=True)
+
+
 def test_histories_do_reach_every_tier() -> None:
     """The properties above are about something: blocks come back from host and disk."""
     rig = TierRig((24,), host=12, disk=60)

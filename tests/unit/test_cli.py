@@ -228,6 +228,8 @@ def test_the_ready_text_names_the_tiers() -> None:
         ready, load({"host_kv": "2GiB", "disk_kv": "20GiB", "data_dir": "d", "tier_policy": "lru"})
     )
     assert "  below it 2.0 GiB of host memory per worker, then 20.0 GiB in d; lru\n" in text
+    text = ready_text(ready, load({"disk_kv": "20GiB", "data_dir": "d"}))
+    assert "  below it 20.0 GiB in d; priced\n" in text
 
 
 def stream(*pieces: str, error: str = "") -> bytes:

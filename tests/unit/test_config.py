@@ -188,7 +188,6 @@ def test_a_bad_file_is_one_line_with_place_and_reason(tmp_path: Path, text: str,
         ),
         ({"tier_policy": "oracle"}, "--tier-policy: expected one of priced, lru"),
         ({"disk_kv": "1GiB", "host_kv": "1GiB"}, "disk_kv: say where (--data-dir, or [storage] data_dir)"),
-        ({"disk_kv": "1GiB", "data_dir": "d"}, "disk_kv: KV reaches the disk through host memory"),
         ({"log_level": "loud"}, "--log-level: expected one of"),
     ],
 )

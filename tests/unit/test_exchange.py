@@ -24,6 +24,7 @@ from agentserve.server.workers.loop import Recorder, WorkerLoop
 from agentserve.types import KVGroup, Sampling, SessionId, TurnId
 from tests.tiers import FakeMover, FakeTierCore, done, transfer
 from tests.unit.test_loop import Executor
+from tiering.types import Change, Word
 
 
 class Log:
@@ -294,3 +295,20 @@ def test_the_mover_is_closed_when_the_loop_breaks(worker: TieredWorker) -> None:
         worker.loop.run()
     assert worker.mover.closed
     worker.thread.start()  # for the fixture: the loop meets a closed link's end
+
+
+def test_what_is_said_of_orders_follows_them_and_is_in_the_logs_digest() -> None:
+    desk = Desk()
+    desk.log.active = True
+    changes = [Change(1, Word.HURRY), Change(2, Word.CANCEL)]
+    desk.core.orders, desk.core.changes = [transfer(2)], list(changes)
+    desk.exchange.hand_out()
+    assert desk.mover.changes == changes
+    desk.core.changes = changes[1:]
+    desk.exchange.hand_out()
+    assert desk.log.entries == [
+        Ordered(orders_digest([transfer(2)], changes)),
+        Ordered(orders_digest([], changes[1:])),
+    ]
+    assert orders_digest([transfer(2)]) != orders_digest([transfer(2)], changes)
+    desk.mover.release()

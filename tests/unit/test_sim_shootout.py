@@ -32,7 +32,7 @@ from agentserve.sim.traces.players import Players
 from agentserve.types import KVGroup
 from tiering.policy.base import Hints
 from tiering.policy.priced import PricedPolicy
-from tiering.types import Block, Move, Transfer
+from tiering.types import Block, Change, Move, Transfer, Word
 
 SMALL = Hardware(
     name="small", model="none", how=("made up",), page_size=8, max_num_seqs=32, max_batched_tokens=64,
@@ -57,6 +57,19 @@ def trial(name: str, setting: Setting = FOURFOLD, seed: int = 1, seconds: float 
 
 
 # --- the machine -----------------------------------------------------------------------------------
+
+
+def test_what_waits_in_the_machine_is_hurried_or_taken_back_and_what_runs_is_not() -> None:
+    mover = VirtualMover(SMALL)
+    block = Block(b"k" * 32, b"", b"")
+    mover.submit([Transfer(number, Move.LOAD, (block,)) for number in range(1, 5)], 0.0)
+    mover.change(
+        Change(number, word) for number, word in ((1, Word.CANCEL), (4, Word.HURRY), (2, Word.CANCEL))
+    )
+    (back,) = mover.done_by(0.0)
+    assert (back.id, back.ok, back.cancelled) == (2, (False,), True)
+    assert [(done.id, done.ok) for done in mover.done_by(1.0)] == [(1, (True,)), (4, (True,)), (3, (True,))]
+    assert mover.next_done() is None
 
 
 def transfer(number: int, move: Move, blocks: int = 1, *, urgent: bool = False) -> Transfer:

@@ -18,7 +18,7 @@ from agentserve.types import FinishReason
 from tests.engines import BLOCK_BYTES, PRICES, TierRig, WildPolicy, tier_parts
 from tiering.manager import HEADER_BYTES
 from tiering.policy.lru import LruPolicy
-from tiering.types import Move
+from tiering.types import Change, Move, Transfer, Word
 
 COST = StepCost(fixed=0.005, per_row=0.0001, per_token=0.0005, per_context=1e-8)
 FAULTY = Faults(seed=3, bad=0.05, late=0.05, slower=100.0, cancelled=0.05)
@@ -223,3 +223,36 @@ def test_the_disk_budget_of_the_rig_is_in_whole_blocks() -> None:
     manager = TierRig(host=4, disk=7).tiers.manager
     assert manager.disk_capacity == manager.disk_free == 7
     assert manager.disk_bytes == 7 * (BLOCK_BYTES + HEADER_BYTES)
+
+
+class TestTakenBack:
+    """The simulated mover as the real one: what waits goes whole, what is under way between two blocks."""
+
+    def saved(self) -> tuple[TierRig, Transfer]:
+        rig = TierRig((16,), host=8, policy=AtPark())
+        rig.submit("a", range(14), max_tokens=1)
+        rig.drain()
+        rig.now += 0.1
+        rig.core.tick(rig.now)
+        (save,) = rig.core.take_transfers()
+        return rig, save
+
+    def test_a_save_under_way_tells_what_it_moved(self) -> None:
+        rig, save = self.saved()
+        rig.mover.submit(save, rig.now)
+        rig.mover.change(Change(save.id, Word.CANCEL), rig.now + 0.0015)
+        (done,) = rig.mover.poll(rig.now + 1.0)
+        assert (done.ok, done.cancelled) == ((True, True, False), False)
+        assert rig.mover.pending == 0
+
+    def test_one_that_waits_is_answered_at_once_and_the_one_before_it_is_not(self) -> None:
+        rig, save = self.saved()
+        other = Transfer(99, Move.SAVE, save.blocks)
+        rig.mover.submit(save, rig.now)
+        rig.mover.submit(other, rig.now)
+        rig.mover.change(Change(99, Word.CANCEL), rig.now)
+        rig.mover.change(Change(98, Word.CANCEL), rig.now)
+        (done,) = rig.mover.poll(rig.now)
+        assert (done.id, done.ok, done.cancelled) == (99, (False,) * 3, True)
+        (done,) = rig.mover.poll(rig.now + 1.0)
+        assert (done.id, done.ok) == (save.id, (True,) * 3)

@@ -137,15 +137,15 @@ def test_what_waits_is_taken_back_whole_and_at_once(rig: Rig) -> None:
     first = rig.submit(Move.SAVE, rig.blocks[:1])
     rig.gate.await_arrival(HOST_COPY)
     second = rig.submit(Move.SAVE, rig.blocks[1:])
-    rig.mover.cancel(second)
+    rig.cancel(second)
     (done,) = rig.wait()
     assert (done.id, done.ok, done.cancelled) == (second, (False,) * (PAGES - 1), True)
-    rig.mover.cancel(second)  # once more: nothing
-    rig.mover.cancel(999)
+    rig.cancel(second)  # once more: nothing
+    rig.cancel(999)
     rig.gate.release()
     (done,) = rig.wait()
     assert (done.id, done.ok, done.cancelled) == (first, (True,), False)
-    rig.mover.cancel(first)
+    rig.cancel(first)
     assert rig.mover.poll() == []
 
 
@@ -162,7 +162,7 @@ def test_a_load_is_taken_back_between_two_blocks(rig: Rig, move: Move) -> None:
         rig.gate.await_arrival(point)
         rig.gate.let_pass(point)
     rig.gate.await_arrival(point)  # before the fourth
-    rig.mover.cancel(number)
+    rig.cancel(number)
     rig.gate.release()
     (done,) = rig.wait()
     assert (done.ok, done.cancelled, done.error) == ((False,) * PAGES, True, "")
@@ -180,7 +180,7 @@ def test_what_was_copied_before_it_was_taken_back_is_told(paced: Rig, move: Move
         paced.gate.await_arrival(point)
         paced.gate.let_pass(point)
     paced.gate.await_arrival(point)
-    paced.mover.cancel(number)
+    paced.cancel(number)
     paced.gate.release()
     (done,) = paced.wait()
     moved = 4 + at_a_time  # the one at the gate, too
@@ -248,9 +248,11 @@ def test_without_a_tier_its_transfers_fail_with_a_reason(rig: Rig) -> None:
     for number, move in enumerate(Move, 1):
         bare.submit(Transfer(number, move, tuple(rig.blocks[:1])))
     bare.close(PATIENCE)
-    errors = {done.id: (done.ok, done.error, done.cancelled) for done in bare.poll()}
+    moves = dict(enumerate(Move, 1))
+    errors = {moves[done.id]: (done.ok, done.error, done.cancelled) for done in bare.poll()}
     assert len(errors) == len(Move)
     assert not any(any(ok) for ok, _, _ in errors.values())
+    del errors[Move.PROBE]  # that nobody has it is an answer
     assert all(error or cancelled for _, error, cancelled in errors.values())
 
 
@@ -342,14 +344,14 @@ def test_whatever_is_ordered_and_taken_back_every_transfer_ends_once(tmp_path: P
     for _ in range(150):
         busy = {number for _, numbers in under_way.values() for number in numbers}
         free = [number for number in range(PAGES) if number not in busy]
-        move = choose.choice(list(Move))
+        move = choose.choice([Move.SAVE, Move.LOAD, Move.WRITE, Move.FETCH, Move.DROP])
         if move in (Move.FETCH, Move.DROP):
             free = [number for number in free if number in on_disk]
         numbers = choose.sample(free, min(len(free), choose.randrange(1, 8)))
         number = rig.submit(move, [rig.blocks[at] for at in numbers], urgent=choose.random() < 0.3)
         under_way[number] = (move, numbers)
         if choose.random() < 0.3:
-            rig.mover.cancel(choose.choice(list(under_way)))
+            rig.cancel(choose.choice(list(under_way)))
         learn(rig.mover.poll())
         assert rig.mover.pending == len(under_way)
     while under_way:
@@ -362,3 +364,29 @@ def test_whatever_is_ordered_and_taken_back_every_transfer_ends_once(tmp_path: P
     assert all(rig.move(Move.FETCH, [rig.blocks[number] for number in sorted(on_disk)]).ok)
     assert all(rig.holds(range(number, number + 1)) for number in on_disk)
     rig.close()
+
+
+def test_one_that_is_hurried_passes_what_can_wait(rig: Rig) -> None:
+    rig.gate.hold(HOST_COPY)
+    first = rig.submit(Move.SAVE, rig.blocks[:1])
+    rig.gate.await_arrival(HOST_COPY)
+    plain = [rig.submit(Move.SAVE, rig.blocks[at : at + 1]) for at in (1, 2)]
+    urgent = rig.submit(Move.SAVE, rig.blocks[3:4], urgent=True)
+    for number in (plain[1], plain[1], urgent, first, 999):
+        rig.hurry(number)
+    rig.gate.release()
+    assert [done.id for done in rig.wait(4)] == [first, urgent, plain[1], plain[0]]
+    rig.hurry(first)
+    assert rig.mover.poll() == []
+
+
+def test_one_that_is_hurried_under_way_ends_once(paced: Rig) -> None:
+    paced.move(Move.SAVE)
+    paced.gate.hold(DISK_COMMIT)
+    write = paced.submit(Move.WRITE)
+    paced.gate.await_arrival(DISK_COMMIT)
+    paced.hurry(write)
+    paced.gate.release()
+    (done,) = paced.wait()
+    assert (done.id, all(done.ok)) == (write, True)
+    assert paced.mover.pending == 0

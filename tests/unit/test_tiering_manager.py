@@ -8,7 +8,8 @@ import pytest
 
 from tests.engines import PRICES
 from tiering.copies import FIRST, Standing
-from tiering.manager import DISK_PAUSE, HEADER_BYTES, MOST_BLOCKS, TierManager
+from tiering.flights import MOST_BLOCKS
+from tiering.manager import DISK_PAUSE, HEADER_BYTES, TierManager
 from tiering.types import Block, DiskEntry, Move, Tier, Transfer, TransferDone
 
 STORED = 1000 + HEADER_BYTES
@@ -29,7 +30,7 @@ def done(transfer: Transfer, *bad: int, error: str = "", cancelled: bool = False
 
 def end(manager: TierManager, now: float = 0.0) -> list[Transfer]:
     """Every order ends well."""
-    orders = manager.orders()
+    orders = manager.flights.take_orders()
     for transfer in orders:
         assert manager.finished(done(transfer), now) is transfer
         manager.check()
@@ -61,7 +62,7 @@ def saved(slots: int, *names: int, disk: int = 0) -> TierManager:
 def test_a_copy_counts_once_it_is_whole() -> None:
     manager = TierManager(4, 0, 1000)
     manager.save(blocks(1, 2), FIRST)
-    (transfer,) = manager.orders()
+    (transfer,) = manager.flights.take_orders()
     assert transfer.move is Move.SAVE
     assert sorted(block.slot for block in transfer.blocks) == [0, 1]
     assert not manager.copied(key(1))
@@ -78,7 +79,7 @@ def test_a_copy_counts_once_it_is_whole() -> None:
 def test_an_answer_is_taken_once_and_strangers_are_ignored() -> None:
     manager = TierManager(4, 0, 1000)
     manager.save(blocks(1), FIRST)
-    (transfer,) = manager.orders()
+    (transfer,) = manager.flights.take_orders()
     assert manager.finished(TransferDone(99, (True,), 0.1), 0.0) is None
     assert manager.finished(done(transfer), 0.0) is transfer
     assert manager.finished(done(transfer, 0), 0.0) is None
@@ -89,15 +90,15 @@ def test_an_answer_is_taken_once_and_strangers_are_ignored() -> None:
 def test_what_is_there_or_coming_is_not_saved_again() -> None:
     manager = saved(4, 1)
     assert manager.save(blocks(1, 2), FIRST) == 2
-    assert [block.key for order in manager.orders() for block in order.blocks] == [key(2)]
+    assert [block.key for order in manager.flights.take_orders() for block in order.blocks] == [key(2)]
     assert manager.save(blocks(1, 2), FIRST) == 2
-    assert manager.orders() == []
+    assert manager.flights.take_orders() == []
 
 
 def test_large_orders_are_cut_so_that_urgent_ones_wait_little() -> None:
     manager = TierManager(100, 0, 1000)
     manager.save(blocks(*range(1, 71)), FIRST)
-    assert [len(order.blocks) for order in manager.orders()] == [
+    assert [len(order.blocks) for order in manager.flights.take_orders()] == [
         MOST_BLOCKS,
         MOST_BLOCKS,
         70 - 2 * MOST_BLOCKS,
@@ -152,7 +153,7 @@ def test_what_the_disk_has_too_leaves_the_host_before_what_nobody_else_has() -> 
 def test_what_a_transfer_reads_is_not_evicted() -> None:
     manager = saved(2, 1, 2)
     (load,) = manager.restore(blocks(1), urgent=True)
-    manager.orders()
+    manager.flights.take_orders()
     assert manager.save(blocks(3, 4), FIRST) == 1  # in the slot of 2
     manager.check()
     manager.finished(done(load), 0.0)
@@ -163,7 +164,7 @@ def test_what_a_transfer_reads_is_not_evicted() -> None:
 def test_a_bad_load_is_forgotten_when_its_last_reader_has_ended() -> None:
     manager = saved(2, 1, disk=2)
     first, second = manager.restore(blocks(1), urgent=True) + manager.restore(blocks(1), urgent=True)
-    manager.orders()
+    manager.flights.take_orders()
     manager.finished(done(first, 0), 0.0)
     manager.check()
     assert not manager.copied(key(1))
@@ -180,7 +181,7 @@ def test_a_transfer_taken_back_loses_nothing() -> None:
     manager.finished(done(load, cancelled=True), 0.0)
     assert manager.copied(key(1))
     manager.save(blocks(2), FIRST)
-    manager.finished(done(manager.orders()[-1], cancelled=True), 0.0)
+    manager.finished(done(manager.flights.take_orders()[-1], cancelled=True), 0.0)
     assert manager.host_used == 1
     assert manager.failed.get(Move.SAVE) == 0
     manager.check()
@@ -192,7 +193,7 @@ def test_the_disk_never_has_more_than_its_budget_drops_included() -> None:
     end(manager)
     assert (manager.disk_blocks, manager.disk_free) == (2, 0)
     assert manager.write(blocks(3, pages=False), FIRST, 0.0) == 0  # its room is being made
-    (drop,) = manager.orders()
+    (drop,) = manager.flights.take_orders()
     assert (drop.move, [block.key for block in drop.blocks]) == (Move.DROP, [key(1)])
     assert manager.disk_used == 2 * STORED
     assert manager.where(key(1)) is Tier.HOST
@@ -206,7 +207,7 @@ def test_a_drop_that_failed_leaves_the_block_on_the_books() -> None:
     manager.write(blocks(1, pages=False), FIRST, 0.0)
     end(manager)
     manager.write(blocks(2, pages=False), FIRST, 0.0)
-    (drop,) = manager.orders()
+    (drop,) = manager.flights.take_orders()
     manager.finished(done(drop, 0, error="EIO"), 0.0)
     manager.check()
     assert manager.disk_used == STORED
@@ -222,7 +223,7 @@ def test_writes_pin_at_most_half_of_the_host() -> None:
 def test_a_disk_that_fails_is_left_alone_for_a_while_and_says_why() -> None:
     manager = saved(6, 1, 2, disk=9)
     manager.write(blocks(1, pages=False), FIRST, 10.0)
-    manager.finished(done(manager.orders()[-1], 0, error="No space left on device"), 10.0)
+    manager.finished(done(manager.flights.take_orders()[-1], 0, error="No space left on device"), 10.0)
     assert manager.disk_error == "No space left on device"
     assert manager.disk_used == 0
     assert manager.write(blocks(1, pages=False), FIRST, 10.0 + DISK_PAUSE / 2) == 0
@@ -241,7 +242,7 @@ def test_entries_told_at_start_count_and_too_many_are_dropped() -> None:
     entries = [DiskEntry(key(n), 2000) for n in (1, 2, 3)]
     manager = TierManager(2, 4000, 1000, entries)
     assert manager.disk_used == 6000
-    (drop,) = manager.orders()
+    (drop,) = manager.flights.take_orders()
     assert [block.key for block in drop.blocks] == [key(1)]
     manager.finished(done(drop), 0.0)
     assert (manager.disk_used, manager.disk_blocks) == (4000, 2)
@@ -255,11 +256,11 @@ def test_the_queue_of_a_lane_is_what_a_transfer_would_wait() -> None:
     manager.restore(blocks(3), urgent=True)
     manager.write(blocks(4, pages=False), FIRST, 0.0)
     seconds = PRICES.seconds
-    assert manager.queue(PRICES, Tier.HOST) == seconds(PRICES.load, 2) + seconds(PRICES.load, 1)
-    assert manager.queue(PRICES, Tier.DISK) == seconds(PRICES.write, 1)
+    assert manager.flights.queue(PRICES, Tier.HOST) == seconds(PRICES.load, 2) + seconds(PRICES.load, 1)
+    assert manager.flights.queue(PRICES, Tier.DISK) == seconds(PRICES.write, 1)
     # An urgent one passes what is not, but for the one that may be under way.
     manager.restore(blocks(*range(5, 41)), urgent=False)
-    urgent = manager.queue(PRICES, Tier.HOST, urgent=True)
+    urgent = manager.flights.queue(PRICES, Tier.HOST, urgent=True)
     assert urgent == pytest.approx(seconds(PRICES.load, 1) + seconds(PRICES.load, MOST_BLOCKS))
 
 
@@ -268,7 +269,7 @@ def test_clear_forgets_all_that_no_transfer_needs() -> None:
     manager.write(blocks(1, pages=False), FIRST, 0.0)
     end(manager)
     (load,) = manager.restore(blocks(2), urgent=True)
-    assert manager.orders() == [load]
+    assert manager.flights.take_orders() == [load]
     manager.clear()
     manager.check()
     assert (manager.where(key(1)), manager.where(key(2))) == (None, Tier.HOST)

@@ -81,6 +81,8 @@ def test_bytes_become_slots_and_a_share_of_the_disk() -> None:
     assert tier_sizes(spec, GROUPS, None) == TierSizes(4096, 2, 3 << 20), "a system that does not say"
     only_host = spec_of(host_kv="4KiB")
     assert tier_sizes(only_host, GROUPS, None) == TierSizes(4096, 1, 0)
+    only_disk = spec_of(disk_kv="9MiB", data_dir="d")
+    assert tier_sizes(only_disk, GROUPS, None) == TierSizes(4096, 8192, 9 << 20, staging=True)
 
 
 @pytest.mark.parametrize(

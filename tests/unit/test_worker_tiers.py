@@ -116,6 +116,16 @@ def test_host_memory_alone_has_no_disk(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_alone_has_a_staging_area(tmp_path: Path) -> None:
+    with closing(Opened(tmp_path, host_kv="0")) as opened:
+        setup = opened.tiers.parts.setup
+        assert setup.staging
+        assert setup.disk_bytes > 0
+        (block,) = blocks(1, first=7)
+        for move in (Move.SAVE, Move.WRITE, Move.FETCH):
+            assert opened.move(move, block).ok == (True,)
+
+
 def test_two_servers_do_not_share_a_folder_and_workers_have_their_own(tmp_path: Path) -> None:
     with closing(Opened(tmp_path, 0, 2)), closing(Opened(tmp_path, 1, 2)):
         with pytest.raises(StoreBusy) as caught:

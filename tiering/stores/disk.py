@@ -129,6 +129,11 @@ class DiskStore:
         environment = adopt_environment(folder, self._namespace)
         self._adopted.append((environment, _sizes(environment)))
 
+    @property
+    def folders(self) -> list[Path]:
+        """What is open here: its own, and those adopted."""
+        return [self._own.folder, *(environment.folder for environment, _ in list(self._adopted))]
+
     # --- writing ---------------------------------------------------------------------------
 
     def put_many(self, blocks: Sequence[tuple[Block, Bytes]]) -> Stored:

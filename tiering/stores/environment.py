@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 RESERVE = 4 << 20  # bytes that the map grows by when even a deletion finds no room
 
-_DATA, _LOCK, _STATE, _OWNER = "data.mdb", "lock.mdb", "state", "owner"
+DATA, LOCK = "data.mdb", "lock.mdb"
+_STATE, _OWNER = "state", "owner"
 _BLOCKS, _INDEX = b"blocks", b"index"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SYNCED, _UNSURE = "synced", "unsure"
@@ -44,8 +45,8 @@ class StoreBusy(StoreError):
     """Another process has it."""
 
 
-class _Distrusted(Exception):
-    """What lies in the folder is not to be used."""
+class Untrusted(Exception):
+    """What lies in a folder is not to be used."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,22 @@ def worker_folder(data_dir: Path, worker: int) -> Path:
 def orphans(data_dir: Path, workers: int) -> list[Path]:
     """Folders with KV of workers that a server of `workers` workers does not have: `DiskStore.adopt` is
     for these. (Not for one that is being restarted: it opens its own.)"""
+    return worker_folders(data_dir, workers)
+
+
+def worker_folders(data_dir: Path, first: int = 0) -> list[Path]:
+    """Folders with KV of workers, of number `first` and on, in the order of their numbers."""
     found = []
     for folder in (data_dir / "kv").glob("worker-*"):
         number = folder.name.removeprefix("worker-")
-        if number.isdecimal() and int(number) >= workers and (folder / _DATA).exists():
+        if number.isdecimal() and int(number) >= first and (folder / DATA).exists():
             found.append((int(number), folder))
     return [folder for _, folder in sorted(found)]
+
+
+def trusted(folder: Path) -> bool:
+    """Whether what lies in `folder` may be opened: synced, or written in this boot of the machine."""
+    return _trusted(folder, boot_id())
 
 
 def distrust(folder: Path) -> bool:
@@ -113,7 +124,7 @@ class Environment:
         with self.handle.begin(db=self.index) as txn:
             for key, record in txn.cursor():
                 if len(record) != _RECORD.size:
-                    raise _Distrusted("its index cannot be read")
+                    raise Untrusted("its index cannot be read")
                 found.append(Found(key, *_RECORD.unpack(record)))
         return sorted(found, key=lambda entry: entry.order)
 
@@ -178,11 +189,11 @@ def open_environment(folder: Path, namespace: bytes, map_bytes: int) -> Environm
     try:
         try:
             environment = _open(folder, namespace, map_bytes, owner)
-        except (lmdb.Error, _Distrusted) as reason:
+        except (lmdb.Error, Untrusted) as reason:
             log.warning("KV on disk in %s is started afresh: %s", folder, _line(reason))
             _wipe(folder)
             environment = _open(folder, namespace, map_bytes, owner)
-    except (lmdb.Error, OSError, _Distrusted) as error:
+    except (lmdb.Error, OSError, Untrusted) as error:
         os.close(owner)
         raise StoreError(f"no KV can be kept in {folder}: {_line(error)}") from error
     return environment
@@ -193,17 +204,17 @@ def adopt_environment(folder: Path, namespace: bytes) -> Environment:
     blocks cannot be used: then they are deleted, for nobody else would."""
     owner = _own(folder, create=False)
     try:
-        if not _trusted(folder, boot_id()):
-            raise _Distrusted("it was not synced before the system ended")
+        if not trusted(folder):
+            raise Untrusted("it was not synced before the system ended")
         read_tree(folder, _BLOCKS, _INDEX)
         handle = lmdb.open(str(folder), readonly=True, lock=False, max_dbs=3)
         try:
-            _check(handle, folder, namespace)
+            check_content(handle, folder, namespace)
             return Environment(folder, handle, owner, writable=False)
-        except (lmdb.Error, _Distrusted):
+        except (lmdb.Error, Untrusted):
             handle.close()
             raise
-    except (lmdb.Error, OSError, _Distrusted) as error:
+    except (lmdb.Error, OSError, Untrusted) as error:
         with contextlib.suppress(OSError):
             _wipe(folder)
         os.close(owner)
@@ -228,18 +239,18 @@ def _own(folder: Path, create: bool) -> int:
 
 
 def _open(folder: Path, namespace: bytes, map_bytes: int, owner: int) -> Environment:
-    if (folder / _DATA).exists():
-        if not _trusted(folder, boot_id()):
-            raise _Distrusted("it was not synced before the system ended")
-        if (folder / _DATA).stat().st_size > map_bytes + RESERVE:
-            raise _Distrusted("it is larger than its budget")
+    if (folder / DATA).exists():
+        if not trusted(folder):
+            raise Untrusted("it was not synced before the system ended")
+        if (folder / DATA).stat().st_size > map_bytes + RESERVE:
+            raise Untrusted("it is larger than its budget")
         read_tree(folder, _BLOCKS, _INDEX)
     _mark(folder, _UNSURE, boot_id())  # before anything is written
     handle = lmdb.open(
         str(folder), map_size=map_bytes, max_dbs=3, sync=False, metasync=False, meminit=False, mode=0o600
     )
     try:
-        _check(handle, folder, namespace)
+        check_content(handle, folder, namespace)
         handle.reader_check()
         environment = Environment(folder, handle, owner, writable=True)
         environment.delete_unindexed()
@@ -249,10 +260,10 @@ def _open(folder: Path, namespace: bytes, map_bytes: int, owner: int) -> Environ
         raise
 
 
-def _check(handle: lmdb.Environment, folder: Path, namespace: bytes) -> None:
+def check_content(handle: lmdb.Environment, folder: Path, namespace: bytes) -> None:
     """Raise unless the blocks here are of this format and namespace. A new environment becomes so."""
     if cut_off(handle, folder):
-        raise _Distrusted("its file is cut off")
+        raise Untrusted("its file is cut off")
     head = struct.pack("<I", VERSION) + namespace
     fresh = handle.info()["last_txnid"] == 0
     meta = handle.open_db(b"meta", create=fresh)
@@ -260,7 +271,7 @@ def _check(handle: lmdb.Environment, folder: Path, namespace: bytes) -> None:
         if fresh:
             txn.put(_HEAD, head)
         elif txn.get(_HEAD) != head:
-            raise _Distrusted("it is of another model, other settings or another version")
+            raise Untrusted("it is of another model, other settings or another version")
 
 
 def _trusted(folder: Path, boot: str) -> bool:
@@ -287,7 +298,7 @@ def _mark(folder: Path, state: str, boot: str) -> None:
 
 
 def _wipe(folder: Path) -> None:
-    for name in (_DATA, _LOCK, _STATE):
+    for name in (DATA, LOCK, _STATE):
         (folder / name).unlink(missing_ok=True)
 
 

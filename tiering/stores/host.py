@@ -8,11 +8,18 @@ from kernels.memory import huge_bytes
 from tiering.stores.buffers import Bytes
 
 ALIGN = 64  # bytes: a cache line
+STAGING_BYTES = 32 << 20  # what blocks pass through on their way to a disk with no host tier before it
+LEAST_STAGED = 4  # slots
 
 
 def slot_bytes(block_bytes: int) -> int:
     """What one slot takes of the slab's budget."""
     return -(-block_bytes // ALIGN) * ALIGN
+
+
+def staging_slots(block_bytes: int) -> int:
+    """Slots of a staging area, where the host keeps no KV of its own."""
+    return max(LEAST_STAGED, STAGING_BYTES // slot_bytes(block_bytes))
 
 
 class HostStore:

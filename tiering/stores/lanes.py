@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from agentserve.clock import Clock
 from tiering.types import Move, Transfer, TransferDone
 
-LOADS = (Move.LOAD, Move.FETCH)
+LOADS = (Move.LOAD, Move.FETCH, Move.BORROW, Move.PROBE)
 
 
 def one_line(error: Exception) -> str:
@@ -21,6 +21,7 @@ class Task:
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
+        self.urgent = transfer.urgent
         self.ok = [False] * len(transfer.blocks)
         self.tried = 0  # blocks from the first on
         self.error = ""
@@ -76,8 +77,17 @@ class Lane:
         with self._changed:
             if self._closing:
                 raise RuntimeError("the mover is closed")
-            (self._urgent if task.transfer.urgent else self._plain).append(task)
+            (self._urgent if task.urgent else self._plain).append(task)
             self._changed.notify()
+
+    def hurry(self, number: int) -> None:
+        """Have transfer `number` go before what is not urgent, behind what is. Nothing if it is done."""
+        with self._changed:
+            for task in list(self._plain):
+                if task.transfer.id == number:
+                    self._plain.remove(task)
+                    task.urgent = True
+                    self._urgent.append(task)
 
     def cancel(self, number: int) -> None:
         """Take transfer `number` back, as far as it is not done. Does nothing if it is."""
@@ -145,7 +155,7 @@ class Lane:
 
     def _finish(self, task: Task) -> None:
         """Report a task, unless `close` gave it up before."""
-        queue = self._urgent if task.transfer.urgent else self._plain
+        queue = self._urgent if task.urgent else self._plain
         if task in queue:
             queue.remove(task)
             self._report(task.done())

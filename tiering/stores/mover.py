@@ -1,7 +1,7 @@
 """The mover: carries out transfers on threads of its own. Submit, then poll.
 
-Two lanes, so that a slow disk never delays a copy in memory: SAVE and LOAD in one; WRITE, FETCH and
-DROP, each step of which may wait for the medium, in the other.
+Two lanes, so that a slow disk never delays a copy in memory: SAVE and LOAD in one; in the other all else,
+each step of which may wait for the medium.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from tiering.stores.faults import HOST_COPY, Fault, no_fault
 from tiering.stores.host import HostStore
 from tiering.stores.lanes import Lane, Task, one_line
 from tiering.stores.pages import DevicePages
-from tiering.types import Block, Move, Transfer, TransferDone
+from tiering.stores.peers import Peers
+from tiering.types import Block, Change, Move, Transfer, TransferDone, Word
 
 STEP_BYTES = 8 << 20  # between two looks whether something urgent has come; and of one LMDB transaction
 CLOSE_SECONDS = 5.0
+NO_DISK = "there is no disk tier"
 
 
 class Mover:
@@ -38,6 +40,7 @@ class Mover:
         disk: DiskStore | None,
         clock: Clock,
         *,
+        peers: Peers | None = None,
         step_bytes: int = STEP_BYTES,
         fault: Fault = no_fault,
     ) -> None:
@@ -46,6 +49,7 @@ class Mover:
         self._device = device
         self._host = host
         self._disk = disk
+        self._peers = peers
         self._fault = fault
         self._step_blocks = max(1, step_bytes // device.block_bytes)
         self._lock = threading.Lock()
@@ -76,11 +80,16 @@ class Mover:
         else:
             lane.put(task)
 
-    def cancel(self, number: int) -> None:
-        """Take a transfer back. Its TransferDone comes all the same; it may have been too late."""
-        lane = self._open.get(number)
-        if lane is not None:
-            lane.cancel(number)
+    def change(self, change: Change) -> None:
+        """Hurry a transfer, or take it back. Its TransferDone comes all the same; it may be too late."""
+        lane = self._open.get(change.id)
+        if lane is None:
+            return
+        match change.word:
+            case Word.HURRY:
+                lane.hurry(change.id)
+            case Word.CANCEL:
+                lane.cancel(change.id)
 
     def poll(self) -> list[TransferDone]:
         """What has ended since the last call, in the order of ending. Never waits."""
@@ -130,12 +139,14 @@ class Mover:
         for start in range(0, len(blocks), self._step_blocks):
             part = range(start, min(start + self._step_blocks, len(blocks)))
             match task.transfer.move:
-                case Move.SAVE | Move.LOAD | Move.FETCH:
+                case Move.SAVE | Move.LOAD | Move.FETCH | Move.BORROW:
                     self._copy(task, part)
                 case Move.WRITE:
                     self._write(task, part)
                 case Move.DROP:
                     self._drop(task, part)
+                case Move.PROBE:
+                    self._probe(task, part)
             yield
 
     def _copy(self, task: Task, part: Sequence[int]) -> None:
@@ -159,10 +170,11 @@ class Mover:
             task.ok[at] = True
 
     def _copy_block(self, move: Move, block: Block) -> str:
-        if move is Move.FETCH:
-            if self._disk is None:
-                return "there is no disk tier"
-            return self._disk.fetch(block, lambda payload: self._device.write(block.pages, payload))
+        if move in (Move.FETCH, Move.BORROW):
+            source = self._disk if move is Move.FETCH else self._peers
+            if source is None:
+                return NO_DISK
+            return source.fetch(block, lambda payload: self._device.write(block.pages, payload))
         self._fault(HOST_COPY, None)
         slot = self._slot(block)
         if move is Move.SAVE:
@@ -173,7 +185,7 @@ class Mover:
 
     def _write(self, task: Task, part: Sequence[int]) -> None:
         if self._disk is None:
-            task.fail("there is no disk tier")
+            task.fail(NO_DISK)
             return
         task.tried = part[-1] + 1
         blocks = [task.transfer.blocks[at] for at in part]
@@ -183,12 +195,19 @@ class Mover:
 
     def _drop(self, task: Task, part: Sequence[int]) -> None:
         if self._disk is None:
-            task.fail("there is no disk tier")
+            task.fail(NO_DISK)
             return
         task.tried = part[-1] + 1
         stored = self._disk.delete_many([task.transfer.blocks[at].key for at in part])
         task.ok[part[0] : part[-1] + 1] = stored.ok
         task.fail(stored.error)
+
+    def _probe(self, task: Task, part: Sequence[int]) -> None:
+        """Nobody to ask has nothing."""
+        task.tried = part[-1] + 1
+        if self._peers is not None and (part[0] == 0 or task.ok[part[0] - 1]):
+            keys = [task.transfer.blocks[at].key for at in part]
+            task.ok[part[0] : part[-1] + 1] = self._peers.find(keys)
 
     def _slot(self, block: Block) -> Bytes:
         if self._host is None:

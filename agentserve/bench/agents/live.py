@@ -17,7 +17,7 @@ from agentserve.messages import Token
 from agentserve.sim.shootout.world import Core
 from agentserve.sim.traces.players import Players
 from agentserve.types import FinishReason
-from tiering.types import Transfer, TransferDone
+from tiering.types import Change, Transfer, TransferDone
 
 NAP = 0.002  # seconds between looks while only copies are under way
 LONG_NAP = 0.05
@@ -27,6 +27,7 @@ class Mover(Protocol):
     """Who moves blocks between the tiers of a real engine."""
 
     def submit(self, transfer: Transfer) -> None: ...
+    def change(self, change: Change) -> None: ...
     def poll(self) -> list[TransferDone]: ...
 
 
@@ -93,7 +94,13 @@ class LiveRun:
             self._players.heard(event, now)
         for command in self._players.due(now):
             self._core.handle(command, now)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
         self._order(self._core.take_transfers())
+        for change in self._core.take_changes():
+            if self._mover is not None:
+                self._mover.change(change)
 
     def _order(self, transfers: Sequence[Transfer]) -> None:
         for transfer in transfers:
@@ -103,7 +110,7 @@ class LiveRun:
 
     def _step(self) -> bool:
         plan = self._core.begin_step(self._now())
-        self._order(self._core.take_transfers())
+        self._hand_over()
         if plan is None:
             return False
         self._core.finish_step(self._executor.run(plan), self._now())

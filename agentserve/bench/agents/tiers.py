@@ -20,7 +20,7 @@ from tiering.policy.base import Prices
 from tiering.policy.registry import policy_named
 from tiering.prices import PriceBook
 from tiering.stores.disk import DiskStore
-from tiering.stores.host import HostStore
+from tiering.stores.host import HostStore, staging_slots
 from tiering.stores.mover import Mover
 from tiering.stores.pages import PoolPages
 
@@ -45,12 +45,11 @@ def with_tiers(built: BuiltEngine, options: TierOptions, stack: ExitStack) -> tu
     """
     assert isinstance(built.executor, TorchExecutor)
     config = cast(CoreConfig, built.config)
-    if not options.host:
-        if options.disk:
-            raise ValueError("--disk-kv needs --host-kv: blocks pass through it")
+    if not options.host and not options.disk:
         return EngineCore(config, built.groups, built.pages, built.cost), None
     device = PoolPages(built.executor.pool.storages)
-    slots = options.host // device.block_bytes
+    staging = not options.host
+    slots = staging_slots(device.block_bytes) if staging else options.host // device.block_bytes
     if slots < 1:
         raise ValueError(f"--host-kv: one block has {device.block_bytes} bytes")
     host = HostStore(slots, device.block_bytes, device.pinned)
@@ -72,6 +71,7 @@ def with_tiers(built: BuiltEngine, options: TierOptions, stack: ExitStack) -> tu
         block_bytes=device.block_bytes,
         prices=prices,
         entries=tuple(disk.entries()) if disk is not None else (),
+        staging=staging,
     )
     parts = TierParts(setup, policy_named(options.policy, prices), PriceBook(prices))
     mover = Mover(device, host, disk, WallClock())

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agentserve.clock import Clock
 from agentserve.core.record import Entry, Ordered, Ticked, Transferred, orders_digest
-from tiering.types import Transfer, TransferDone
+from tiering.types import Change, Transfer, TransferDone
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,10 @@ class TransferCore(Protocol):
 
     def take_transfers(self) -> Sequence[Transfer]:
         """Orders written since the last call."""
+        ...
+
+    def take_changes(self) -> Sequence[Change]:
+        """What is to be said of orders in flight, since the last call; orders are taken first."""
         ...
 
     def finish_transfers(self, done: Sequence[TransferDone], now: float) -> None: ...
@@ -43,6 +47,10 @@ class Mover(Protocol):
     """Moves bytes on threads of its own. No call blocks but `close`."""
 
     def submit(self, transfer: Transfer) -> None: ...
+
+    def change(self, change: Change) -> None:
+        """Hurry a transfer or take it back; it is answered all the same."""
+        ...
 
     def poll(self) -> Sequence[TransferDone]:
         """Transfers that have ended since the last call, each of the submitted ones once."""
@@ -91,11 +99,13 @@ class Exchange:
 
     def hand_out(self) -> None:
         """Give the mover what the core has ordered."""
-        orders = self._core.take_transfers()
-        if orders and self._recorder.active:
-            self._recorder.add(Ordered(orders_digest(orders)))
+        orders, changes = self._core.take_transfers(), self._core.take_changes()
+        if (orders or changes) and self._recorder.active:
+            self._recorder.add(Ordered(orders_digest(orders, changes)))
         for transfer in orders:
             self._mover.submit(transfer)
+        for change in changes:
+            self._mover.change(change)
 
     def take_in(self) -> bool:
         """Tell the core what has been moved and what time it is. Whether anything was moved."""

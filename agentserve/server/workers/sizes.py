@@ -19,7 +19,7 @@ from agentserve.types import KVGroup
 from agentserve.values import show_size
 from kernels.ops import AttentionShape, Ops, Span
 from tiering.stores.disk import PAGE, block_footprint, capacity_of
-from tiering.stores.host import slot_bytes
+from tiering.stores.host import slot_bytes, staging_slots
 
 GPU_SHARE = 0.8  # of a GPU's free memory, once the weights are there; the rest is for activations
 
@@ -96,6 +96,7 @@ class TierSizes:
     block_bytes: int  # one page of every KV group
     host_slots: int  # blocks
     disk_budget: int  # bytes; 0: no disk tier
+    staging: bool = False  # the slots are no tier, but the way to the disk
 
 
 def tier_sizes(spec: WorkerSpec, groups: tuple[KVGroup, ...], available: int | None) -> TierSizes | None:
@@ -119,6 +120,8 @@ def tier_sizes(spec: WorkerSpec, groups: tuple[KVGroup, ...], available: int | N
     # Its own share only: others may have taken theirs by now. Before the start all are counted (`launch`).
     if available is not None and spec.host_kv > available:
         raise ValueError(f"--host-kv {show_size(spec.host_kv)}: only {show_size(available)} are free")
+    if not spec.host_kv:
+        return TierSizes(block, staging_slots(block), spec.disk_kv, staging=True)
     return TierSizes(block, spec.host_kv // slot, spec.disk_kv)
 
 

@@ -34,6 +34,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     disk_kv: int = 0  # bytes on disk, this worker's share; 0: no disk tier
     data_dir: str | None = None  # absolute; always there with a disk tier
     tier_policy: str = "priced"
+    peers: bool = True  # may read what the other workers of this machine have on disk
 
 
 def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores: int) -> WorkerSpec:

@@ -19,6 +19,7 @@ from tiering.stores.environment import worker_folder
 from tiering.stores.host import HostStore
 from tiering.stores.mover import Mover
 from tiering.stores.pages import PoolPages
+from tiering.stores.peers import Peers
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ def build_tiers(spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: byt
     device = PoolPages(pool.storages)
     host = HostStore(sizes.host_slots, device.block_bytes, device.pinned) if sizes.host_slots else None
     disk = _open_disk(spec, sizes, namespace) if sizes.disk_budget else None
+    peers = _open_peers(spec, sizes, disk, namespace) if disk is not None else None
     prices = starting_prices(device.block_bytes, spec.page_size)
     setup = TierSetup(
         policy=spec.tier_policy,
@@ -45,16 +47,20 @@ def build_tiers(spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: byt
         block_bytes=device.block_bytes,
         prices=prices,
         entries=tuple(disk.entries()) if disk is not None else (),
+        staging=sizes.staging,
+        peers=peers is not None,
     )
     if disk is not None and setup.entries:
         log.info("%d blocks of KV are on disk", len(setup.entries))
     parts = TierParts(setup, policy_named(spec.tier_policy, prices), PriceBook(prices))
 
     def release() -> None:
+        if peers is not None:
+            peers.close()
         if disk is not None:
             disk.close()
 
-    return BuiltTiers(parts, Mover(device, host, disk, WallClock()), release)
+    return BuiltTiers(parts, Mover(device, host, disk, WallClock(), peers=peers), release)
 
 
 def _open_disk(spec: WorkerSpec, sizes: TierSizes, namespace: bytes) -> DiskStore:
@@ -64,3 +70,11 @@ def _open_disk(spec: WorkerSpec, sizes: TierSizes, namespace: bytes) -> DiskStor
     disk = DiskStore(folder, namespace, sizes.disk_budget, sizes.block_bytes, page_size=spec.page_size)
     adopt_orphans(disk, data_dir, spec.kv_share)
     return disk
+
+
+def _open_peers(spec: WorkerSpec, sizes: TierSizes, disk: DiskStore, namespace: bytes) -> Peers | None:
+    """The other workers' folders, where there are others; each is opened when it is first asked."""
+    if spec.kv_share < 2 or not spec.peers or spec.data_dir is None:
+        return None
+    data_dir = Path(spec.data_dir)
+    return Peers(data_dir, lambda: disk.folders, namespace, sizes.disk_budget, sizes.block_bytes)

@@ -10,9 +10,11 @@ import heapq
 import zlib
 from collections.abc import Iterable
 
+import msgspec
+
 from agentserve.core.plan import Chunk, ChunkResult, Plan, Sampled, StepResult
 from agentserve.sim.hardware import Hardware
-from tiering.types import Move, Transfer, TransferDone
+from tiering.types import Change, Move, Transfer, TransferDone, Word
 
 HOST_MOVES = (Move.SAVE, Move.LOAD)
 
@@ -41,11 +43,22 @@ class _Queue:
     """One thread's transfers: urgent ones first, then as they came; one at a time."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[bool, int, Transfer]] = []
+        self._waiting: list[tuple[bool, int, Transfer]] = []  # (can wait, number of its coming, what)
+        self._came = 0
         self._current: tuple[float, float, Transfer] | None = None  # (ends, seconds, what)
 
     def add(self, transfer: Transfer) -> None:
-        heapq.heappush(self._waiting, (not transfer.urgent, transfer.id, transfer))
+        self._came += 1
+        heapq.heappush(self._waiting, (not transfer.urgent, self._came, transfer))
+
+    def take(self, number: int) -> Transfer | None:
+        """Take a transfer out that has not begun; None: it is not here."""
+        for at, (_, _, transfer) in enumerate(self._waiting):
+            if transfer.id == number:
+                del self._waiting[at]
+                heapq.heapify(self._waiting)
+                return transfer
+        return None
 
     def start(self, at: float, hardware: Hardware) -> None:
         """If it is idle and somebody waits, begin at `at`."""
@@ -72,6 +85,7 @@ class VirtualMover:
         self.blocks = dict.fromkeys(Move, 0)  # that were moved whole
         self._hardware = hardware
         self._host, self._disk = _Queue(), _Queue()
+        self._taken_back: list[TransferDone] = []
 
     def submit(self, transfers: Iterable[Transfer], now: float) -> None:
         """Everything that was done by `now` has been taken before."""
@@ -80,7 +94,22 @@ class VirtualMover:
         self._host.start(now, self._hardware)
         self._disk.start(now, self._hardware)
 
+    def change(self, changes: Iterable[Change]) -> None:
+        """Hurry transfers or take them back, as far as they have not begun."""
+        for change in changes:
+            for queue in (self._host, self._disk):
+                transfer = queue.take(change.id)
+                if transfer is None:
+                    continue
+                if change.word is Word.HURRY:
+                    queue.add(msgspec.structs.replace(transfer, urgent=True))
+                else:
+                    nothing = (False,) * len(transfer.blocks)
+                    self._taken_back.append(TransferDone(transfer.id, nothing, 0.0, "", True))
+
     def next_done(self) -> float | None:
+        if self._taken_back:
+            return 0.0
         return min((queue.ends for queue in (self._host, self._disk) if queue.ends is not None), default=None)
 
     def done_by(self, now: float) -> list[TransferDone]:
@@ -92,7 +121,8 @@ class VirtualMover:
         ended.sort(key=lambda end: (end[0], end[2].id))
         for _, _, transfer in ended:
             self.blocks[transfer.move] += len(transfer.blocks)
-        return [
+        back, self._taken_back = self._taken_back, []
+        return back + [
             TransferDone(transfer.id, (True,) * len(transfer.blocks), seconds)
             for _, seconds, transfer in ended
         ]
@@ -107,7 +137,7 @@ def transfer_seconds(transfer: Transfer, hardware: Hardware) -> float:
             return hardware.copy_latency + size / hardware.load_rate
         case Move.WRITE:
             return hardware.disk_latency + size / hardware.write_rate
-        case Move.FETCH:
+        case Move.FETCH | Move.BORROW:
             return hardware.disk_latency + size / hardware.fetch_rate
-        case Move.DROP:
+        case Move.DROP | Move.PROBE:
             return hardware.disk_latency

@@ -16,7 +16,7 @@ from agentserve.sim.shootout.machine import TimedExecutor, VirtualMover
 from agentserve.sim.traces.players import Players
 from agentserve.sim.traces.record import Played, percentile
 from agentserve.types import FinishReason
-from tiering.types import Transfer, TransferDone
+from tiering.types import Change, Transfer, TransferDone
 
 VOCAB_SIZE = 32_000
 PATIENCE = 600.0  # virtual seconds without a step, while turns want one: a wedge
@@ -32,6 +32,7 @@ class Core(Protocol):
     def finish_step(self, result: StepResult, now: float) -> None: ...
     def take_events(self) -> list[CoreEvent]: ...
     def take_transfers(self) -> list[Transfer]: ...
+    def take_changes(self) -> list[Change]: ...
     def finish_transfers(self, done: Sequence[TransferDone], now: float) -> None: ...
     def next_timer(self) -> float | None: ...
     def tick(self, now: float) -> None: ...
@@ -127,11 +128,15 @@ class World:
             self.players.heard(event, now)
         for command in self.players.due(now):  # a turn's end is parked before anything else is planned
             self.core.handle(command, now)
+        self._order(now)
+
+    def _order(self, now: float) -> None:
         self._mover.submit(self.core.take_transfers(), now)
+        self._mover.change(self.core.take_changes())
 
     def _step(self, now: float) -> bool:
         plan = self.core.begin_step(now)
-        self._mover.submit(self.core.take_transfers(), now)
+        self._order(now)
         if plan is None:
             return False
         result = self._executor.run(plan)
@@ -150,7 +155,7 @@ class World:
         while (when := self._mover.next_done()) is not None:
             self._clock.advance_to(max(when, self._clock.now()))
             self.core.finish_transfers(self._mover.done_by(self._clock.now()), self._clock.now())
-            self._mover.submit(self.core.take_transfers(), self._clock.now())
+            self._order(self._clock.now())
         self.core.check()
         live = self.core.view().pages_live
         assert live == 0, f"{live} pages are live at the end"

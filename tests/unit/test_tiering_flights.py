@@ -1,0 +1,62 @@
+"""Transfers in flight: ids are never used again, and what is said of one is said once."""
+
+from __future__ import annotations
+
+from tests.engines import PRICES
+from tiering.flights import MOST_BLOCKS, Flights
+from tiering.types import Block, Change, Move, Tier, Word
+
+
+def blocks(count: int) -> list[Block]:
+    return [Block(bytes([number]) * 32, b"", b"") for number in range(count)]
+
+
+def test_orders_are_cut_numbered_and_given_once() -> None:
+    flights = Flights()
+    ordered = flights.order(Move.SAVE, blocks(MOST_BLOCKS + 1))
+    assert [(transfer.id, len(transfer.blocks)) for transfer in ordered] == [(1, MOST_BLOCKS), (2, 1)]
+    assert flights.take_orders() == ordered
+    assert flights.take_orders() == []
+    assert (flights.blocks(Move.SAVE), flights.blocks(Move.LOAD)) == (MOST_BLOCKS + 1, 0)
+    assert flights.land(1) == ordered[0]
+    assert flights.land(1) is None
+    assert flights.order(Move.LOAD, blocks(1))[0].id == 3
+    assert flights.blocks() == 2
+
+
+def test_a_transfer_is_hurried_once_and_never_after_its_end() -> None:
+    flights = Flights()
+    flights.order(Move.LOAD, blocks(1))
+    flights.order(Move.LOAD, blocks(1), urgent=True)
+    for number in (1, 1, 2, 9):
+        flights.hurry(number)
+    assert flights.take_changes() == [Change(1, Word.HURRY)]
+    landed = flights.land(1)
+    assert landed is not None
+    assert landed.urgent
+    flights.hurry(1)
+    assert flights.take_changes() == []
+
+
+def test_a_transfer_is_taken_back_once_and_stays_in_flight_until_it_is_answered() -> None:
+    flights = Flights()
+    flights.order(Move.LOAD, blocks(2))
+    for number in (1, 1, 9):
+        flights.recall(number)
+    flights.hurry(1)
+    assert flights.take_changes() == [Change(1, Word.CANCEL)]
+    assert (flights.recalled(1), flights.recalling, flights.blocks()) == (True, True, 2)
+    assert flights.land(1) is not None
+    assert (flights.recalled(1), flights.recalling, flights.blocks()) == (False, False, 0)
+
+
+def test_what_was_taken_back_is_waited_for_only_where_it_may_be_under_way() -> None:
+    flights = Flights()
+    for _ in range(3):
+        flights.order(Move.LOAD, blocks(4), urgent=True)
+    each = PRICES.seconds(PRICES.load, 4)
+    assert flights.queue(PRICES, Tier.HOST, urgent=True) == 3 * each
+    for number in (1, 2):
+        flights.recall(number)
+    assert flights.queue(PRICES, Tier.HOST, urgent=True) == 2 * each
+    assert flights.queue(PRICES, Tier.DISK, urgent=True) == 0.0
