@@ -6,8 +6,9 @@ import threading
 from collections.abc import Sequence
 
 from agentserve.server.sessions.book import StorageError
+from agentserve.server.sessions.changes import Change, Delete, Fold, Forget, Put, turn_name
 from agentserve.server.sessions.environment import Table
-from agentserve.server.sessions.store import Change, Delete, Forget, Put, Stored
+from agentserve.server.sessions.store import Damage, Stored
 
 
 class MemoryStore:
@@ -20,6 +21,15 @@ class MemoryStore:
         self.open.set()
         self.asked = threading.Semaphore(0)  # one up for each write that began
         self.closed = False
+        self.damages: list[Damage] = []
+        self.lost: set[bytes] = set()  # sessions whose records are gone
+
+    def take_lost(self) -> set[bytes]:
+        lost, self.lost = self.lost, set()
+        return lost
+
+    def kept_aside(self) -> int:
+        return len(self.damages)
 
     def write(self, changes: Sequence[Change]) -> None:
         self.asked.release()
@@ -40,6 +50,10 @@ class MemoryStore:
             case Forget(session):
                 for place in self._of(session):
                     del self.records[place]
+            case Fold(session, last):
+                for table, name in self._of(session):
+                    if table is Table.TURNS and name <= turn_name(session, last):
+                        del self.records[table, name]
 
     def _of(self, session: bytes) -> list[tuple[Table, bytes]]:
         tables = (Table.HEADS, Table.TURNS, Table.WORDS)

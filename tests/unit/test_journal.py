@@ -13,6 +13,7 @@ import pytest
 
 from agentserve.clock import VirtualClock
 from agentserve.messages import unpack_tokens
+from agentserve.server.sessions.changes import Put
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.environment import Table
@@ -20,7 +21,6 @@ from agentserve.server.sessions.events import EventLogs
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.session_record import Claim, committed_turn
-from agentserve.server.sessions.store import Put
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.types import SessionId, SessionState
 from tests.api_rig import CHAT, TOOLS, Rig, events, hermes, joined, settled, user
