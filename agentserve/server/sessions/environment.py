@@ -59,6 +59,11 @@ class Found:
             return None  # some are old
         return told.rows - self.tally.rows
 
+    @property
+    def worth(self) -> tuple[bool, int, int]:
+        """Of two ways to read one file, the larger is to be believed."""
+        return self.missing == 0, self.transaction, len(self.records)
+
 
 def attach(path: Path, opener: Open, map_size: int) -> tuple[Any, dict[Table, Any]]:
     """Open an environment without locks of its own, and its tables. lmdb.Error."""
@@ -84,20 +89,30 @@ def inspected(path: Path) -> Found:
 def salvaged(path: Path) -> Found:
     """All that can be believed of a damaged file. OSError if it cannot be opened.
 
-    A record counts with its digest only, wherever it lies. Where both metas can be read, the newest
-    one counts, but for one that leads to nothing or is not of the transaction that it says.
+    A record counts with its digest only. Where a meta is damaged, the roots that older and newer ones
+    may have named are tried too: one whose records add up to what it says is as it was.
     """
-    best = Found()
     with PageFile(path) as file:
-        for meta in file.metas:
-            found, survey = _read(file, meta, keep=True)
-            _take_strays(found, survey)
-            agrees = found.told is not None and found.told.transaction == meta.transaction
-            if agrees or len(found.records) > len(best.records):
+        if file.head_problem() is None:
+            return _kept(file, file.metas[0])
+        best, newest = Found(), 0
+        for meta in (*file.metas, *file.roots()):
+            found = _kept(file, meta)
+            newest = max(newest, found.transaction)
+            if found.worth > best.worth:
                 best = found
-            if agrees:
-                break
-    return best
+        if best.transaction < newest:
+            best.told = None  # something was written after it
+        return best
+
+
+def _kept(file: PageFile, meta: Meta) -> Found:
+    found, survey = _read(file, meta, keep=True)
+    if meta.transaction is None:
+        found.transaction = 0 if found.told is None else found.told.transaction
+    else:
+        _take_strays(found, survey)
+    return found
 
 
 def seal(table: Table, name: bytes, content: bytes) -> bytes:
@@ -121,7 +136,7 @@ def _digest(table: Table, name: bytes, content: bytes) -> bytes:
 
 def _read(file: PageFile, meta: Meta, *, keep: bool = False) -> tuple[Found, Survey]:
     """`keep`: the records too, those that are whole."""
-    found, survey = Found(transaction=meta.transaction), Survey(file, meta)
+    found, survey = Found(transaction=meta.transaction or 0), Survey(file, meta)
     tables = {table.value: table for table in Table}
     for value, name, sealed in survey.rows():
         table = tables.get(value)

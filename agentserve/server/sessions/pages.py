@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -45,7 +46,7 @@ class Tree:
 class Meta:
     page_size: int
     last: int  # number of the last page
-    transaction: int
+    transaction: int | None  # None: it was made up
     free: Tree
     main: Tree
 
@@ -82,7 +83,19 @@ class PageFile:
     @property
     def metas(self) -> list[Meta]:
         """Those that can be believed, the newest first."""
-        return sorted((meta for meta in self._metas if meta), key=lambda meta: -meta.transaction)
+        return sorted((meta for meta in self._metas if meta), key=lambda meta: -(meta.transaction or 0))
+
+    def roots(self) -> Iterator[Meta]:
+        """A meta for every page that could be a table of tables, and was or is one."""
+        last = self.size // self.page_size - 1
+        nothing = Tree(BY_NUMBER, 0, 0, NOWHERE)
+        for number in range(2, last + 1):
+            try:
+                nodes = nodes_of(self.read(number), number, leaf=True)
+            except BadPage:
+                continue
+            if all(node.flags == SUBTREE for node in nodes):
+                yield Meta(self.page_size, last, None, nothing, Tree(0, 1, len(nodes), number))
 
     def head_problem(self) -> str | None:
         """What is wrong with the metas or the file's size; None: nothing."""
@@ -92,7 +105,7 @@ class PageFile:
             if meta is None:
                 return f"meta page {number} is damaged, so what was written last may be missing"
         newest, other = self.metas
-        if newest.transaction - other.transaction > 1:
+        if (newest.transaction or 0) - (other.transaction or 0) > 1:
             return f"its meta pages are of transactions {other.transaction} and {newest.transaction}"
         return None
 
