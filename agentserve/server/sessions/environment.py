@@ -98,7 +98,7 @@ def salvaged(path: Path) -> Found:
         best, newest = Found(), 0
         for meta in (*file.metas, *file.roots()):
             found = _kept(file, meta)
-            newest = max(newest, found.transaction)
+            newest = max(newest, 0 if found.told is None else found.told.transaction)
             if found.worth > best.worth:
                 best = found
         if best.transaction < newest:
