@@ -16,10 +16,12 @@ class MemoryStore:
         self.records: dict[tuple[Table, bytes], bytes] = {}
         self.groups: list[list[Change]] = []  # as they were written
         self.error = ""  # fail with this
+        self.room: int | None = None  # bytes that a group may put; more is an error
         self.applies_anyway = False  # a write that fails reaches the disk all the same
         self.open = threading.Event()  # cleared: writes wait
         self.open.set()
         self.asked = threading.Semaphore(0)  # one up for each write that began
+        self.waiting: list[Change] = []  # the last that was asked for
         self.closed = False
         self.damages: list[Damage] = []
         self.lost: set[bytes] = set()  # sessions whose records are gone
@@ -32,8 +34,12 @@ class MemoryStore:
         return len(self.damages)
 
     def write(self, changes: Sequence[Change]) -> None:
+        self.waiting = list(changes)
         self.asked.release()
         assert self.open.wait(30), "a test forgot to let the disk go on"
+        size = sum(len(change.content) for change in changes if isinstance(change, Put))
+        if self.room is not None and size > self.room:
+            raise StorageError("No space left on device")
         if not self.error or self.applies_anyway:
             self.groups.append(list(changes))
             for change in changes:

@@ -170,6 +170,10 @@ class SessionStore:
         """How many damaged files there are. Any thread."""
         return len(kept_aside(self._folder))
 
+    @property
+    def closed(self) -> bool:
+        return self._lock < 0
+
     def close(self) -> None:
         """Idempotent. Lets another server in."""
         self._drop()
