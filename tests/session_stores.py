@@ -30,6 +30,7 @@ class MemoryStore:
         lost, self.lost = self.lost, set()
         return lost
 
+    @property
     def kept_aside(self) -> int:
         return len(self.damages)
 

@@ -69,7 +69,7 @@ def test_an_overflow_page_that_cannot_be_deleted_stops_nobody(
     assert (damage.kept, damage.missing) == ("damaged-1.mdb", 1)
     store.close()
     assert read(folder) == intact(whole, OTHER) | {b"new": Stored(b"a head")}
-    assert store.kept_aside() == 1
+    assert store.kept_aside == 1
 
 
 def test_a_page_that_was_zeroed_loses_its_records_and_says_whose(
@@ -125,7 +125,7 @@ def test_no_room_to_replace_a_damaged_file_leaves_it_until_there_is(
     for _ in range(2):
         with pytest.raises(StorageError):
             store.write([Forget(FIRST), Forget(OTHER)])
-    assert not store.kept_aside()
+    assert not store.kept_aside
     disk.error = None
     store.write([Forget(FIRST), Forget(OTHER)])
     assert store.read() == intact(whole, FIRST, OTHER)
@@ -242,7 +242,7 @@ def test_a_damaged_meta_page_stops_no_start(
     store.write([head(b"new")])
     told = [damage.missing for damage in store.damages]
     assert told == ([] if (page, at) == (older, 136) else [0])  # that number is of no use any more
-    assert store.kept_aside() == len(told)
+    assert store.kept_aside == len(told)
     store.close()
 
 
@@ -272,7 +272,7 @@ def test_a_file_that_was_cut_stops_no_start_and_is_told(
     assert (folder / "damaged-1.mdb").stat().st_size == length
     store.close()
     again = SessionStore(folder)
-    assert (again.damages, again.kept_aside()) == ([], 1)  # told of once; the file is still there
+    assert (again.damages, again.kept_aside) == ([], 1)  # told of once; the file is still there
     again.close()
 
 

@@ -72,8 +72,8 @@ class Journal:
 
     @property
     def kept_aside(self) -> int:
-        """Damaged files that are still there for somebody to look at."""
-        return self._store.kept_aside()
+        """Damaged files that are there for somebody to look at."""
+        return self._store.kept_aside
 
     async def ready(self) -> None:
         """Try a disk that failed once more. StorageFailed if it still does."""

@@ -112,6 +112,7 @@ class SessionStore:
         """Opens or makes it. ValueError, in one line, if another server has it, its format is not ours
         or the folder cannot be used."""
         self.damages: list[Damage] = []  # since the start; only ever added to
+        self.kept_aside = 0  # damaged files that were there when it was opened last
         self._folder = folder
         self._data = folder / DATA
         self._open = opener
@@ -166,10 +167,6 @@ class SessionStore:
             lost, self._lost = self._lost, set()
         return lost
 
-    def kept_aside(self) -> int:
-        """How many damaged files there are. Any thread."""
-        return len(kept_aside(self._folder))
-
     @property
     def closed(self) -> bool:
         return self._lock < 0
@@ -206,6 +203,7 @@ class SessionStore:
         if self._told() != self._tally.told(self._env.info()["last_txnid"], Tally()):
             self._commit(lambda draft: None)
         self._place = place_of(self._data)
+        self.kept_aside = len(kept_aside(self._folder))
         sync(self._folder)
 
     def _told(self) -> Told | None:
