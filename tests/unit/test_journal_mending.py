@@ -50,7 +50,8 @@ async def test_sessions_on_a_page_that_died_are_there_after_a_restart(tmp_path: 
         for table, name in ((Table.HEADS, key), (Table.TURNS, key + b"\0" + bytes(7) + b"\1")):
             patch(tmp_path, leaf_of(tmp_path, table, name) * PAGE, bytes(PAGE))
         patch(tmp_path, overflow_of(tmp_path, Table.WORDS, key) * PAGE, bytes(PAGE))
-        await k.rig.chat([user("0"), said("x" * 3000), user("b"), said("y"), user("c")], session_id="n0")
+        history = [user("5"), said("x" * 3000), user("b"), said("y"), user("c")]
+        await k.rig.chat(history, session_id="n5")  # this meets it
         await mended(k)
         before = await facts(k)
         [told] = (await k.rig.client.get("/health")).json()["sessions_disk"]["damages"]

@@ -99,6 +99,9 @@ class Journal:
 
     async def close(self) -> None:
         """Write what is left and let another server in."""
+        if not self._writer.hung:
+            with suppress(StorageFailed, TimeoutError):  # a file that is gone or damaged is met now, or never
+                await asyncio.wait_for(booked(self.retry()), LAST_PATIENCE)
         await self._mender.close()
         if await asyncio.to_thread(self._writer.close, LAST_PATIENCE):
             self._store.close()
