@@ -119,3 +119,29 @@ async def test_leaving_at_once_still_writes_them(tmp_path: Path) -> None:
     async with kept(SessionStore(tmp_path)) as k:
         assert await facts(k) == before
         assert k.directory.get("default", "mine").pending
+
+
+async def test_damage_that_nothing_touched_is_found_before_the_memory_is_gone(tmp_path: Path) -> None:
+    async with kept(SessionStore(tmp_path)) as k:
+        await lived(k)
+        before = await facts(k)
+        keys = [session.key.encode() for session in k.directory.sessions("default")]
+        patch(tmp_path, leaf_of(tmp_path, Table.HEADS, keys[3]) * PAGE, bytes(PAGE))
+    async with kept(SessionStore(tmp_path)) as k:
+        assert (k.journal.skipped, k.journal.kept_aside) == (0, 1)
+        assert await facts(k) == before
+
+
+async def test_a_record_that_changed_is_found_too(tmp_path: Path) -> None:
+    """The pages are sound, and nothing but a digest tells."""
+    async with kept(SessionStore(tmp_path)) as k:
+        calls = await lived(k)
+        key = k.directory.get("default", "n7").key.encode()
+        patch(tmp_path, overflow_of(tmp_path, Table.WORDS, key) * PAGE + 100, b"flipped")
+        words = k.rig.context.chronicle.transcripts.export(k.directory.get("default", "n7").key)
+        assert words
+    assert [damage.missing for damage in k.journal.damages] == [1]
+    async with kept(SessionStore(tmp_path)) as k:
+        assert (k.journal.damages, k.journal.skipped, k.journal.kept_aside) == ([], 0, 0)
+        assert k.rig.context.chronicle.transcripts.export(k.directory.get("default", "n7").key) == words
+        await goes_on(k, calls)

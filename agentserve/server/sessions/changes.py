@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentserve.server.sessions.environment import OF_SESSIONS, Table, seal
+from agentserve.server.sessions.environment import OF_SESSIONS, Table, seal, unsealed
 from agentserve.server.sessions.tally import Tally
 
 _NUMBER_BYTES = 8
@@ -40,7 +40,12 @@ class Fold:
     last: int
 
 
-Change = Put | Delete | Forget | Fold
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Changes nothing: every page of the file is looked at before the rest of its group is written."""
+
+
+Change = Put | Delete | Forget | Fold | Check
 
 
 def turn_name(session: bytes, turn: int) -> bytes:
@@ -69,6 +74,8 @@ class Draft:
                 for name in self._names(Table.TURNS, session):
                     if name <= turn_name(session, last):
                         self.delete(Table.TURNS, name)
+            case Check():
+                pass
 
     def get(self, table: Table, name: bytes) -> bytes | None:
         found = self._txn.get(name, db=self._tables[table])
@@ -93,9 +100,9 @@ class Draft:
                 self.delete(table, name)
 
     def _count_out(self, table: Table, name: bytes) -> None:
-        found = self._txn.get(name, db=self._tables[table])
-        if found is not None:
-            self.tally.take(name, bytes(found[:8]))
+        found = self.get(table, name)
+        if found is not None and unsealed(table, name, found) is not None:  # others were never counted
+            self.tally.take(name, found)
 
     def _names(self, table: Table, session: bytes) -> list[bytes]:
         """The names in a table that are the session's."""

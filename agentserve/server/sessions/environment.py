@@ -42,7 +42,8 @@ class Found:
     """What a file has in it."""
 
     problem: str | None = None  # in one line; None: LMDB may open it
-    tally: Tally = field(default_factory=Tally)  # of the sessions' records that are there
+    tally: Tally = field(default_factory=Tally)  # of the sessions' records that are there and whole
+    broken: int = 0  # records that are there and are not what was written
     told: Told | None = None  # what it says of itself; None: it does not
     transaction: int = 0
     records: list[Record] = field(default_factory=list)  # where they were asked for
@@ -135,16 +136,17 @@ def _digest(table: Table, name: bytes, content: bytes) -> bytes:
 
 
 def _read(file: PageFile, meta: Meta, *, keep: bool = False) -> tuple[Found, Survey]:
-    """`keep`: the records too, those that are whole."""
+    """`keep`: the records too."""
     found, survey = Found(transaction=meta.transaction or 0), Survey(file, meta)
     tables = {table.value: table for table in Table}
     for value, name, sealed in survey.rows():
         table = tables.get(value)
         if table in OF_SESSIONS:
-            if not keep:
-                found.tally.add(name, sealed)
-            elif unsealed(table, name, sealed) is not None:
-                found.tally.add(name, sealed)
+            if unsealed(table, name, sealed) is None:
+                found.broken += 1
+                continue
+            found.tally.add(name, sealed)
+            if keep:
                 found.records.append((table, name, sealed))
         elif table is Table.META and name == FORMAT_NAME:
             found.format = sealed

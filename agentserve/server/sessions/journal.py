@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agentserve.clock import Clock
 from agentserve.server.sessions.book import booked
-from agentserve.server.sessions.changes import Change, Delete, Fold, Forget, Put, turn_name
+from agentserve.server.sessions.changes import Change, Check, Delete, Fold, Forget, Put, turn_name
 from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.errors import StorageFailed
 from agentserve.server.sessions.mending import Known, Mender
@@ -98,10 +98,12 @@ class Journal:
             self._writer.put(Delete(Table.META, b"tried"), lasting=False)
 
     async def close(self) -> None:
-        """Write what is left and let another server in."""
+        """Write what is left, in a file that is sound, and let another server in."""
         if not self._writer.hung:
-            with suppress(StorageFailed, TimeoutError):  # a file that is gone or damaged is met now, or never
-                await asyncio.wait_for(booked(self.retry()), LAST_PATIENCE)
+            # What is damaged and was not met yet is still in memory.
+            with suppress(StorageFailed, TimeoutError):
+                checked = self._put(Check(), Put(Table.META, b"tried", b""), lasting=False)
+                await asyncio.wait_for(booked(checked), LAST_PATIENCE)
         await self._mender.close()
         if await asyncio.to_thread(self._writer.close, LAST_PATIENCE):
             self._store.close()

@@ -29,7 +29,7 @@ from typing import Any
 import lmdb
 
 from agentserve.server.sessions.book import StorageError
-from agentserve.server.sessions.changes import Change, Draft
+from agentserve.server.sessions.changes import Change, Check, Draft
 from agentserve.server.sessions.environment import (
     DATA,
     FIRST_MAP,
@@ -76,6 +76,8 @@ _DAMAGE = (
     lmdb.NotFoundError,
     lmdb.ProblemError,
 )
+
+_LEFT = "the file is not as it was left"
 
 Work = Callable[[Draft], None]
 
@@ -155,7 +157,7 @@ class SessionStore:
             for change in changes:
                 draft.apply(change)
 
-        self._transact(work)
+        self._transact(work, check=Check() in changes)
 
     def set_aside(self, session: bytes) -> None:
         """Put a session's records where no start reads them, as they are. StorageError."""
@@ -193,7 +195,9 @@ class SessionStore:
         _check_format(self._folder, found.format)
         self._tally = found.tally
         if found.told is not None and found.missing != 0:
-            self._note(Damage("the file is not as it was left", "", found.missing))
+            self._note(Damage(_LEFT, "", found.missing))
+        elif found.broken:
+            self._note(Damage(_LEFT, "", found.broken))
         self._attach()
 
     def _attach(self) -> None:
@@ -234,10 +238,12 @@ class SessionStore:
 
     # --- writing ---------------------------------------------------------------------
 
-    def _transact(self, work: Work) -> None:
+    def _transact(self, work: Work, *, check: bool = False) -> None:
         try:
             try:
                 self._be_there()
+                if check:
+                    self._look()
                 self._commit(work)
             except _DAMAGE as error:
                 self._mend(_line(error))
@@ -285,6 +291,12 @@ class SessionStore:
         if self._told() != self._tally.told(self._env.info()["last_txnid"], Tally()):
             self._mend("a transaction failed")
 
+    def _look(self) -> None:
+        """Look at every page of the file that is open."""
+        found = inspected(self._data)
+        if found.problem is not None or found.tally.differing(self._tally):
+            self._mend(_LEFT)
+
     def _come_back(self) -> None:
         """The file was deleted or moved away: begin again where it was. All is lost that was in it, but for
         those who have it in memory; the same is true of a restart, which would not know that."""
@@ -308,7 +320,10 @@ class SessionStore:
             return
         before, self._tally = self._tally, found.tally
         self._lose(before)
-        log.warning("the sessions in %s were opened again: %s", self._folder, reason)
+        if found.broken:
+            self._note(Damage(reason, "", found.broken))
+        else:
+            log.warning("the sessions in %s were opened again: %s", self._folder, reason)
         self._attach()
 
     def _replace(self, reason: str) -> None:
