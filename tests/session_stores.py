@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from agentserve.server.sessions.book import StorageError
 from agentserve.server.sessions.changes import Change, Delete, Fold, Forget, Put, turn_name
+from agentserve.server.sessions.damage import Damage
 from agentserve.server.sessions.environment import Table
-from agentserve.server.sessions.store import Damage, Stored
+from agentserve.server.sessions.store import Stored
 
 
 class MemoryStore:

@@ -19,11 +19,12 @@ from pathlib import Path
 from agentserve.clock import Clock
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.changes import Change, Check, Delete, Fold, Forget, Put, turn_name
+from agentserve.server.sessions.damage import Damage
 from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.errors import StorageFailed
 from agentserve.server.sessions.mending import Known, Mender
 from agentserve.server.sessions.session_record import CommittedTurn, Session
-from agentserve.server.sessions.store import Damage, SessionStore, Stored
+from agentserve.server.sessions.store import SessionStore, Stored
 from agentserve.server.sessions.stored import head_bytes, read_session, turn_bytes
 from agentserve.server.sessions.transcript import Transcript, read_transcript
 from agentserve.server.sessions.writer import PATIENCE, Failure, GroupWriter

@@ -30,6 +30,7 @@ import lmdb
 
 from agentserve.server.sessions.book import StorageError
 from agentserve.server.sessions.changes import Change, Check, Draft
+from agentserve.server.sessions.damage import DAMAGE, Damage, one_line
 from agentserve.server.sessions.environment import (
     DATA,
     FIRST_MAP,
@@ -62,38 +63,9 @@ from agentserve.server.sessions.tally import TALLY_NAME, Tally, Told
 log = logging.getLogger(__name__)
 
 _BATCH = 1000  # records of a transaction, when a file is filled
-_DAMAGE = (
-    lmdb.InvalidError,
-    lmdb.CorruptedError,
-    lmdb.PageNotFoundError,
-    lmdb.VersionMismatchError,
-    lmdb.PanicError,
-    lmdb.BadTxnError,
-    lmdb.BadDbiError,
-    lmdb.BadValsizeError,
-    lmdb.CursorFullError,
-    lmdb.IncompatibleError,
-    lmdb.NotFoundError,
-    lmdb.ProblemError,
-)
-
 _LEFT = "the file is not as it was left"
 
 Work = Callable[[Draft], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """What was wrong with the file, once."""
-
-    reason: str
-    kept: str  # the name of the damaged file; empty: there was none to keep
-    missing: int | None  # records that were written and could not be found; None: nobody can say
-
-    def __str__(self) -> str:
-        missing = "an unknown number of" if self.missing is None else str(self.missing)
-        aside = f"; the damaged file is kept as {self.kept}" if self.kept else ""
-        return f"{self.reason} ({missing} record(s) missing{aside})"
 
 
 @dataclass(slots=True)
@@ -132,7 +104,7 @@ class SessionStore:
             self._start()
         except (lmdb.Error, OSError) as error:
             self.close()
-            raise ValueError(f"{folder}: cannot keep sessions here: {_line(error)}") from error
+            raise ValueError(f"{folder}: cannot keep sessions here: {one_line(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -147,7 +119,7 @@ class SessionStore:
                         for name, sealed in cursor:
                             _file(found, table, name, sealed)
         except lmdb.Error as error:
-            raise StorageError(f"{self._folder}: {_line(error)}") from error
+            raise StorageError(f"{self._folder}: {one_line(error)}") from error
         return found
 
     def write(self, changes: Sequence[Change]) -> None:
@@ -245,16 +217,16 @@ class SessionStore:
                 if check:
                     self._look()
                 self._commit(work)
-            except _DAMAGE as error:
-                self._mend(_line(error))
+            except DAMAGE as error:
+                self._mend(one_line(error))
                 try:
                     self._commit(work)
-                except _DAMAGE as again:
-                    self._replace(_line(again))
+                except DAMAGE as again:
+                    self._replace(one_line(again))
                     self._commit(work)
         except (lmdb.Error, OSError, ValueError) as error:
             self._drop()  # LMDB refuses all work after some failures until it is opened again
-            raise StorageError(f"{self._folder}: {_line(error)}") from error
+            raise StorageError(f"{self._folder}: {one_line(error)}") from error
 
     def _commit(self, work: Work) -> None:
         while True:
@@ -379,7 +351,3 @@ def _file(found: dict[bytes, Stored], table: Table, name: bytes, sealed: bytes) 
         stored.head = content
     else:
         stored.turns[int.from_bytes(number, "big")] = content
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
