@@ -103,6 +103,23 @@ def test_two_pages_that_changed_places_lose_nothing(folder: Path, whole: dict[by
     assert len(read(folder)[b"zz"].turns) == 50
 
 
+def test_a_session_that_is_forgotten_while_a_page_hides_it_does_not_come_back(
+    folder: Path, whole: dict[bytes, Stored]
+) -> None:
+    """A branch that leads astray: LMDB finds nothing there to delete, and says nothing."""
+    store = SessionStore(folder)
+    with (folder / DATA).open("rb") as file:
+        data = file.read()
+    branches = [p for p in range(2, len(data) // PAGE) if data[p * PAGE + 10] == 1]
+    for page in branches:  # every separator now sorts before every session
+        content = data[page * PAGE : (page + 1) * PAGE].replace(b"sess-", b"aaaa-")
+        patch(folder, page * PAGE, content)
+    store.write([Forget(FIRST)])
+    assert [bool(store.damages), store.kept_aside] == [True, 1]
+    store.close()
+    assert read(folder) == intact(whole, FIRST)
+
+
 def test_what_lmdb_reports_without_a_cause_is_tried_once_more(folder: Path) -> None:
     disk = FailingDisk()
     store = SessionStore(folder, disk)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import lmdb
+
 from agentserve.server.sessions.environment import OF_SESSIONS, Table, seal, unsealed
 from agentserve.server.sessions.tally import Tally
 
@@ -53,10 +55,12 @@ def turn_name(session: bytes, turn: int) -> bytes:
 
 
 class Draft:
-    """An open transaction, and what it does to the tally. Names and values are buffers in it."""
+    """An open transaction, and what it does to the tally. lmdb.Error."""
 
-    def __init__(self, txn: Any, tables: Mapping[Table, Any]) -> None:
+    def __init__(self, txn: Any, tables: Mapping[Table, Any], before: Tally) -> None:
+        """`before`: of the records that are there."""
         self.tally = Tally()
+        self._before = before
         self._txn = txn
         self._tables = tables
 
@@ -70,6 +74,9 @@ class Draft:
                 for table in OF_SESSIONS:
                     for name in self._names(table, session):
                         self.delete(table, name)
+                # A page that leads astray hides records; found later, they would bring the session back.
+                if self._before.left(session, self.tally):
+                    raise lmdb.CorruptedError("records of a session are not where they were put")
             case Fold(session, last):
                 for name in self._names(Table.TURNS, session):
                     if name <= turn_name(session, last):

@@ -11,6 +11,7 @@ DAMAGE = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
+    lmdb.MapResizedError,  # nobody else writes here: the meta is wrong
     lmdb.PanicError,
     lmdb.BadTxnError,
     lmdb.BadDbiError,

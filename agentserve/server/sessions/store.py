@@ -232,7 +232,7 @@ class SessionStore:
         while True:
             try:
                 with self._env.begin(write=True, buffers=True) as txn:
-                    draft = Draft(txn, self._tables)
+                    draft = Draft(txn, self._tables, self._tally)
                     work(draft)
                     told = self._tally.told(txn.id(), draft.tally).packed()
                     draft.put(Table.META, FORMAT_NAME, b"%d" % FORMAT)
@@ -295,7 +295,7 @@ class SessionStore:
         if found.broken:
             self._note(Damage(reason, "", found.broken))
         else:
-            log.warning("the sessions in %s were opened again: %s", self._folder, reason)
+            log.debug("the sessions in %s were opened again: %s", self._folder, reason)
         self._attach()
 
     def _replace(self, reason: str) -> None:

@@ -57,6 +57,10 @@ class Tally:
         """What a transaction that makes these changes is to say."""
         return Told(transaction, max(0, self.rows + changes.rows), (self.total + changes.total) & _MASK)
 
+    def left(self, session: bytes, changes: Tally) -> bool:
+        """Whether the session still has records after a transaction that makes these changes."""
+        return (self.sums.get(session, 0) + changes.sums.get(session, 0)) & _MASK != 0
+
     def agrees(self, told: Told) -> bool:
         return (self.rows, self.total) == (told.rows, told.total)
 
