@@ -12,6 +12,7 @@ DAMAGE = (
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
     lmdb.MapResizedError,  # nobody else writes here: the meta is wrong
+    lmdb.PageFullError,
     lmdb.PanicError,
     lmdb.BadTxnError,
     lmdb.BadDbiError,
