@@ -56,6 +56,16 @@ class Metrics:
         self._directory = Gauge(
             "agentserve_directory_bytes", "Estimated size of the directory", registry=made
         )
+        self._storage = [
+            Gauge(f"agentserve_sessions_disk_{name}", text, registry=made)
+            for name, text in (
+                ("failing", "1 while the disk does not take sessions"),
+                ("skipped", "Sessions that could not be read at the start"),
+                ("damages", "Times since the start that the sessions file was damaged or gone"),
+                ("missing_records", "Records missing after those, where it is known"),
+                ("damaged_files", "Damaged files that are kept beside the sessions file"),
+            )
+        ]
         self._workers = Gauge("agentserve_workers", "Workers that can take a turn", registry=made)
         self._pages = Gauge("agentserve_kv_pages", "KV pages in the pool, all workers", registry=made)
         self._free = Gauge("agentserve_kv_pages_free", "Pages that hold nothing", registry=made)
@@ -99,6 +109,11 @@ class Metrics:
         for state, count in by_state.items():
             self._sessions.labels(state.value).set(count)
         self._directory.set(directory_bytes)
+
+    def set_storage(self, *, failing: bool, skipped: int, damages: int, missing: int, kept: int) -> None:
+        """How the disk that keeps sessions does."""
+        for gauge, value in zip(self._storage, (failing, skipped, damages, missing, kept), strict=True):
+            gauge.set(value)
 
     def set_workers(self, alive: int, views: Sequence[WorkerView]) -> None:
         self._workers.set(alive)

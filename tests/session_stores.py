@@ -6,8 +6,10 @@ import threading
 from collections.abc import Sequence
 
 from agentserve.server.sessions.book import StorageError
+from agentserve.server.sessions.changes import Change, Delete, Fold, Forget, Put, turn_name
+from agentserve.server.sessions.damage import Damage
 from agentserve.server.sessions.environment import Table
-from agentserve.server.sessions.store import Change, Delete, Forget, Put, Stored
+from agentserve.server.sessions.store import Stored
 
 
 class MemoryStore:
@@ -15,15 +17,31 @@ class MemoryStore:
         self.records: dict[tuple[Table, bytes], bytes] = {}
         self.groups: list[list[Change]] = []  # as they were written
         self.error = ""  # fail with this
+        self.room: int | None = None  # bytes that a group may put; more is an error
         self.applies_anyway = False  # a write that fails reaches the disk all the same
         self.open = threading.Event()  # cleared: writes wait
         self.open.set()
         self.asked = threading.Semaphore(0)  # one up for each write that began
+        self.waiting: list[Change] = []  # the last that was asked for
         self.closed = False
+        self.damages: list[Damage] = []
+        self.lost: set[bytes] = set()  # sessions whose records are gone
+
+    def take_lost(self) -> set[bytes]:
+        lost, self.lost = self.lost, set()
+        return lost
+
+    @property
+    def kept_aside(self) -> int:
+        return len(self.damages)
 
     def write(self, changes: Sequence[Change]) -> None:
+        self.waiting = list(changes)
         self.asked.release()
         assert self.open.wait(30), "a test forgot to let the disk go on"
+        size = sum(len(change.content) for change in changes if isinstance(change, Put))
+        if self.room is not None and size > self.room:
+            raise StorageError("No space left on device")
         if not self.error or self.applies_anyway:
             self.groups.append(list(changes))
             for change in changes:
@@ -40,6 +58,10 @@ class MemoryStore:
             case Forget(session):
                 for place in self._of(session):
                     del self.records[place]
+            case Fold(session, last):
+                for table, name in self._of(session):
+                    if table is Table.TURNS and name <= turn_name(session, last):
+                        del self.records[table, name]
 
     def _of(self, session: bytes) -> list[tuple[Table, bytes]]:
         tables = (Table.HEADS, Table.TURNS, Table.WORDS)

@@ -34,6 +34,7 @@ class Limits:
     request_id_chars: int = 128
     schema_bytes: int = 256 << 10
     priority: int = 1_000_000
+    storage_seconds: float = 30.0  # that a client waits for the disk that keeps its session
 
 
 def check_text(texts: Iterable[str], limits: Limits, param: str) -> None:

@@ -68,14 +68,16 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
     folder = config.storage.data_dir
     kept = None
     if folder is not None:
-        kept = open_sessions(open_store(folder / "sessions"), text, options.tool_wait_seconds)
+        patience = options.limits.storage_seconds
+        kept = open_sessions(open_store(folder / "sessions"), text, options.tool_wait_seconds, patience)
     return Prepared(names[0], http_app(text, options, kept))
 
 
-def open_sessions(store: SessionStore, text: TextModel, max_wait: float) -> Kept:
-    """All sessions of the store, as they were but for turns that ran."""
+def open_sessions(store: SessionStore, text: TextModel, max_wait: float, patience: float) -> Kept:
+    """All sessions of the store, as they were but for turns that ran. `patience`: seconds that a client
+    waits for the disk."""
     clock = WallClock()
-    journal = Journal(store, text.digest(), clock, time.time)
+    journal = Journal(store, text.digest(), clock, time.time, patience)
     directory = SessionDirectory(new_session_id, max_wait=max_wait, book=journal)
     directory.restore(journal.sessions(), clock.now())
     if len(directory) or journal.skipped:
@@ -83,6 +85,7 @@ def open_sessions(store: SessionStore, text: TextModel, max_wait: float) -> Kept
     transcripts = Transcripts()
     for transcript in journal.transcripts:
         transcripts.restore(transcript)
+    journal.words_of = transcripts.export
     return Kept(directory, journal, Chronicle(transcripts, EventLogs(lambda: secrets.token_hex(4))))
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from agentserve.config import load
 from agentserve.server.launch import run
+from agentserve.server.sessions.changes import Change, Put
 from agentserve.server.sessions.environment import Table
-from agentserve.server.sessions.store import Change, Put, SessionStore
+from agentserve.server.sessions.store import SessionStore
 from agentserve.server.wiring import prepare_app
 
 

@@ -125,6 +125,17 @@ class Server:
             self.directory.end_waits(self.clock.now())
         elif action == "restart":
             self.start_again()
+        elif action == "lose":
+            self.lose(pick, everything=more == 3)
+
+    def lose(self, pick: int, everything: bool) -> None:
+        """Records of sessions go, and they are written again from memory."""
+        known = [k for k in self.journal._mender.known.values() if k.session.committed]
+        self.flush()
+        for place in sorted(self.store.records, key=str)[pick :: 1 if everything else 3]:
+            del self.store.records[place]
+        for k in known:
+            self.journal._whole(k)
 
 
 def at_rest(directory: SessionDirectory, session: Session) -> dict[str, Any]:
@@ -168,7 +179,20 @@ def check(server: Server) -> None:
 
 
 ACTIONS = st.sampled_from(
-    ["begin", "begin", "begin", "commit", "commit", "rollback", "cut off", "fork", "close", "wait", "restart"]
+    [
+        "begin",
+        "begin",
+        "begin",
+        "commit",
+        "commit",
+        "rollback",
+        "cut off",
+        "fork",
+        "close",
+        "wait",
+        "restart",
+        "lose",
+    ]
 )
 STEPS = st.lists(st.tuples(ACTIONS, st.integers(0, 5), st.integers(0, 3)), min_size=12, max_size=60)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentserve.server.sessions.directory import DirectoryFull
 from agentserve.types import SessionState, TurnId
-from tests.unit.test_directory import Harness, keys_of
+from tests.directory_rig import Harness, keys_of
 
 
 def check(h: Harness) -> None:

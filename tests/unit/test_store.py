@@ -12,8 +12,9 @@ import lmdb
 import pytest
 
 from agentserve.server.sessions.book import StorageError
-from agentserve.server.sessions.environment import Table, _records, salvaged
-from agentserve.server.sessions.store import Delete, Forget, Put, SessionStore, Stored, _unsealed, turn_name
+from agentserve.server.sessions.changes import Delete, Forget, Put, turn_name
+from agentserve.server.sessions.environment import Table, unsealed
+from agentserve.server.sessions.store import SessionStore, Stored
 
 
 def head(session: bytes, content: bytes = b"a head") -> Put:
@@ -44,13 +45,8 @@ def flipped(bit: int, value: bytes) -> bytes:
     return bytes(byte ^ (1 << bit % 8 if i == bit // 8 else 0) for i, byte in enumerate(value))
 
 
-def unchecked(folder: Path) -> str | None:
-    """Spares a test the child process that looks for damaged pages."""
-    return None
-
-
 def read(folder: Path) -> dict[bytes, Stored]:
-    store = SessionStore(folder, check=unchecked)
+    store = SessionStore(folder)
     try:
         return store.read()
     finally:
@@ -133,11 +129,11 @@ def test_every_bit_of_a_record_counts(folder: Path) -> None:
     with env.begin(db=env.open_db(b"heads")) as txn:
         sealed = bytes(txn.get(b"s1"))
     env.close()
-    assert _unsealed(Table.HEADS, b"s1", sealed) == b"a head"
+    assert unsealed(Table.HEADS, b"s1", sealed) == b"a head"
     for bit in range(8 * len(sealed)):
-        assert _unsealed(Table.HEADS, b"s1", flipped(bit, sealed)) is None
+        assert unsealed(Table.HEADS, b"s1", flipped(bit, sealed)) is None
     for length in range(len(sealed)):
-        assert _unsealed(Table.HEADS, b"s1", sealed[:length]) is None
+        assert unsealed(Table.HEADS, b"s1", sealed[:length]) is None
 
 
 @pytest.mark.parametrize("left", [0, 100, 4096, 8192, 12288, 16384])
@@ -182,8 +178,8 @@ class _Env:
         return getattr(self._env, name)
 
     @contextmanager
-    def begin(self, write: bool = False) -> Iterator[Any]:
-        with self._env.begin(write=write) as txn:
+    def begin(self, write: bool = False, buffers: bool = False) -> Iterator[Any]:
+        with self._env.begin(write=write, buffers=buffers) as txn:
             yield txn
             if self._plan.error is not None:
                 raise self._plan.error
@@ -191,7 +187,7 @@ class _Env:
 
 def test_a_full_disk_keeps_nothing_of_a_group_and_takes_the_next(tmp_path: Path) -> None:
     plan = Failing()
-    store = SessionStore(tmp_path, plan, unchecked)
+    store = SessionStore(tmp_path, plan)
     store.write([head(b"s1")])
     plan.error = lmdb.DiskError("mdb_txn_commit", 28)
     for _ in range(2):
@@ -230,28 +226,6 @@ def test_damaged_pages_stop_no_start_and_what_can_be_read_is_saved(tmp_path: Pat
             assert stored in (whole[name], Stored(None, whole[name].turns), Stored(b"a head", {}))
         replaced += (folder / "damaged-1.mdb").exists()
     assert replaced
-
-
-def test_what_a_child_could_read_goes_into_a_new_environment(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = SessionStore(folder, check=lambda folder: "SIGABRT")
-    assert sorted(store.read()) == [b"s1", b"s2"]
-    store.close()
-    assert (folder / "damaged-1.mdb").exists()
-    [record] = caplog.records
-    assert "SIGABRT" in record.message
-    assert read(folder)[b"s1"].turns == {1: b"a turn", 2: b"x" * 3000}
-
-
-def test_a_dump_that_was_cut_gives_its_whole_records(folder: Path) -> None:
-    records = salvaged(folder)
-    assert len(records) == 5
-    parts = [part for table, name, sealed in records for part in (table.value, name, sealed)]
-    dumped = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-    for end in range(0, len(dumped), 7):
-        assert list(_records(dumped[:end])) == records[: len(list(_records(dumped[:end])))]
-    assert list(_records(dumped)) == records
 
 
 def test_the_environment_grows_with_what_is_in_it(store: SessionStore) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from agentserve.server.sessions.book import StorageError
+from agentserve.server.sessions.changes import Change, Delete, Forget, Put
 from agentserve.server.sessions.environment import Table
-from agentserve.server.sessions.store import Change, Delete, Forget, Put
 from agentserve.server.sessions.writer import Failure, GroupWriter
 from tests.session_stores import MemoryStore
 

@@ -20,6 +20,8 @@ from agentserve.server.limits import check_text
 from agentserve.server.sessions.journal import Journal
 from agentserve.server.text_port import JsonObject, Tokenizer
 
+_SHOWN = 8  # damages that /health tells of, the latest
+
 
 async def health(request: Request) -> Response:
     """200 while a worker lives, 503 otherwise; says what runs.
@@ -58,11 +60,18 @@ def _storage(journal: Journal | None) -> JsonObject:
     if journal is None:
         return {}
     failure = journal.failure
-    if failure is None:
-        return {"sessions_disk": {"state": "ok", "skipped": journal.skipped}}
-    journal.retry()  # the next to look may see it well
-    told = {"state": "failing", "since": round(failure.since, 3), "reason": failure.reason}
-    return {"sessions_disk": told | {"skipped": journal.skipped}}
+    told: JsonObject = {"state": "ok", "skipped": journal.skipped}
+    if failure is not None:
+        journal.retry()  # the next to look may see it well
+        told |= {"state": "failing", "since": round(failure.since, 3), "reason": failure.reason}
+    if journal.damages:
+        told["damages"] = [
+            {"reason": damage.reason, "kept": damage.kept, "missing_records": damage.missing}
+            for damage in journal.damages[-_SHOWN:]
+        ]
+    if kept := journal.kept_aside:
+        told["damaged_files"] = kept  # of earlier starts too: they are the operator's to remove
+    return {"sessions_disk": told}
 
 
 async def ping(request: Request) -> Response:
@@ -136,6 +145,14 @@ async def metrics(request: Request) -> Response:
     context = context_of(request)
     views = (await context.engine.describe()).workers if context.engine.alive else ()
     context.metrics.set_workers(context.engine.alive, views)
+    if (journal := context.journal) is not None:
+        context.metrics.set_storage(
+            failing=journal.failure is not None,
+            skipped=journal.skipped,
+            damages=len(journal.damages),
+            missing=sum(damage.missing or 0 for damage in journal.damages),
+            kept=journal.kept_aside,
+        )
     context.metrics.set_sessions(context.directory.by_state(), context.directory.size_bytes)
     return Response(context.metrics.render(), media_type=CONTENT_TYPE)
 

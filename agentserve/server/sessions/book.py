@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -46,11 +47,28 @@ class Book(Protocol):
     def forget(self, session: Session) -> Future[None]: ...
 
 
+class Booking(Future[None]):
+    """A change on its way to disk."""
+
+    def __init__(self, patience: float, overdue: Callable[[], None]) -> None:
+        """`patience`: seconds to wait for it; `overdue` is told of whoever did so in vain."""
+        super().__init__()
+        self.patience = patience
+        self.overdue = overdue
+
+
 async def booked(change: Future[None] | None) -> None:
-    """Wait until a change cannot be lost. StorageFailed if the disk did not take it."""
+    """Wait until a change cannot be lost. StorageFailed if the disk did not take it, or not in time: then
+    it may still do so."""
     if change is None:
         return
+    patience = change.patience if isinstance(change, Booking) else None
     try:
-        await asyncio.shield(asyncio.wrap_future(change))  # whoever stops waiting does not undo it
+        # Whoever stops waiting does not undo it.
+        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(change)), patience)
+    except TimeoutError as error:
+        if isinstance(change, Booking):
+            change.overdue()
+        raise StorageFailed(f"the disk has not answered for {patience:g} s") from error
     except StorageError as error:
         raise StorageFailed(str(error)) from error

@@ -1,39 +1,25 @@
-"""The LMDB of a server's sessions as a file: its tables, how it is opened, and whether it is sound.
-
-LMDB believes its pages: where they are damaged it may give an error, or end the process. So a child
-process walks the environment first; where that fails, the environment is replaced, and what a second
-child could read until then goes into the new one.
-"""
+"""The LMDB of a server's sessions as a file: its tables, how its records are sealed, how it is opened,
+whether it is sound, and what can be read of one that is not."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import lmdb
+from agentserve.server.sessions.pages import Meta, PageFile
+from agentserve.server.sessions.survey import Survey
+from agentserve.server.sessions.tally import TALLY_NAME, Tally, Told
 
 FIRST_MAP = 64 << 20  # bytes of address space; doubled when full, so the disk is the limit
 DATA = "data.mdb"
-
-_DAMAGED = 3  # how the child exits
-_DAMAGE = (
-    lmdb.InvalidError,
-    lmdb.CorruptedError,
-    lmdb.PageNotFoundError,
-    lmdb.VersionMismatchError,
-    lmdb.PanicError,
-    lmdb.BadTxnError,
-    lmdb.BadDbiError,
-    lmdb.IncompatibleError,
-    lmdb.NotFoundError,
-    lmdb.ProblemError,
-)
+FRESH = "data.new.mdb"  # one that is being made
+FORMAT = 1
+FORMAT_NAME = b"format"
+DIGEST_BYTES = 8
 
 Open = Callable[..., Any]
 """As `lmdb.open`."""
@@ -47,97 +33,135 @@ class Table(Enum):
     DAMAGED = b"damaged"
 
 
+OF_SESSIONS = (Table.HEADS, Table.TURNS, Table.WORDS)
 Record = tuple[Table, bytes, bytes]
 
 
-def attach(folder: Path, opener: Open, map_size: int) -> tuple[Any, dict[Table, Any]]:
+@dataclass(slots=True)
+class Found:
+    """What a file has in it."""
+
+    problem: str | None = None  # in one line; None: LMDB may open it
+    tally: Tally = field(default_factory=Tally)  # of the sessions' records that are there and whole
+    broken: int = 0  # records that are there and are not what was written
+    told: Told | None = None  # what it says of itself; None: it does not
+    transaction: int = 0
+    records: list[Record] = field(default_factory=list)  # where they were asked for
+    format: bytes | None = None
+
+    @property
+    def missing(self) -> int | None:
+        """How many records were written and are not there; None: nobody can say, for the file is not what it
+        says that it is, or does not say it."""
+        told = self.told
+        if told is None or told.transaction != self.transaction:
+            return None
+        if told.rows <= self.tally.rows and not self.tally.agrees(told):
+            return None  # some are old
+        return told.rows - self.tally.rows
+
+    @property
+    def worth(self) -> tuple[bool, int, int]:
+        """Of two ways to read one file, the larger is to be believed."""
+        return self.missing == 0, self.transaction, len(self.records)
+
+
+def attach(path: Path, opener: Open, map_size: int) -> tuple[Any, dict[Table, Any]]:
     """Open an environment without locks of its own, and its tables. lmdb.Error."""
-    env = opener(str(folder), map_size=map_size, max_dbs=len(Table), mode=0o600, lock=False)
+    env = opener(str(path), subdir=False, map_size=map_size, max_dbs=len(Table), mode=0o600, lock=False)
     try:
-        # A file that was cut is filled up: what is missing then reads as damage, and is no bus error.
-        size = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-        if (folder / DATA).stat().st_size < size:
-            os.truncate(folder / DATA, size)
         return env, {table: env.open_db(table.value) for table in Table}
     except BaseException:
         env.close()
         raise
 
 
-def damage(folder: Path) -> str | None:
-    """Why an environment cannot be read and written, in one line; None: it can, or there is none."""
-    if not (folder / DATA).exists():
-        return None
-    child = subprocess.run(_command(folder, "walk"), capture_output=True, check=False)
-    if child.returncode < 0:
-        return signal.Signals(-child.returncode).name
-    if child.returncode == _DAMAGED:
-        return child.stderr.decode("utf-8", "replace").strip()
-    return None  # what else went wrong is no damage; the server will meet it, too
+def inspected(path: Path) -> Found:
+    """Look at every page of a file. OSError if it cannot be opened."""
+    with PageFile(path) as file:
+        problem = file.head_problem()
+        if problem is None:
+            found, survey = _read(file, file.metas[0])
+            found.problem = survey.problems[0] if survey.problems else None
+            return found
+        return Found(problem)
 
 
-def salvaged(folder: Path) -> list[Record]:
-    """What can be read of a damaged environment."""
-    child = subprocess.run(
-        _command(folder, "dump"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
-    )
-    return list(_records(child.stdout))
+def salvaged(path: Path) -> Found:
+    """All that can be believed of a damaged file. OSError if it cannot be opened.
+
+    A record counts with its digest only. Where a meta is damaged, the roots that older and newer ones
+    may have named are tried too: one whose records add up to what it says is as it was.
+    """
+    with PageFile(path) as file:
+        if file.head_problem() is None:
+            return _kept(file, file.metas[0])
+        best, newest = Found(), 0
+        for meta in (*file.metas, *file.roots()):
+            found = _kept(file, meta)
+            newest = max(newest, 0 if found.told is None else found.told.transaction)
+            if found.worth > best.worth:
+                best = found
+        if best.transaction < newest:
+            best.told = None  # something was written after it
+        return best
 
 
-def _command(folder: Path, task: str) -> list[str]:
-    return [sys.executable, "-P", "-m", __name__, task, str(folder)]
+def _kept(file: PageFile, meta: Meta) -> Found:
+    found, survey = _read(file, meta, keep=True)
+    if meta.transaction is None:
+        found.transaction = 0 if found.told is None else found.told.transaction
+    else:
+        _take_strays(found, survey)
+    return found
 
 
-def _main(task: str, folder: Path) -> int:
-    """The child."""
-    try:
-        _walk(folder, sys.stdout.buffer if task == "dump" else None)
-    except _DAMAGE as error:
-        sys.stderr.write(" ".join(str(error).split()))
-        return _DAMAGED
-    return 0
+def seal(table: Table, name: bytes, content: bytes) -> bytes:
+    """The content behind a digest that binds it to its place."""
+    return _digest(table, name, content) + content
 
 
-def _walk(folder: Path, out: BinaryIO | None) -> None:
-    """Every record once, then a write that is not kept."""
-    env, tables = attach(folder, lmdb.open, FIRST_MAP)
-    left = (folder / DATA).stat().st_size // 8
-    with env.begin() as txn:
-        for table in (Table.HEADS, Table.TURNS, Table.WORDS):
-            with txn.cursor(tables[table]) as cursor:
-                for name, sealed in cursor:
-                    left -= 1
-                    if left < 0:  # pages that lead to each other have no end
-                        raise lmdb.CorruptedError("more records than there is room for")
-                    if out is not None:
-                        _dump(out, table, name, sealed)
-    txn = env.begin(write=True)
-    for table in Table:
-        for number in range(8):
-            txn.put(b"%d" % number, bytes(4000 * number), db=tables[table])
-    txn.abort()
+def unsealed(table: Table, name: bytes, sealed: bytes) -> bytes | None:
+    """The content; None where it is not what was sealed."""
+    content = sealed[DIGEST_BYTES:]
+    return content if sealed[:DIGEST_BYTES] == _digest(table, name, content) else None
 
 
-def _dump(out: BinaryIO, table: Table, name: bytes, sealed: bytes) -> None:
-    for part in (table.value, name, sealed):
-        out.write(len(part).to_bytes(8, "little") + part)
-    out.flush()
+def _digest(table: Table, name: bytes, content: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES, person=table.value)
+    digest.update(len(name).to_bytes(4, "little"))
+    digest.update(name)
+    digest.update(content)
+    return digest.digest()
 
 
-def _records(dumped: bytes) -> Iterator[Record]:
-    """The whole records of a dump that may end anywhere."""
-    parts: list[bytes] = []
-    at = 0
-    while at + 8 <= len(dumped):
-        length = int.from_bytes(dumped[at : at + 8], "little")
-        if at + 8 + length > len(dumped):
-            return
-        parts.append(dumped[at + 8 : at + 8 + length])
-        at += 8 + length
-        if len(parts) == 3:
-            yield Table(parts[0]), parts[1], parts[2]
-            parts = []
+def _read(file: PageFile, meta: Meta, *, keep: bool = False) -> tuple[Found, Survey]:
+    """`keep`: the records too."""
+    found, survey = Found(transaction=meta.transaction or 0), Survey(file, meta)
+    tables = {table.value: table for table in Table}
+    for value, name, sealed in survey.rows():
+        table = tables.get(value)
+        if table in OF_SESSIONS:
+            if unsealed(table, name, sealed) is None:
+                found.broken += 1
+                continue
+            found.tally.add(name, sealed)
+            if keep:
+                found.records.append((table, name, sealed))
+        elif table is Table.META and name == FORMAT_NAME:
+            found.format = sealed
+        elif table is Table.META and name == TALLY_NAME:
+            found.told = Told.read(unsealed(table, name, sealed))
+    return found, survey
 
 
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1], Path(sys.argv[2])))
+def _take_strays(found: Found, survey: Survey) -> None:
+    known = {(table, name) for table, name, _ in found.records}
+    for name, sealed in survey.strays():
+        for table in OF_SESSIONS:
+            if (table, name) not in known and unsealed(table, name, sealed) is not None:
+                known.add((table, name))
+                found.tally.add(name, sealed)
+                found.records.append((table, name, sealed))
+        if found.told is None and (content := unsealed(Table.META, name, sealed)) and name == TALLY_NAME:
+            found.told = Told.read(content)

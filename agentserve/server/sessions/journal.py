@@ -2,42 +2,62 @@
 
 While the disk fails, turns are refused before they run (`ready` tries it again for each): a server
 that cannot keep what it promises must not promise it. What it has in memory stays, readable; when the
-disk is back, sessions go on where they are.
+disk is back, sessions go on where they are. What a damaged file lost of them is written again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from agentserve.clock import Clock
 from agentserve.server.sessions.book import booked
+from agentserve.server.sessions.changes import Change, Check, Delete, Fold, Forget, Put, turn_name
+from agentserve.server.sessions.damage import Damage
 from agentserve.server.sessions.environment import Table
+from agentserve.server.sessions.errors import StorageFailed
+from agentserve.server.sessions.mending import Known, Mender
 from agentserve.server.sessions.session_record import CommittedTurn, Session
-from agentserve.server.sessions.store import Change, Delete, Forget, Put, SessionStore, Stored, turn_name
+from agentserve.server.sessions.store import SessionStore, Stored
 from agentserve.server.sessions.stored import head_bytes, read_session, turn_bytes
 from agentserve.server.sessions.transcript import Transcript, read_transcript
-from agentserve.server.sessions.writer import Failure, GroupWriter
+from agentserve.server.sessions.writer import PATIENCE, Failure, GroupWriter
+from agentserve.types import SessionId
 
 log = logging.getLogger(__name__)
 
 OpenStore = Callable[[Path], SessionStore]
-PATIENCE = 10.0  # seconds the last writes may take when the server leaves
+LAST_PATIENCE = 10.0  # seconds the last writes may take when the server leaves
+_LARGEST_PROBE = 16 << 20  # bytes
 
 
 class Journal:
     """A `Book`. Its methods are called on the event loop, or before there is one."""
 
-    def __init__(self, store: SessionStore, text: bytes, clock: Clock, wall: Callable[[], float]) -> None:
-        """`text`: digest of what token ids depend on. `wall`: Unix time."""
+    def __init__(
+        self,
+        store: SessionStore,
+        text: bytes,
+        clock: Clock,
+        wall: Callable[[], float],
+        patience: float = PATIENCE,
+    ) -> None:
+        """`text`: digest of what token ids depend on. `wall`: Unix time. `patience`: seconds that a client
+        waits for the disk."""
         self._store = store
         self._text = text
         self._clock = clock
         self._ahead = wall() - clock.now()
-        self._writer = GroupWriter(store.write, wall)
+        self._writer = GroupWriter(store.write, wall, patience)
+        self._mender = Mender(self._whole)
+        self._tried: Future[None] | None = None
+        self.words_of: Callable[[SessionId], bytes] | None = None  # a session's transcript, as it is now
         self.skipped = 0  # sessions that could not be read at the start
         self.transcripts: list[Transcript] = []  # of those that could, as `sessions` found them
 
@@ -46,18 +66,47 @@ class Journal:
         """Why nothing is kept now; None: all is well."""
         return self._writer.failure
 
+    @property
+    def damages(self) -> Sequence[Damage]:
+        """What was wrong with the file, since the start."""
+        return self._store.damages
+
+    @property
+    def kept_aside(self) -> int:
+        """Damaged files that are there for somebody to look at."""
+        return self._store.kept_aside
+
     async def ready(self) -> None:
         """Try a disk that failed once more. StorageFailed if it still does."""
-        if self.failure is not None:
+        failure = self.failure
+        if failure is not None and self._writer.hung:
+            raise StorageFailed(failure.reason)  # who asks next will not learn it sooner by waiting
+        if failure is not None:
             await booked(self.retry())
 
     def retry(self) -> Future[None]:
-        """Write something, and what is owed."""
-        return self._writer.put(Put(Table.META, b"tried", b""), lasting=False)
+        """Write what is owed, and something as large as what did not fit."""
+        if self._tried is None or self._tried.done():
+            probe = os.urandom(min(self._writer.short, _LARGEST_PROBE))  # zeros might take no room
+            self._tried = self._put(Put(Table.META, b"tried", probe), lasting=False)
+            if probe:
+                self._tried.add_done_callback(self._tidy)
+        return self._tried
+
+    def _tidy(self, tried: Future[None]) -> None:
+        """On the writer's thread: a probe that went in takes no room any more."""
+        if tried.exception() is None:
+            self._writer.put(Delete(Table.META, b"tried"), lasting=False)
 
     async def close(self) -> None:
-        """Write what is left and let another server in."""
-        if await asyncio.to_thread(self._writer.close, PATIENCE):
+        """Write what is left, in a file that is sound, and let another server in."""
+        if not self._writer.hung:
+            # What is damaged and was not met yet is still in memory.
+            with suppress(StorageFailed, TimeoutError):
+                checked = self._put(Check(), Put(Table.META, b"tried", b""), lasting=False)
+                await asyncio.wait_for(booked(checked), LAST_PATIENCE)
+        await self._mender.close()
+        if await asyncio.to_thread(self._writer.close, LAST_PATIENCE):
             self._store.close()
         else:
             log.error("the disk takes too long: the last changes of sessions may be lost")
@@ -65,26 +114,57 @@ class Journal:
     # --- Book ------------------------------------------------------------------------
 
     def keep(self, session: Session, since: float | None) -> Future[None]:
-        return self._writer.put(self._head(session, since), lasting=True)
+        self._know(session, since)
+        return self._put(self._head(session, since), lasting=True)
 
     def open(self, session: Session, beginning: CommittedTurn, since: float | None) -> Future[None]:
+        self._know(session, since)
         record = self._record(session, beginning)
-        return self._writer.put(self._head(session, since), record, lasting=False)
+        return self._put(self._head(session, since), record, lasting=False)
 
     def add(self, session: Session, turn: CommittedTurn, words: bytes) -> Future[None]:
+        self._know(session, None)
         changes = (self._head(session, None), self._record(session, turn), self._words(session, words))
-        return self._writer.put(*changes, lasting=False)
+        return self._put(*changes, lasting=False)
 
     def words(self, session: Session, words: bytes) -> Future[None]:
-        return self._writer.put(self._words(session, words), lasting=True)
+        return self._put(self._words(session, words), lasting=True)
 
     def undo(self, session: Session, turn: int, since: float | None) -> Future[None]:
         # A write that failed may have reached the disk all the same.
+        self._know(session, since)
         record = Delete(Table.TURNS, self._turn(session, turn))
-        return self._writer.put(record, self._head(session, since), lasting=True)
+        return self._put(record, self._head(session, since), lasting=True)
 
     def forget(self, session: Session) -> Future[None]:
-        return self._writer.put(Forget(session.key.encode()), lasting=True)
+        self._mender.known.pop(session.key, None)
+        return self._put(Forget(session.key.encode()), lasting=True)
+
+    def _know(self, session: Session, since: float | None) -> None:
+        self._mender.known[session.key] = Known(session, since)
+
+    def _put(self, *changes: Change, lasting: bool) -> Future[None]:
+        done = self._writer.put(*changes, lasting=lasting)
+        with suppress(RuntimeError):  # before there is a loop, nothing is served that could be lost
+            done.add_done_callback(partial(self._look, asyncio.get_running_loop()))
+        return done
+
+    def _look(self, loop: asyncio.AbstractEventLoop, _: Future[None]) -> None:
+        """After a write, on the writer's thread: what the store has lost must be written again."""
+        if lost := self._store.take_lost():
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._mender.lost, lost)
+
+    def _whole(self, known: Known) -> Future[None]:
+        """Write all of a session that is committed."""
+        session = known.session
+        name = session.key.encode()
+        last = session.last_turn if session.running is None else session.running - 1
+        whole = self._record(session, session.folded())
+        changes: list[Change] = [Fold(name, last), self._head(session, known.waits_since), whole]
+        if self.words_of is not None:
+            changes.append(self._words(session, self.words_of(session.key)))
+        return self._put(*changes, lasting=True)
 
     def _record(self, session: Session, turn: CommittedTurn) -> Put:
         return Put(Table.TURNS, self._turn(session, turn.turn), turn_bytes(turn, self._text, self.unix))
@@ -130,6 +210,7 @@ class Journal:
                 continue
             names.add(name)
             calls |= issued
+            self._know(session, since)
             found.append((session, since))
             words = read_transcript(stored.words, session.key, len(session.chain)) if stored.words else None
             if words is not None:

@@ -50,6 +50,14 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Folded:
+    """What several turns, told as one, leave behind that a single turn does not."""
+
+    points: Mapping[bytes, int]  # as of a session
+    inherited: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class CommittedTurn:
     """All that one committed turn adds to its session."""
 
@@ -63,6 +71,7 @@ class CommittedTurn:
     handed: Mapping[str, bool]  # every call that the client got: whole?
     usage: Mapping[str, int]
     counts: int = 1  # turns it stands for: a fork begins with those of its parent
+    folded: Folded | None = None  # it stands for all turns of the session so far
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +146,12 @@ class Session:
             counts=self.committed,
         )
 
+    def folded(self) -> CommittedTurn:
+        """All its turns as one, numbered 0."""
+        return replace(
+            self.beginning(), usage=dict(self.usage), folded=Folded(dict(self.points), self.inherited)
+        )
+
     @property
     def cost(self) -> int:
         kept = sum(len(ids) for ids in self.replies.values())
@@ -153,7 +168,10 @@ class Session:
         self.points[turn.keys[-1]] = turn.length
         self.pending = {call.id: call for call in turn.calls}
         self.issued.update(turn.handed)
-        if turn.turn == NO_TURN:
+        if turn.folded is not None:
+            self.points.update(turn.folded.points)
+            self.inherited = turn.folded.inherited
+        elif turn.turn == NO_TURN:
             self.inherited = frozenset(turn.handed)
         for name, amount in turn.usage.items():
             self.usage[name] = self.usage.get(name, 0) + amount

@@ -2,8 +2,13 @@
 
 What is committed here is the truth after a crash: every transaction is synced before it counts. A
 record carries a digest over its name and content, for neither LMDB nor the file system looks at them
-again; one that does not agree is set aside in a table of its own. An environment that LMDB cannot
-read is renamed, and what could be read of it goes into a new one. Neither stops a start.
+again; one that does not agree is set aside in a table of its own. And each transaction says what all
+records add up to, so that one that is gone or old is missed.
+
+Every page is looked at before LMDB opens a file, and again when LMDB meets damage. A damaged file keeps
+a name beside the new one, which has all that could be read; what is then missing of a running server's
+sessions is in `take_lost`, for whoever has them in memory. Where the file is gone while a server runs,
+that is so for all of them. Nothing of this stops a start or the sessions that are whole.
 
 LMDB's own locks are not used: a lock on a file beside it, which dies with its process, keeps a second
 server out, and within the server there is one thread at a time.
@@ -11,60 +16,56 @@ server out, and within the server there is one thread at a time.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
 from agentserve.server.sessions.book import StorageError
+from agentserve.server.sessions.changes import Change, Check, Draft
+from agentserve.server.sessions.damage import DAMAGE, Damage, one_line
 from agentserve.server.sessions.environment import (
     DATA,
     FIRST_MAP,
+    FORMAT,
+    FORMAT_NAME,
+    FRESH,
+    OF_SESSIONS,
+    Found,
     Open,
     Record,
     Table,
     attach,
-    damage,
+    inspected,
     salvaged,
+    seal,
+    unsealed,
 )
+from agentserve.server.sessions.folder import (
+    Place,
+    holds,
+    keep_aside,
+    kept_aside,
+    locked,
+    make,
+    place_of,
+    sync,
+)
+from agentserve.server.sessions.tally import TALLY_NAME, Tally, Told
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
-_FORMAT_NAME = b"format"
-_OF_SESSIONS = (Table.HEADS, Table.TURNS, Table.WORDS)
-_DIGEST_BYTES = 8
-_NUMBER_BYTES = 8
+_BATCH = 1000  # records of a transaction, when a file is filled
+_LEFT = "the file is not as it was left"
 
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    table: Table
-    name: bytes
-    content: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    table: Table
-    name: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """A session's head and all its turns."""
-
-    session: bytes
-
-
-Change = Put | Delete | Forget
+Work = Callable[[Draft], None]
 
 
 @dataclass(slots=True)
@@ -78,32 +79,32 @@ class Stored:
     words: bytes = b""
 
 
-def turn_name(session: bytes, turn: int) -> bytes:
-    return session + b"\0" + turn.to_bytes(_NUMBER_BYTES, "big")
-
-
 class SessionStore:
     """One environment, open. Used by one thread at a time."""
 
-    def __init__(
-        self, folder: Path, opener: Open = lmdb.open, check: Callable[[Path], str | None] = damage
-    ) -> None:
+    def __init__(self, folder: Path, opener: Open = lmdb.open) -> None:
         """Opens or makes it. ValueError, in one line, if another server has it, its format is not ours
-        or the folder cannot be used. `check` says what is wrong with an environment."""
+        or the folder cannot be used."""
+        self.damages: list[Damage] = []  # since the start; only ever added to
+        self.kept_aside = 0  # damaged files that were there when it was opened last
         self._folder = folder
+        self._data = folder / DATA
         self._open = opener
-        self._check = check
         self._env: Any = None
         self._tables: dict[Table, Any] = {}
         self._lock = -1
         self._map = FIRST_MAP
+        self._tally = Tally()
+        self._place: Place | None = None  # of the file when it was last written
+        self._lost: set[bytes] = set()
+        self._guard = threading.Lock()  # of `_lost`
         try:
-            _make(folder)
-            self._lock = _locked(folder)
+            make(folder)
+            self._lock = locked(folder)
             self._start()
         except (lmdb.Error, OSError) as error:
             self.close()
-            raise ValueError(f"{folder}: cannot keep sessions here: {_line(error)}") from error
+            raise ValueError(f"{folder}: cannot keep sessions here: {one_line(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -113,37 +114,36 @@ class SessionStore:
         found: dict[bytes, Stored] = {}
         try:
             with self._env.begin() as txn:
-                for table in _OF_SESSIONS:
+                for table in OF_SESSIONS:
                     with txn.cursor(self._tables[table]) as cursor:
                         for name, sealed in cursor:
                             _file(found, table, name, sealed)
         except lmdb.Error as error:
-            raise StorageError(f"{self._folder}: {_line(error)}") from error
+            raise StorageError(f"{self._folder}: {one_line(error)}") from error
         return found
 
     def write(self, changes: Sequence[Change]) -> None:
         """All of it, in order and synced, or nothing: StorageError."""
-        self._transact(lambda txn: self._apply(txn, changes))
+
+        def work(draft: Draft) -> None:
+            for change in changes:
+                draft.apply(change)
+
+        self._transact(work, check=Check() in changes)
 
     def set_aside(self, session: bytes) -> None:
         """Put a session's records where no start reads them, as they are. StorageError."""
-        self._transact(lambda txn: self._move_aside(txn, session))
+        self._transact(lambda draft: draft.set_aside(session))
 
-    def _transact(self, work: Callable[[Any], None]) -> None:
-        try:
-            if self._env is None:
-                self._attach()
-            while True:
-                try:
-                    with self._env.begin(write=True) as txn:
-                        work(txn)
-                    return
-                except lmdb.MapFullError:
-                    self._map *= 2
-                    self._env.set_mapsize(self._map)
-        except (lmdb.Error, OSError, ValueError) as error:
-            self._drop()  # LMDB refuses all work after some failures until it is opened again
-            raise StorageError(f"{self._folder}: {_line(error)}") from error
+    def take_lost(self) -> set[bytes]:
+        """Sessions of which records were lost since the last call, while they were in use. Any thread."""
+        with self._guard:
+            lost, self._lost = self._lost, set()
+        return lost
+
+    @property
+    def closed(self) -> bool:
+        return self._lock < 0
 
     def close(self) -> None:
         """Idempotent. Lets another server in."""
@@ -152,67 +152,172 @@ class SessionStore:
             os.close(self._lock)
             self._lock = -1
 
+    # --- opening ---------------------------------------------------------------------
+
     def _start(self) -> None:
-        """Open the environment; one that LMDB cannot read is replaced."""
-        reason = self._check(self._folder)
-        if reason is None:
-            self._attach()
-        else:
-            self._replace(reason, salvaged(self._folder))
+        with suppress(FileNotFoundError):
+            (self._folder / FRESH).unlink()
+        if place_of(self._data) is None:
+            self._fill(Found())
+            return
+        found = inspected(self._data)
+        if found.problem is not None:
+            self._replace(found.problem)
+            return
+        _check_format(self._folder, found.format)
+        self._tally = found.tally
+        if found.told is not None and found.missing != 0:
+            self._note(Damage(_LEFT, "", found.missing))
+        elif found.broken:
+            self._note(Damage(_LEFT, "", found.broken))
+        self._attach()
 
     def _attach(self) -> None:
-        self._env, self._tables = attach(self._folder, self._open, self._map)
+        """Open the file, which adds up to the tally or is made to say so."""
+        self._env, self._tables = attach(self._data, self._open, self._map)
         self._map = int(self._env.info()["map_size"])
-        self._check_format()
-        _sync(self._folder)
+        if self._told() != self._tally.told(self._env.info()["last_txnid"], Tally()):
+            self._commit(lambda draft: None)
+        self._place = place_of(self._data)
+        self.kept_aside = len(kept_aside(self._folder))
+        sync(self._folder)
 
-    def _check_format(self) -> None:
-        with self._env.begin(write=True) as txn:
-            meta = self._tables[Table.META]
-            found = txn.get(_FORMAT_NAME, db=meta)
-            if found is None:
-                txn.put(_FORMAT_NAME, b"%d" % FORMAT, db=meta)
-            elif found != b"%d" % FORMAT:
-                shown = found[:20].decode("ascii", "replace")
-                raise ValueError(
-                    f"{self._folder}: its sessions have format {shown}, this version knows {FORMAT}; "
-                    "move the folder away, or use the version that wrote it"
-                )
+    def _told(self) -> Told | None:
+        with self._env.begin() as txn:
+            sealed = txn.get(TALLY_NAME, db=self._tables[Table.META])
+        return None if sealed is None else Told.read(unsealed(Table.META, TALLY_NAME, sealed))
 
-    def _replace(self, reason: str, records: Sequence[Record]) -> None:
-        """Begin anew with what could be read; the old file stays beside the new one."""
-        data = self._folder / DATA
-        count = len(list(self._folder.glob("damaged-*.mdb")))
-        aside = self._folder / f"damaged-{count + 1}.mdb"
+    def _fill(self, found: Found) -> Path | None:
+        """Make a file with these records, and let it take the place of the one that is there, which is
+        kept: its name, if there was one."""
+        fresh = self._folder / FRESH
         with suppress(FileNotFoundError):
-            data.rename(aside)
-        log.error("the sessions in %s cannot all be read (%s): kept as %s", self._folder, reason, aside.name)
+            fresh.unlink()
+        before, self._tally = self._tally, Tally()
+        try:
+            self._env, self._tables = attach(fresh, self._open, self._map)
+            for start in range(0, max(1, len(found.records)), _BATCH):
+                records = found.records[start : start + _BATCH]
+                self._commit(partial(_put_all, records))
+            self._drop()
+            kept = keep_aside(self._data) if place_of(self._data) is not None else None
+            fresh.replace(self._data)
+        except BaseException:
+            self._tally = before  # of the file that is still there
+            raise
         self._attach()
-        self._transact(lambda txn: self._put_back(txn, records))
+        return kept
 
-    def _put_back(self, txn: Any, records: Sequence[Record]) -> None:
-        for table, name, sealed in records:
-            if 0 < len(name) <= self._env.max_key_size():
-                txn.put(name, sealed, db=self._tables[table])
+    # --- writing ---------------------------------------------------------------------
 
-    def _apply(self, txn: Any, changes: Sequence[Change]) -> None:
-        for change in changes:
-            match change:
-                case Put(table, name, content):
-                    txn.put(name, _seal(table, name, content), db=self._tables[table])
-                case Delete(table, name):
-                    txn.delete(name, db=self._tables[table])
-                case Forget(session):
-                    for table in _OF_SESSIONS:
-                        for name in _names(txn, self._tables[table], session):
-                            txn.delete(name, db=self._tables[table])
+    def _transact(self, work: Work, *, check: bool = False) -> None:
+        try:
+            try:
+                self._be_there()
+                if check:
+                    self._look()
+                self._commit(work)
+            except DAMAGE as error:
+                self._mend(one_line(error))
+                try:
+                    self._commit(work)
+                except DAMAGE as again:
+                    self._replace(one_line(again))
+                    self._commit(work)
+        except (lmdb.Error, OSError, ValueError) as error:
+            self._drop()  # LMDB refuses all work after some failures until it is opened again
+            raise StorageError(f"{self._folder}: {one_line(error)}") from error
 
-    def _move_aside(self, txn: Any, session: bytes) -> None:
-        damaged = self._tables[Table.DAMAGED]
-        for table in _OF_SESSIONS:
-            for name in _names(txn, self._tables[table], session):
-                txn.put(table.value + b" " + name, txn.get(name, db=self._tables[table]), db=damaged)
-                txn.delete(name, db=self._tables[table])
+    def _commit(self, work: Work) -> None:
+        while True:
+            try:
+                with self._env.begin(write=True, buffers=True) as txn:
+                    draft = Draft(txn, self._tables, self._tally)
+                    work(draft)
+                    told = self._tally.told(txn.id(), draft.tally).packed()
+                    draft.put(Table.META, FORMAT_NAME, b"%d" % FORMAT)
+                    draft.put(Table.META, TALLY_NAME, seal(Table.META, TALLY_NAME, told))
+            except lmdb.MapFullError:
+                self._map *= 2
+                self._env.set_mapsize(self._map)
+                continue
+            self._tally.merge(draft.tally)
+            self._place = place_of(self._data) or self._place
+            return
+
+    def _be_there(self) -> None:
+        """The file is open, where it was and not shorter than it was. OSError where another has its place."""
+        there, was = place_of(self._data), self._place
+        if there is None:
+            self._come_back()
+        elif was is not None and not there.is_file(was):
+            raise OSError(f"another file has taken the place of {DATA}; move it away, or start again with it")
+        elif was is not None and there.size < was.size:
+            self._mend(f"the file was cut from {was.size} to {there.size} bytes while it was in use")
+        elif self._env is None:
+            self._attach_again()
+
+    def _attach_again(self) -> None:
+        """After a failure: whether the transaction that failed has reached the disk is to be seen."""
+        self._env, self._tables = attach(self._data, self._open, self._map)
+        if self._told() != self._tally.told(self._env.info()["last_txnid"], Tally()):
+            self._mend("a transaction failed")
+
+    def _look(self) -> None:
+        """Look at every page of the file that is open."""
+        found = inspected(self._data)
+        if found.problem is not None or found.tally.differing(self._tally):
+            self._mend(_LEFT)
+
+    def _come_back(self) -> None:
+        """The file was deleted or moved away: begin again where it was. All is lost that was in it, but for
+        those who have it in memory; the same is true of a restart, which would not know that."""
+        self._drop()
+        before = self._tally
+        make(self._folder)
+        if not holds(self._lock, self._folder):
+            lock = locked(self._folder)
+            os.close(self._lock)
+            self._lock = lock
+        self._fill(Found())
+        self._lose(before)
+        self._note(Damage("the file was deleted or moved away while it was in use", "", before.rows))
+
+    def _mend(self, reason: str) -> None:
+        """LMDB met something that should not be: look at all pages, and replace the file if it is damaged."""
+        self._drop()
+        found = inspected(self._data)
+        if found.problem is not None:
+            self._replace(found.problem)
+            return
+        before, self._tally = self._tally, found.tally
+        self._lose(before)
+        if found.broken:
+            self._note(Damage(reason, "", found.broken))
+        else:
+            log.debug("the sessions in %s were opened again: %s", self._folder, reason)
+        self._attach()
+
+    def _replace(self, reason: str) -> None:
+        """Go on with a new file of what can be read; the old one stays beside it."""
+        self._drop()
+        found = salvaged(self._data)
+        _check_format(self._folder, found.format)
+        before = self._tally
+        kept = self._fill(found)
+        self._lose(before)
+        missing = found.missing
+        if before.rows:  # what this server knows is more than a damaged file can tell
+            missing = max(0, before.rows - self._tally.rows)
+        self._note(Damage(reason, kept.name if kept else "", missing))
+
+    def _lose(self, before: Tally) -> None:
+        with self._guard:
+            self._lost |= before.differing(self._tally)
+
+    def _note(self, damage: Damage) -> None:
+        self.damages.append(damage)
+        log.error("the sessions in %s were damaged: %s", self._folder, damage)
 
     def _drop(self) -> None:
         env, self._env = self._env, None
@@ -220,22 +325,24 @@ class SessionStore:
             env.close()
 
 
-def _names(txn: Any, table: Any, session: bytes) -> list[bytes]:
-    """The names in a table that are the session's."""
-    found: list[bytes] = []
-    with txn.cursor(table) as cursor:
-        if cursor.set_range(session):
-            for name in cursor.iternext(values=False):
-                if name != session and not name.startswith(session + b"\0"):
-                    break
-                found.append(name)
-    return found
+def _put_all(records: Sequence[Record], draft: Draft) -> None:
+    for table, name, sealed in records:
+        draft.put(table, name, sealed)
+
+
+def _check_format(folder: Path, found: bytes | None) -> None:
+    if found is not None and found != b"%d" % FORMAT:
+        shown = found[:20].decode("ascii", "replace")
+        raise ValueError(
+            f"{folder}: its sessions have format {shown}, this version knows {FORMAT}; "
+            "move the folder away, or use the version that wrote it"
+        )
 
 
 def _file(found: dict[bytes, Stored], table: Table, name: bytes, sealed: bytes) -> None:
     session, _, number = name.partition(b"\0") if table is Table.TURNS else (name, b"", b"")
     stored = found.setdefault(session, Stored())
-    content = _unsealed(table, name, sealed)
+    content = unsealed(table, name, sealed)
     if table is Table.WORDS:
         stored.words = content or b""
     elif content is None:
@@ -244,54 +351,3 @@ def _file(found: dict[bytes, Stored], table: Table, name: bytes, sealed: bytes) 
         stored.head = content
     else:
         stored.turns[int.from_bytes(number, "big")] = content
-
-
-def _seal(table: Table, name: bytes, content: bytes) -> bytes:
-    """The content behind a digest that binds it to its place."""
-    return _digest(table, name, content) + content
-
-
-def _unsealed(table: Table, name: bytes, sealed: bytes) -> bytes | None:
-    content = sealed[_DIGEST_BYTES:]
-    return content if sealed[:_DIGEST_BYTES] == _digest(table, name, content) else None
-
-
-def _digest(table: Table, name: bytes, content: bytes) -> bytes:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=table.value)
-    digest.update(len(name).to_bytes(4, "little"))
-    digest.update(name)
-    digest.update(content)
-    return digest.digest()
-
-
-def _make(folder: Path) -> None:
-    """The folder, for its owner alone (it holds what users said), and synced into its parents."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for path in missing:
-        _sync(path.parent)
-
-
-def _locked(folder: Path) -> int:
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise ValueError(f"{folder}: another server has these sessions open") from None
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

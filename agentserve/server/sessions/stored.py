@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from agentserve.messages import pack_tokens, unpack_tokens
-from agentserve.server.sessions.session_record import CommittedTurn, PendingCall, Session, Transition
+from agentserve.server.sessions.session_record import CommittedTurn, Folded, PendingCall, Session, Transition
 from agentserve.types import SessionId, SessionState, TurnId
 
 Moment = Callable[[float], float]
@@ -58,6 +58,10 @@ class StoredTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     handed: dict[str, bool] = {}
     usage: dict[str, int] = {}
     counts: int = 1
+    # Of a record that stands for all turns of a session so far, only:
+    points: dict[bytes, int] = {}
+    inherited: tuple[str, ...] = ()
+    made: int | None = None  # the turn that made `calls`
 
 
 def head_bytes(session: Session, since: float | None, unix: Moment) -> bytes:
@@ -96,6 +100,9 @@ def turn_bytes(turn: CommittedTurn, text: bytes, unix: Moment) -> bytes:
         handed=dict(turn.handed),
         usage=dict(turn.usage),
         counts=turn.counts,
+        points={} if turn.folded is None else dict(turn.folded.points),
+        inherited=() if turn.folded is None else tuple(sorted(turn.folded.inherited)),
+        made=None if turn.folded is None else max((call.turn for call in turn.calls), default=0),
     )
     return msgspec.msgpack.encode(stored)
 
@@ -155,6 +162,8 @@ def _turn(number: int, raw: bytes, text: bytes, monotonic: Moment, chain: int) -
     if stored.start != chain or not stored.keys:
         raise ValueError(f"turn {number} does not go on where the one before ended")
     same = stored.text == text
+    made = TurnId(number if stored.made is None else stored.made)
+    points = stored.points if same else dict.fromkeys(stored.points, 0)
     return CommittedTurn(
         turn=TurnId(number),
         at=monotonic(stored.at),
@@ -163,12 +172,12 @@ def _turn(number: int, raw: bytes, text: bytes, monotonic: Moment, chain: int) -
         replies={index: unpack_tokens(ids) for index, ids in stored.replies.items()} if same else {},
         length=stored.length if same else 0,
         calls=tuple(
-            PendingCall(id_, _text(name), _text(arguments), TurnId(number))
-            for id_, name, arguments in stored.calls
+            PendingCall(id_, _text(name), _text(arguments), made) for id_, name, arguments in stored.calls
         ),
         handed=stored.handed,
         usage=stored.usage,
         counts=stored.counts,
+        folded=None if stored.made is None else Folded(points, frozenset(stored.inherited)),
     )
 
 

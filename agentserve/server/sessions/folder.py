@@ -1,0 +1,83 @@
+"""The folder that sessions are kept in: whose it is, and that what is in it is there after a crash."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which file lies at a path, and its size in bytes."""
+
+    device: int
+    number: int
+    size: int
+
+    def is_file(self, other: Place) -> bool:
+        return (self.device, self.number) == (other.device, other.number)
+
+
+def place_of(path: Path) -> Place | None:
+    """None: there is nothing. OSError."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Place(found.st_dev, found.st_ino, found.st_size)
+
+
+def make(folder: Path) -> None:
+    """The folder, for its owner alone (it holds what users said), and synced into its parents."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in missing:
+        sync(path.parent)
+
+
+def locked(folder: Path) -> int:
+    """A descriptor that keeps other servers out while it is open. ValueError where one is in."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ValueError(f"{folder}: another server has these sessions open") from None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def holds(lock: int, folder: Path) -> bool:
+    """Whether a lock is still the one that another server would meet."""
+    held, there = os.fstat(lock), place_of(folder / "lock")
+    return there is not None and (held.st_dev, held.st_ino) == (there.device, there.number)
+
+
+def sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def keep_aside(data: Path) -> Path:
+    """Give a damaged file a second name beside it, `damaged-<n>.mdb`: the one that takes its place is then
+    renamed onto it, and there is no moment without one. OSError."""
+    numbers = [int(path.stem[8:]) for path in kept_aside(data.parent) if path.stem[8:].isdigit()]
+    path = data.parent / f"damaged-{max(numbers, default=0) + 1}.mdb"
+    try:
+        os.link(data, path)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(data, path)
+    return path
+
+
+def kept_aside(folder: Path) -> list[Path]:
+    """Damaged files, which are for the operator to look at and to remove."""
+    return sorted(folder.glob("damaged-*.mdb"))

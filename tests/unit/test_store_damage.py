@@ -1,0 +1,379 @@
+"""Sessions files that are damaged, cut, old, moved or gone: at a start and while they are in use."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from agentserve.server.sessions.book import StorageError
+from agentserve.server.sessions.changes import Change, Forget, turn_name
+from agentserve.server.sessions.environment import DATA, Table
+from agentserve.server.sessions.store import SessionStore, Stored
+from tests.session_files import (
+    PAGE,
+    FailingDisk,
+    data_of,
+    filled,
+    head,
+    leaf_of,
+    overflow_of,
+    patch,
+    read,
+    session_name,
+    swap,
+    turn,
+)
+
+FIRST, OTHER = session_name(0), session_name(20)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "sessions"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[bytes, Stored]]:
+    folder = tmp_path_factory.mktemp("made") / "sessions"
+    return folder, filled(folder)
+
+
+@pytest.fixture
+def whole(folder: Path, made: tuple[Path, dict[bytes, Stored]]) -> dict[bytes, Stored]:
+    source, found = made
+    shutil.copytree(source, folder)
+    return found
+
+
+def intact(whole: dict[bytes, Stored], *but: bytes) -> dict[bytes, Stored]:
+    return {name: stored for name, stored in whole.items() if name not in but}
+
+
+# --- met while it is used ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [b"\0" * 16, b"\xff" * 16])
+def test_an_overflow_page_that_cannot_be_deleted_stops_nobody(
+    folder: Path, whole: dict[bytes, Stored], gone: bytes
+) -> None:
+    store = SessionStore(folder)
+    patch(folder, overflow_of(folder, Table.TURNS, turn_name(OTHER, 2)) * PAGE, gone)
+    store.write([Forget(OTHER)])
+    store.write([head(b"new")])
+    assert store.read() == intact(whole, OTHER) | {b"new": Stored(b"a head")}
+    assert store.take_lost() <= {OTHER}
+    [damage] = store.damages
+    assert (damage.kept, damage.missing) == ("damaged-1.mdb", 1)
+    store.close()
+    assert read(folder) == intact(whole, OTHER) | {b"new": Stored(b"a head")}
+    assert store.kept_aside == 1
+
+
+def test_a_page_that_was_zeroed_loses_its_records_and_says_whose(
+    folder: Path, whole: dict[bytes, Stored]
+) -> None:
+    store = SessionStore(folder)
+    patch(folder, leaf_of(folder, Table.TURNS, turn_name(OTHER, 1)) * PAGE, bytes(PAGE))
+    store.write([head(OTHER), turn(OTHER, 3)])
+    found = store.read()
+    lost = store.take_lost()
+    assert OTHER in lost
+    assert len(lost) < 20
+    assert store.take_lost() == set()
+    for name in whole.keys() - lost:
+        assert found[name] == whole[name]
+    assert found[OTHER].turns[3] == b"a turn"  # the write that met it was made
+    gone = sum(len(whole[name].turns) - len(found[name].turns) for name in lost)
+    assert store.damages[0].missing == gone + 1  # OTHER has a third one by now
+    store.close()
+
+
+def test_two_pages_that_changed_places_lose_nothing(folder: Path, whole: dict[bytes, Stored]) -> None:
+    """LMDB frees the page that a page says it is: the other one, which is in use and then written over."""
+    swap(folder, leaf_of(folder, Table.HEADS, FIRST), leaf_of(folder, Table.TURNS, turn_name(OTHER, 2)))
+    store = SessionStore(folder)
+    assert store.read() == whole
+    assert [damage.missing for damage in store.damages] == [0]
+    for number in range(50):
+        store.write([turn(b"zz", number, bytes(100 * number))])
+    store.close()
+    assert len(read(folder)[b"zz"].turns) == 50
+
+
+def test_a_session_that_is_forgotten_while_a_page_hides_it_does_not_come_back(
+    folder: Path, whole: dict[bytes, Stored]
+) -> None:
+    """A branch that leads astray: LMDB finds nothing there to delete, and says nothing."""
+    store = SessionStore(folder)
+    with (folder / DATA).open("rb") as file:
+        data = file.read()
+    branches = [p for p in range(2, len(data) // PAGE) if data[p * PAGE + 10] == 1]
+    for page in branches:  # every separator now sorts before every session
+        content = data[page * PAGE : (page + 1) * PAGE].replace(b"sess-", b"aaaa-")
+        patch(folder, page * PAGE, content)
+    store.write([Forget(FIRST)])
+    assert [bool(store.damages), store.kept_aside] == [True, 1]
+    store.close()
+    assert read(folder) == intact(whole, FIRST)
+
+
+def test_what_lmdb_reports_without_a_cause_is_tried_once_more(folder: Path) -> None:
+    disk = FailingDisk()
+    store = SessionStore(folder, disk)
+    disk.error = lmdb.CorruptedError("mdb_put", -30796)
+    with pytest.raises(StorageError, match="mdb_put"):
+        store.write([head(b"a")])
+    disk.error = None
+    store.write([head(b"b")])
+    assert set(store.read()) == {b"b"}
+    store.close()
+
+
+def test_no_room_to_replace_a_damaged_file_leaves_it_until_there_is(
+    folder: Path, whole: dict[bytes, Stored]
+) -> None:
+    disk = FailingDisk()
+    store = SessionStore(folder, disk)
+    patch(folder, overflow_of(folder, Table.TURNS, turn_name(OTHER, 2)) * PAGE, bytes(16))
+    disk.error = lmdb.DiskError("mdb_txn_commit", 28)
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            store.write([Forget(FIRST), Forget(OTHER)])
+    assert not store.kept_aside
+    disk.error = None
+    store.write([Forget(FIRST), Forget(OTHER)])
+    assert store.read() == intact(whole, FIRST, OTHER)
+    store.close()
+
+
+def test_no_room_at_a_start_refuses_it_and_the_next_finds_the_same(
+    folder: Path, whole: dict[bytes, Stored]
+) -> None:
+    patch(folder, overflow_of(folder, Table.TURNS, turn_name(OTHER, 2)) * PAGE, bytes(16))
+    disk = FailingDisk()
+    disk.error = lmdb.DiskError("mdb_txn_commit", 28)
+    with pytest.raises(ValueError, match="cannot keep sessions here"):
+        SessionStore(folder, disk)
+    found = read(folder)
+    assert intact(found, OTHER) == intact(whole, OTHER)
+
+
+@pytest.mark.parametrize("how", ["file", "folder", "moved"])
+def test_a_file_that_is_gone_is_begun_again_and_all_sessions_are_asked_for(
+    folder: Path, whole: dict[bytes, Stored], how: str
+) -> None:
+    store = SessionStore(folder)
+    if how == "file":
+        (folder / DATA).unlink()
+    elif how == "folder":
+        shutil.rmtree(folder)
+    else:
+        folder.rename(folder.with_name("elsewhere"))
+    store.write([head(b"new")])
+    store.write([head(b"newer")])
+    assert store.take_lost() == set(whole)
+    [damage] = store.damages
+    assert "deleted or moved" in damage.reason
+    with pytest.raises(ValueError, match="another server"):  # the lock came along
+        SessionStore(folder)
+    store.close()
+    assert set(read(folder)) == {b"new", b"newer"}
+    if how == "moved":
+        assert read(folder.with_name("elsewhere")) == whole
+
+
+def test_another_file_in_its_place_is_not_written_to(folder: Path, whole: dict[bytes, Stored]) -> None:
+    store = SessionStore(folder)
+    ours, theirs = folder / DATA, folder / "theirs"
+    shutil.copy(ours, theirs)
+    ours.rename(folder / "ours")
+    theirs.rename(ours)
+    before = data_of(folder)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="another file has taken the place"):
+            store.write([head(b"new")])
+    assert data_of(folder) == before
+    (folder / "ours").replace(ours)
+    store.write([head(b"new")])
+    assert store.read() == whole | {b"new": Stored(b"a head")}
+    assert not store.damages
+    store.close()
+
+
+def test_a_file_that_is_cut_while_in_use_is_met_before_lmdb_reads_behind_its_end(
+    folder: Path, whole: dict[bytes, Stored]
+) -> None:
+    store = SessionStore(folder)
+    with (folder / DATA).open("r+b") as file:
+        file.truncate(5 * PAGE)
+    store.write([head(b"new")])
+    found, lost = store.read(), store.take_lost()
+    assert found[b"new"] == Stored(b"a head")
+    assert {name for name in whole if found.get(name) != whole[name]} <= lost
+    assert len(store.damages) == 1
+    store.close()
+
+
+def test_a_transaction_that_failed_and_is_there_all_the_same_is_known(folder: Path) -> None:
+    """Its records are not what the server believes it wrote: it is told to write them again."""
+    store = SessionStore(folder)
+    store.write([head(b"a")])
+    commit = store._commit
+
+    def late(work: object) -> None:
+        commit(work)  # type: ignore[arg-type]
+        store._tally = before
+        raise lmdb.DiskError("mdb_txn_commit", 5)
+
+    before = type(store._tally)(store._tally.rows, store._tally.total, dict(store._tally.sums))
+    store._commit = late  # type: ignore[method-assign]
+    with pytest.raises(StorageError):
+        store.write([head(b"a", b"other"), head(b"b")])
+    store._commit = commit  # type: ignore[method-assign]
+    store.write([head(b"c")])
+    assert store.take_lost() == {b"a", b"b"}
+    assert not store.damages
+    store.close()
+    store = SessionStore(folder)
+    assert (set(store.read()), store.damages) == ({b"a", b"b", b"c"}, [])
+    store.close()
+
+
+# --- found at a start ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [0, 1])
+@pytest.mark.parametrize("at", [8, 16, 20, 24, 44, 92, 136, 144])
+def test_a_damaged_meta_page_stops_no_start(
+    folder: Path, whole: dict[bytes, Stored], page: int, at: int
+) -> None:
+    """Number and flags, magic, version, address, flags of the trees, last page, transaction."""
+    older = min((0, 1), key=lambda number: data_of(folder)[number * PAGE + 144 : number * PAGE + 152][::-1])
+    patch(folder, page * PAGE + at, b"\x77" * 4)
+    store = SessionStore(folder)
+    found = store.read()
+    assert found == whole  # the root that it named is found all the same
+    store.write([head(b"new")])
+    told = [damage.missing for damage in store.damages]
+    assert told == ([] if (page, at) == (older, 136) else [0])  # that number is of no use any more
+    assert store.kept_aside == len(told)
+    store.close()
+
+
+def cut(folder: Path, length: int) -> None:
+    with (folder / DATA).open("r+b") as file:
+        file.truncate(length)
+
+
+def test_a_file_without_metas_is_read_from_its_newest_root(folder: Path, whole: dict[bytes, Stored]) -> None:
+    patch(folder, 0, bytes(2 * PAGE))
+    store = SessionStore(folder)
+    assert store.read() == whole
+    assert [damage.missing for damage in store.damages] == [0]
+    store.close()
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, PAGE, 2 * PAGE - 1, 2 * PAGE, 9 * PAGE + 5])
+def test_a_file_that_was_cut_stops_no_start_and_is_told(
+    folder: Path, whole: dict[bytes, Stored], length: int
+) -> None:
+    cut(folder, length)
+    store = SessionStore(folder)
+    for name, stored in store.read().items():
+        assert stored.head in (whole[name].head, None)
+    store.write([head(b"new")])
+    assert len(store.damages) == 1
+    assert (folder / "damaged-1.mdb").stat().st_size == length
+    store.close()
+    again = SessionStore(folder)
+    assert (again.damages, again.kept_aside) == ([], 1)  # told of once; the file is still there
+    again.close()
+
+
+def test_a_page_of_before_is_told(folder: Path) -> None:
+    """A write that the disk says it made: the page is sound, and in its place, and old."""
+    store = SessionStore(folder)
+    store.write([head(b"a", b"old" * 100), head(b"b")])
+    store.close()
+    old = data_of(folder)
+    page = leaf_of(folder, Table.HEADS, b"a")
+    store = SessionStore(folder)
+    for number in range(9):
+        store.write([head(b"a", b"new" * 100 + b"%d" % number)])
+    store.close()
+    # The leaf that is in use now gets the content it had when "a" was old.
+    now = leaf_of(folder, Table.HEADS, b"a")
+    content = now.to_bytes(8, "little") + old[page * PAGE + 8 : (page + 1) * PAGE]
+    patch(folder, now * PAGE, content)
+    store = SessionStore(folder)
+    assert store.read()[b"a"].head == b"old" * 100
+    [damage] = store.damages
+    assert (damage.missing, damage.kept) == (None, "")
+    store.close()
+    again = SessionStore(folder)
+    assert not again.damages  # once
+    again.close()
+
+
+def test_a_record_that_is_gone_is_missed(folder: Path) -> None:
+    filled(folder, 3)
+    env = lmdb.open(str(folder / DATA), subdir=False, max_dbs=8, lock=False)
+    with env.begin(write=True) as txn:
+        txn.delete(turn_name(FIRST, 2), db=env.open_db(b"turns", txn=txn))
+    env.close()
+    store = SessionStore(folder)
+    [damage] = store.damages
+    assert damage.missing is None  # another program has written here
+    store.close()
+
+
+def test_a_file_of_before_tallies_existed_is_opened_without_a_word(folder: Path) -> None:
+    whole = filled(folder, 3)
+    env = lmdb.open(str(folder / DATA), subdir=False, max_dbs=8, lock=False)
+    with env.begin(write=True) as txn:
+        txn.delete(b"tally", db=env.open_db(b"meta", txn=txn))
+    env.close()
+    for _ in range(2):
+        store = SessionStore(folder)
+        assert (store.read(), store.damages) == (whole, [])
+        store.close()
+
+
+@pytest.mark.parametrize("kind", ["zero", "flip", "swap"])
+def test_any_page_may_be_damaged_and_what_is_lost_is_known(tmp_path: Path, kind: str) -> None:
+    """Each page in turn: it starts, takes writes, gives nothing that was not written, and says that
+    something was wrong if it was."""
+    source = tmp_path / "source"
+    whole = filled(source, 8)
+    data = data_of(source)
+    count = len(data) // PAGE
+    changes: list[Change] = [Forget(session_name(3)), head(b"new"), turn(b"new", 1, bytes(9000))]
+    for page in range(count):
+        folder = tmp_path / f"{page}"
+        folder.mkdir()
+        (folder / DATA).write_bytes(data)
+        if kind == "zero":
+            patch(folder, page * PAGE, bytes(PAGE))
+        elif kind == "flip":
+            at = page * PAGE + (page * 37) % 160
+            patch(folder, at, bytes([data[at] ^ 1 << page % 8]))
+        else:
+            swap(folder, page, (page * 7 + 5) % count)
+        store = SessionStore(folder)
+        found = store.read()
+        differs = [name for name in whole if found.get(name) != whole[name]]
+        assert not differs or store.damages or all(found[name].damaged for name in differs)
+        for name, stored in found.items():
+            unsure = [damage for damage in store.damages if damage.missing is None]
+            assert stored.head in (whole[name].head, None) or (unsure and stored.head == b"old")
+            assert stored.turns.items() <= whole[name].turns.items()
+        store.write(changes)
+        store.write(changes)
+        store.close()
+        again = read(folder)
+        assert again.keys() == (found.keys() | {b"new"}) - {session_name(3)}
+        assert again[b"new"] == Stored(b"a head", {1: bytes(9000)})
+        shutil.rmtree(folder)
