@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from tiering.copies import FIRST, Copies, Copy, Nobody, Ranking, Standing
+from tiering.health import DiskHealth
 from tiering.policy.base import Prices, Residency
 from tiering.types import Block, DiskEntry, Move, Tier, Transfer, TransferDone
 
@@ -46,7 +47,7 @@ class TierManager:
         self.block_bytes = block_bytes
         self.ranking: Ranking = Nobody()
         self.disk_used = 0
-        self.disk_error = ""
+        self.health = DiskHealth()
         self.lost: list[bytes] = []  # keys that have no copy below any more; emptied by the reader
         self.moved: dict[Move, tuple[int, float]] = {}  # blocks and seconds
         self.failed: dict[Move, int] = {}
@@ -266,12 +267,13 @@ class TierManager:
         ok = [index < len(done.ok) and done.ok[index] for index in range(len(transfer.blocks))]
         for block, good in zip(transfer.blocks, ok, strict=True):
             self._settle(transfer.move, block, good, cancelled=done.cancelled)
+        self.health.note(done.faults)
         if not done.cancelled:
             blocks, seconds = self.moved.get(transfer.move, (0, 0.0))
             self.moved[transfer.move] = (blocks + sum(ok), seconds + max(0.0, done.seconds))
             self.failed[transfer.move] = self.failed.get(transfer.move, 0) + len(ok) - sum(ok)
-            if _LANES[transfer.move] is Tier.DISK:
-                self._judge_disk(transfer.move, any(ok), done.error, now)
+            if _LANES[transfer.move] is Tier.DISK and self.health.judge(transfer.move, any(ok), done):
+                self._paused_until = now + DISK_PAUSE
         return transfer
 
     def _settle(self, move: Move, block: Block, good: bool, *, cancelled: bool) -> None:
@@ -315,14 +317,6 @@ class TierManager:
         self._disk[key] = Copy(nbytes=nbytes, ready=True)
         if not self.ranking.owned(key):
             self._disk.neglect(key)
-
-    def _judge_disk(self, move: Move, any_ok: bool, error: str, now: float) -> None:
-        if any_ok:
-            self.disk_error = ""
-        elif error:
-            self.disk_error = error
-            if move is not Move.FETCH:
-                self._paused_until = now + DISK_PAUSE
 
     # --- room ------------------------------------------------------------------------------
 

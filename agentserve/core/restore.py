@@ -22,7 +22,7 @@ from agentserve.messages import pack_tokens
 from agentserve.types import SessionId
 from tiering.manager import TierManager
 from tiering.policy.base import Prices
-from tiering.types import Block, Tier, Transfer
+from tiering.types import Block, Tier, TierFault, Transfer
 
 LOAD_SHARE = 2  # loads pin at most one page in so many
 ATTEMPTS = 16  # restores per turn: pressure may take away what one brought
@@ -93,6 +93,7 @@ class Restores:
             if job.waits:
                 job.waits = False
                 self._attempts[job.session] = ATTEMPTS
+                self._manager.health.note((TierFault.LATE,))
 
     @property
     def next_deadline(self) -> float | None:

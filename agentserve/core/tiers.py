@@ -35,6 +35,9 @@ class Tiers:
         self.setup = setup
         self.policy = parts.policy
         self.manager = TierManager(setup.host_slots, setup.disk_bytes, setup.block_bytes, setup.entries)
+        self.manager.health.note(setup.faults)
+        if setup.disk_error:
+            self.manager.health.absent(setup.disk_error)
         self._book = parts.book
         self._kv = kv
         self._queues = queues

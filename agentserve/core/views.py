@@ -79,7 +79,8 @@ def tiers_view(
         decisions={choice.value: count for choice, count in choices.items()},
         waits=dict(predicted) if isinstance(predicted, dict) else {},
         takeovers=takeovers if isinstance(takeovers, int) else 0,
-        disk_error=manager.disk_error,
+        disk_error=manager.health.error,
+        faults={fault.value: count for fault, count in manager.health.faults.items()},
     )
 
 

@@ -27,7 +27,7 @@ from agentserve.messages import Hello
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import begin_drain
 from agentserve.server.workers.fleet import Fleet
-from agentserve.server.workers.spec import worker_spec
+from agentserve.server.workers.spec import replacement, worker_spec
 from agentserve.server.workers.supervisor import (
     WORKER_COMMAND,
     WorkerFailed,
@@ -164,6 +164,8 @@ class _Launch:
             # The directory is there for the moment of connecting only: kill -9 leaves no litter.
             with private_directory() as directory:
                 spec = worker_spec(self._config, index, str(directory / "worker.sock"), os.getpid(), cores)
+                if index in last:
+                    spec = replacement(spec, last[index].hello.kv_bytes)
                 return await WorkerProcess.start(spec, self._command)
 
         async def start_worker(index: int) -> WorkerProcess:

@@ -208,12 +208,12 @@ def test_a_disk_that_fails_is_left_alone_for_a_while_and_says_why() -> None:
     manager = saved(6, 1, 2, disk=9)
     manager.write(blocks(1, pages=False), FIRST, 10.0)
     manager.finished(done(manager.orders()[-1], 0, error="No space left on device"), 10.0)
-    assert manager.disk_error == "No space left on device"
+    assert manager.health.error == "No space left on device"
     assert manager.disk_used == 0
     assert manager.write(blocks(1, pages=False), FIRST, 10.0 + DISK_PAUSE / 2) == 0
     assert manager.write(blocks(1, pages=False), FIRST, 10.0 + DISK_PAUSE) == 1
     end(manager)
-    assert manager.disk_error == ""
+    assert manager.health.error == ""
 
 
 def test_only_what_the_host_has_is_written() -> None:

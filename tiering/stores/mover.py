@@ -22,6 +22,7 @@ from tiering.types import Block, Move, Transfer, TransferDone
 
 STEP_BYTES = 8 << 20  # between two looks whether something urgent has come; and of one LMDB transaction
 CLOSE_SECONDS = 5.0
+DISK_MOVES = (Move.WRITE, Move.FETCH, Move.DROP)
 
 
 class Mover:
@@ -67,7 +68,7 @@ class Mover:
         """Put a transfer into its queue. Returns at once. Raises ValueError for an id in use."""
         if transfer.id in self._open:
             raise ValueError(f"transfer {transfer.id} is under way already")
-        lane = self._host_lane if transfer.move in (Move.SAVE, Move.LOAD) else self._disk_lane
+        lane = self._disk_lane if transfer.move in DISK_MOVES else self._host_lane
         self._open[transfer.id] = lane
         task = Task(transfer)
         if self._closed is not None:
@@ -134,6 +135,8 @@ class Mover:
                     self._write(task, part)
                 case Move.DROP:
                     self._drop(task, part)
+            if self._disk is not None and task.transfer.move in DISK_MOVES:
+                task.faults += self._disk.take_faults()
             yield
 
     def _copy(self, task: Task, part: Sequence[int]) -> None:

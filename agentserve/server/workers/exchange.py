@@ -14,7 +14,8 @@ from typing import Protocol
 
 from agentserve.clock import Clock
 from agentserve.core.record import Entry, Ordered, Ticked, Transferred, orders_digest
-from tiering.types import Transfer, TransferDone
+from agentserve.server.workers.fault_log import FaultLog
+from tiering.types import TierFault, Transfer, TransferDone
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Exchange:
         self._clock = clock
         self._recorder = recorder
         self._said = ""
+        self._faults = FaultLog()
         self._ticked = -math.inf
         self._stale: float | None = None  # a timer that was due at the last tick and still is
 
@@ -108,10 +110,11 @@ class Exchange:
         if not done and due is None:
             return False
         now = self._clock.now()
+        self._faults.look(now)
         if done:
             self._recorder.add(Transferred(now, done))
             self._core.finish_transfers(done, now)
-            self._say(done)
+            self._say(done, now)
         if due is not None and due <= now and (due != self._stale or now >= self._ticked + STALE_TICK):
             self._recorder.add(Ticked(now))
             self._core.tick(now)
@@ -119,9 +122,13 @@ class Exchange:
             self._stale = left if left is not None and left <= now else None
         return bool(done)
 
-    def _say(self, done: Sequence[TransferDone]) -> None:
-        """One line per kind of failure in a row: a disk that is gone fails thousands of times."""
+    def _say(self, done: Sequence[TransferDone], now: float) -> None:
+        """One line per kind of failure in a row: a disk that is gone fails thousands of times. What is
+        wrong with single blocks is told in sums."""
         for each in done:
+            self._faults.add(each.faults, now)
+            if each.faults and TierFault.UNREADABLE not in each.faults:
+                continue
             if each.error and each.error != self._said:
                 self._said = each.error
                 log.warning("transfer %d: %s", each.id, each.error)
@@ -137,6 +144,7 @@ class Exchange:
     def close(self, patience: float = CLOSE_SECONDS) -> None:
         """Stop the mover, then its stores. Where a transfer does not end they stay as they are: a disk
         that does not answer keeps nobody, its thread dies with the process."""
+        self._faults.flush()
         if self._mover.close(patience):
             self._release()
         else:
