@@ -63,9 +63,7 @@ def build_tiers(
     return BuiltTiers(parts, Mover(device, host, disk, WallClock(), fault=fault), release)
 
 
-def _disk(
-    spec: WorkerSpec, sizes: TierSizes, namespace: bytes, fault: Fault
-) -> tuple[DiskStore | None, str]:
+def _disk(spec: WorkerSpec, sizes: TierSizes, namespace: bytes, fault: Fault) -> tuple[DiskStore | None, str]:
     """The disk; or None, and why there is none where there should be one."""
     if not sizes.disk_budget:
         return None, ""
