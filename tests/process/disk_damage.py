@@ -52,9 +52,9 @@ class Damage:
             file.write(data)
 
     def flip(self, key: bytes) -> None:
-        """One bit in the middle of the block's KV."""
-        middle = len(self._values[key]) // 2
-        self._overwrite(self._place(key) + middle, bytes([self._values[key][middle] ^ 0x10]))
+        """One bit in the middle of the block's KV, of an exponent (bf16): whoever used it would say so."""
+        middle = len(self._values[key]) // 2 | 1
+        self._overwrite(self._place(key) + middle, bytes([self._values[key][middle] ^ 0x40]))
 
     def truncate(self, key: bytes) -> None:
         """Half of the value."""
