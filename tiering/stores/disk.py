@@ -108,7 +108,6 @@ class DiskStore:
         self._broken = ""
         self._grown = False  # the map is larger than the budget, for the sake of a deletion
         self.used = sum(self._sizes.values())  # bytes of the capacity, own blocks
-        self.distrusted = 0  # blocks that were deleted because they could not be believed
 
     def entries(self) -> list[DiskEntry]:
         """What there is, in the order of writing; adopted blocks first. Reads no values."""
@@ -264,7 +263,6 @@ class DiskStore:
             if not isinstance(verdict, Distrust):
                 take(verdict)
                 return ""
-        self.distrusted += 1
         self._faults.append(verdict.fault)
         return verdict.reason
 
