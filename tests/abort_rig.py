@@ -191,7 +191,10 @@ class RealRig(Rig):
         assert all(pool.free == pool.pages for pool in self.core.kv.pools)
         manager = self.tiers.manager
         assert (manager.host_used, manager.disk_used, self.disk.used) == (0, 0, 0)
-        assert not self.tiers.ledger.known
+        tiers = self.tiers
+        for owner in (tiers.ledger, tiers.restores, tiers.spills, self.core.kv, self.core.sessions):
+            for name, book in vars(owner).items():
+                assert not isinstance(book, dict) or not book, f"{name} remembers {book}"
         self.events.clear()
         self.plans.clear()
         self._turns.clear()

@@ -3,6 +3,7 @@ pinned, staged or under way, and who comes next says what a cold engine says."""
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentserve.messages import Abort, Close
+from agentserve.core.session import Session
+from agentserve.messages import Abort, Close, Park
 from agentserve.models.decoder import Decoder
 from agentserve.types import FinishReason, SessionId
 from kernels import ops_for
@@ -19,6 +21,7 @@ from tests.abort_rig import PROMPTS, RealRig
 from tests.abort_states import COUNT, NAME, RESTING, STATES
 from tests.parity.harness import CPU
 from tests.parity.test_parity_engine import Ledger, real_rig, tiny
+from tiering.policy.base import Choice
 
 Tell = Callable[[str], None]
 Oracle = list[list[int]]
@@ -114,3 +117,78 @@ def test_aborted_in_every_state(state: str, rig: RealRig, oracle: Oracle, tell: 
         one(rig, state, way, number // 2, oracle)
         done[way] += 1
     tell(", ".join(f"{way} {count}" for way, count in done.items()))
+
+
+# --- all at once ---------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Many sessions in one engine, each ended where it happens to be."""
+
+    def __init__(self, rig: RealRig, seed: int) -> None:
+        self.rig = rig
+        self.rng = random.Random(seed)
+        self.ends: Counter[str] = Counter()
+
+    def run(self, sessions: int) -> None:
+        rig, rng = self.rig, self.rng
+        for number in range(sessions):
+            prompt = rng.choice(PROMPTS)[: rng.randrange(20, 81)]
+            rig.submit(f"s{number}", prompt, max_tokens=rng.randrange(1, 20))
+            for _ in range(rng.randrange(4)):
+                self.act()
+            if rng.random() < 0.3:
+                rig.pass_time(rng.choice([0.01, 0.1, 2.0]))
+        in_step = rig.begin()  # what is left ends in the middle of a step
+        for session in list(rig.core.sessions):
+            self.end(session)
+        if in_step is not None:
+            rig.finish(in_step)
+        rig.drain()
+
+    def act(self) -> None:
+        """A step, and something that happens to somebody."""
+        rig, rng = self.rig, self.rng
+        rig.step()
+        rig.policy.choice = rng.choice(list(Choice))
+        rig.policy.eager = rng.random() < 0.5
+        session = rng.choice(list(rig.core.sessions) or [None])
+        if session is None:
+            return
+        if rng.random() < 0.4:
+            self.end(session)
+        elif session.turn is None and rng.random() < 0.5:
+            rig.core.handle(Park(session.id, session.last_turn, True, ("tool",)), rig.now)
+        elif session.turn is None and len(session.tokens) < 100:
+            rig.submit(session.id, [*session.tokens, 7], max_tokens=3)
+
+    def end(self, session: Session) -> None:
+        rig, state = self.rig, session.state.value
+        if session.turn is not None and self.rng.random() < 0.5:
+            rig.core.handle(Abort(session.id, session.turn.id), rig.now)
+            self.ends[f"{state} abort"] += 1
+        else:
+            rig.core.handle(Close(session.id), rig.now)
+            self.ends[f"{state} close"] += 1
+        rig._collect()
+
+
+def crowd(rig: RealRig, seed: int, sessions: int) -> Counter[str]:
+    made = Crowd(rig, seed)
+    made.run(sessions)
+    rig.settle()
+    rig.at_rest()
+    rig.empty()
+    return made.ends
+
+
+def test_a_crowd_slice(rig: RealRig) -> None:
+    ends = crowd(rig, 0, 60)
+    assert len(ends) > 5, "of several states"
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_a_crowd(seed: int, rig: RealRig, tell: Tell) -> None:
+    ends = crowd(rig, seed, SESSIONS)
+    tell(", ".join(f"{where} {count}" for where, count in sorted(ends.items())))
