@@ -286,6 +286,7 @@ class TiersView(msgspec.Struct, frozen=True):
     waits: dict[str, tuple[int, int, int]] = {}  # by tool: ended, within their predicted median, and P90
     takeovers: int = 0  # times that the plain policy took over because it did better
     disk_error: str = ""  # why the disk is not used now; empty: it is in order, or there is none
+    faults: dict[str, int] = {}  # by kind (tiering.types.TierFault)
 
 
 class AheadCounts(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from agentserve.messages import TiersView, WorkerView
 from tiering.policy.base import Choice
-from tiering.types import Move, Tier
+from tiering.types import Move, Tier, TierFault
 
 MOST_TOOLS = 50  # label values
 LONGEST_NAME = 64  # characters of a label
@@ -85,6 +85,8 @@ class TierMetrics:
         self._seconds = totals("move_seconds", "Time spent moving, without waiting", "move", moves)
         self._failed = totals("failed_blocks", "Blocks that could not be moved", "move", moves)
         self._evicted = totals("evicted_blocks", "Blocks that made room for others", "tier", tiers)
+        kinds = [fault.value for fault in TierFault]
+        self._faults = totals("faults", "What was found wrong below the device, each once", "fault", kinds)
         choices = [choice.value for choice in Choice]
         self._decisions = totals("decisions", "What the policy chose for sessions at rest", "choice", choices)
         self._ahead = _Totals(
@@ -144,6 +146,7 @@ class TierMetrics:
         self._seconds.follow(_sum({name: s for name, (_, s) in view.moved.items()} for view in tiers))
         self._failed.follow(_sum(view.failed for view in tiers))
         self._evicted.follow(_sum(view.evicted for view in tiers))
+        self._faults.follow(_sum(view.faults for view in tiers))
         self._decisions.follow(_sum(view.decisions for view in tiers))
         self._ahead.follow(
             {

@@ -18,6 +18,7 @@ from itertools import islice
 
 from tiering.copies import FIRST, Copies, Copy, Elsewhere, Nobody, Ranking, Standing
 from tiering.flights import LANES, MOST_BLOCKS, Flights
+from tiering.health import DiskHealth
 from tiering.policy.base import Residency
 from tiering.types import Block, DiskEntry, Move, Tier, Transfer, TransferDone
 
@@ -46,7 +47,7 @@ class TierManager:
         self.staging = staging
         self.ranking: Ranking = Nobody()
         self.disk_used = 0
-        self.disk_error = ""
+        self.health = DiskHealth()
         self.lost: list[bytes] = []  # keys that have no copy below any more; emptied by the reader
         self.moved: dict[Move, tuple[int, float]] = {}  # blocks and seconds
         self.failed: dict[Move, int] = {}
@@ -243,12 +244,14 @@ class TierManager:
         ok = [index < len(done.ok) and done.ok[index] for index in range(len(transfer.blocks))]
         for block, good in zip(transfer.blocks, ok, strict=True):
             self._settle(transfer.move, block, good, cancelled=done.cancelled)
+        self.health.note(done.faults)
         if not done.cancelled and transfer.move is not Move.PROBE:
             blocks, seconds = self.moved.get(transfer.move, (0, 0.0))
             self.moved[transfer.move] = (blocks + sum(ok), seconds + max(0.0, done.seconds))
             self.failed[transfer.move] = self.failed.get(transfer.move, 0) + len(ok) - sum(ok)
-            if LANES[transfer.move] is Tier.DISK and transfer.move is not Move.BORROW:
-                self._judge_disk(transfer.move, any(ok), done.error, now)
+            own_disk = LANES[transfer.move] is Tier.DISK and transfer.move is not Move.BORROW
+            if own_disk and self.health.judge(transfer.move, any(ok), done):
+                self._paused_until = now + DISK_PAUSE
         return transfer
 
     def _settle(self, move: Move, block: Block, good: bool, *, cancelled: bool) -> None:
@@ -313,14 +316,6 @@ class TierManager:
     def disk_back(self) -> float:
         """When writes are tried again after a failure; in the past: they are ordered now."""
         return self._paused_until
-
-    def _judge_disk(self, move: Move, any_ok: bool, error: str, now: float) -> None:
-        if any_ok:
-            self.disk_error = ""
-        elif error:
-            self.disk_error = error
-            if move is not Move.FETCH:
-                self._paused_until = now + DISK_PAUSE
 
     # --- room ------------------------------------------------------------------------------
 

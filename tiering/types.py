@@ -33,6 +33,20 @@ class Move(Enum):
     BORROW = "borrow"  # another worker's disk -> device pages, verified
 
 
+class TierFault(Enum):
+    """What goes wrong below the device, each thing counted once, where it is first found."""
+
+    CORRUPT = "corrupt"  # a block whose checksum or length is wrong
+    MISPLACED = "misplaced"  # a block that lies under another's key
+    MISSING = "missing"  # a block that the disk's index names, and that is not there
+    UNINDEXED = "unindexed"  # a block on disk that the index does not name
+    UNREADABLE = "unreadable"  # a block that the system could not read
+    UNWRITABLE = "unwritable"  # the disk has begun to refuse what is written
+    LATE = "late"  # a turn has stopped waiting for blocks, and computes
+    DISCARDED = "discarded"  # all blocks of a folder: of another model, cut off, unsynced, broken
+    UNOPENED = "unopened"  # the disk cannot be had: a worker serves without it
+
+
 class Block(msgspec.Struct, frozen=True):
     """One full page of KV in a transfer."""
 
@@ -78,6 +92,7 @@ class TransferDone(msgspec.Struct, frozen=True):
     seconds: float  # of moving, without waiting in queues
     error: str = ""  # one line, if anything failed
     cancelled: bool = False  # taken back: as if it had never begun
+    faults: tuple[TierFault, ...] = ()  # what the disk was found to have wrong meanwhile
 
 
 class DiskEntry(msgspec.Struct, frozen=True):

@@ -395,7 +395,8 @@ class EngineCore:
                 assert not self.kv.blocks_of(session.id), f"{session.id} holds pages at rest"
         self.ahead.check()
         if not running and not self.ahead.any_flying:
-            assert all(pool.live <= self.kv.moving for pool in self.kv.pools), (
+            kept = self.kv.moving + self.kv.copied
+            assert all(pool.live <= kept for pool in self.kv.pools), (
                 "pages are live but nobody runs or moves them"
             )
         if self.tiers is not None:

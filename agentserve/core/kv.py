@@ -252,6 +252,11 @@ class KVManager:
         """Blocks pinned by transfers, whoever else holds them."""
         return len(self._moving)
 
+    @property
+    def copied(self) -> int:
+        """Blocks that the plan under way copies from, whoever else holds them."""
+        return len(self._pins)
+
     def pin(self, block: tuple[int, ...]) -> None:
         """Keep a cached block where it is until `unpin`: a transfer reads it, or puts others after it."""
         self._hold_block(block)

@@ -18,7 +18,7 @@ from agentserve.core.session import Session
 from agentserve.types import SessionId
 from tiering.manager import TierManager
 from tiering.policy.base import Market, Policy, Prices, Residency
-from tiering.types import DiskEntry, Move, Tier
+from tiering.types import DiskEntry, Move, Tier, TierFault
 
 STALE = 1.0  # seconds for which a session's residency serves to rank it
 EXAMINED = 16  # waiting sessions that the market is reckoned from
@@ -47,6 +47,8 @@ class TierSetup(msgspec.Struct, frozen=True):
     entries: tuple[DiskEntry, ...] = ()
     staging: bool = False  # host slots are for the way to the disk only
     peers: bool = False  # there are other workers on this machine, whose disks may be asked
+    faults: tuple[TierFault, ...] = ()  # what was found wrong when the disk was opened
+    disk_error: str = ""  # why there is no disk, where there should be one
 
 
 class TierParts(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from agentserve.messages import pack_tokens
 from agentserve.types import SessionId
 from tiering.manager import TierManager
 from tiering.policy.base import Prices
-from tiering.types import Block, Tier, Transfer
+from tiering.types import Block, Tier, TierFault, Transfer
 
 LOAD_SHARE = 2  # loads pin at most one page in so many
 ATTEMPTS = 16  # restores per turn: pressure may take away what one brought
@@ -100,6 +100,7 @@ class Restores:
             if job.waits:
                 self._attempts[job.session] = ATTEMPTS
                 self.give_up(job.session)
+                self._manager.health.note((TierFault.LATE,))
 
     @property
     def next_deadline(self) -> float | None:

@@ -42,6 +42,9 @@ class Tiers:
         self.manager = TierManager(
             setup.host_slots, setup.disk_bytes, setup.block_bytes, setup.entries, staging=setup.staging
         )
+        self.manager.health.note(setup.faults)
+        if setup.disk_error:
+            self.manager.health.absent(setup.disk_error)
         self._book = parts.book
         self._kv = kv
         self._queues = queues

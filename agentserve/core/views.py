@@ -83,7 +83,8 @@ def tiers_view(
         decisions={choice.value: count for choice, count in choices.items()},
         waits=dict(watched.predicted) if watched is not None else {},
         takeovers=watched.takeovers if watched is not None else 0,
-        disk_error=manager.disk_error,
+        disk_error=manager.health.error,
+        faults={fault.value: count for fault, count in manager.health.faults.items()},
     )
 
 

@@ -28,7 +28,7 @@ from agentserve.messages import Hello
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import begin_drain
 from agentserve.server.workers.fleet import Fleet
-from agentserve.server.workers.spec import worker_spec
+from agentserve.server.workers.spec import replacement, worker_spec
 from agentserve.server.workers.supervisor import (
     WORKER_COMMAND,
     WorkerFailed,
@@ -167,6 +167,8 @@ class _Launch:
             with private_directory() as directory:
                 spec = worker_spec(self._config, index, str(directory / "worker.sock"), os.getpid(), cores)
                 spec = msgspec.structs.replace(spec, peers=index not in crashed)
+                if index in last:
+                    spec = replacement(spec, last[index].hello.kv_bytes)
                 return await WorkerProcess.start(spec, self._command)
 
         async def start_worker(index: int) -> WorkerProcess:

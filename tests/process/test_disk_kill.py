@@ -64,7 +64,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         assert len(found ^ present) <= 12
         assert all(has(store, blocks[slot]) for slot in found)
         assert not any(has(store, block) for block in blocks if block.slot not in found)
-        assert store.distrusted == 0
+        assert store.take_faults() == ()
         store.close()
         present = found
     assert grown > 5 * KILLS

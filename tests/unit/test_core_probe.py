@@ -136,7 +136,7 @@ def test_what_a_peer_has_no_more_is_computed_and_forgotten() -> None:
     manager = rig.tiers.manager
     assert manager.source(keys[5]) is None
     assert (manager.failed[Move.BORROW], Move.PROBE in manager.failed) == (1, False)
-    assert (manager.disk_error, manager.disk_back < 0) == ("", True), "our own disk is well"
+    assert (manager.health.error, manager.disk_back < 0) == ("", True), "our own disk is well"
 
 
 def test_whatever_goes_wrong_with_peers_tokens_are_those_of_a_cold_run() -> None:

@@ -24,7 +24,7 @@ from agentserve.server.workers.loop import Recorder, WorkerLoop
 from agentserve.types import KVGroup, Sampling, SessionId, TurnId
 from tests.tiers import FakeMover, FakeTierCore, done, transfer
 from tests.unit.test_loop import Executor
-from tiering.types import Change, Word
+from tiering.types import Change, TierFault, Word
 
 
 class Log:
@@ -110,6 +110,24 @@ def test_a_failing_disk_is_said_once(desk: Desk, caplog: pytest.LogCaptureFixtur
     assert [record.getMessage() for record in caplog.records] == [
         "transfer 1: no space left",
         "transfer 5: input/output error",
+    ]
+
+
+def test_damaged_blocks_are_said_in_sums(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        for number in range(1, 9):
+            faults = (TierFault.CORRUPT,) * number
+            end = msgspec.structs.replace(done(transfer(number), "its checksum is wrong"), faults=faults)
+            desk.mover.finish(end)
+            desk.exchange.take_in()
+        desk.mover.finish(msgspec.structs.replace(end, error="EIO", faults=(TierFault.UNREADABLE,)))
+        desk.exchange.take_in()
+        desk.exchange.close()
+    start = "faults of KV on disk since the last such line: "
+    assert [record.getMessage() for record in caplog.records] == [
+        start + "1 corrupt",
+        "transfer 8: EIO",
+        start + "35 corrupt, 1 unreadable",
     ]
 
 

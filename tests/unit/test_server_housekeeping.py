@@ -179,6 +179,10 @@ async def test_health_says_since_when_and_why_a_disk_fails() -> None:
     disk = reply.json()["tiers"]["disk"]
     assert (disk["state"], disk["reason"], disk["workers"]) == ("failing", "no space left on device", [1])
     assert disk["since"] == pytest.approx(context.started + 2.0, abs=1e-3)
+    absent = msgspec.structs.replace(fine, disk_budget=0, disk_bytes=0, disk_error="no KV can be kept in d")
+    rig.engine.tier_reports = (TierReport(0, absent, context.clock_at_start + 2.0),)
+    disk = (await rig.client.get("/health")).json()["tiers"]["disk"]
+    assert (disk["state"], disk["reason"]) == ("failing", "no KV can be kept in d"), "there should be one"
 
 
 async def test_waits_for_tools_are_counted_by_name() -> None:

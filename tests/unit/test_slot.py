@@ -61,7 +61,9 @@ def tiers(**changes: Any) -> WorkerView:
 def test_counters_go_on_where_the_last_worker_stopped() -> None:
     slot = Slot(0, POLICY)
     slot.up(WORKER, 0.0)
-    slot.report(tiers(hit_tokens={"host": 16}, moved={"save": (2, 0.5)}, takeovers=1), 1.0)
+    slot.report(
+        tiers(hit_tokens={"host": 16}, moved={"save": (2, 0.5)}, takeovers=1, faults={"late": 2}), 1.0
+    )
     assert slot.view == slot.last_view, "as it was told"
     slot.down(2.0)
     left = slot.view
@@ -76,6 +78,7 @@ def test_counters_go_on_where_the_last_worker_stopped() -> None:
             hit_tokens={"host": 4, "disk": 8},
             moved={"save": (1, 0.25), "load": (1, 1.0)},
             waits={"grep": (3, 2, 1)},
+            faults={"late": 1, "corrupt": 1},
         ),
         4.0,
     )
@@ -85,6 +88,7 @@ def test_counters_go_on_where_the_last_worker_stopped() -> None:
         assert view.tiers is not None
         assert view.tiers.hit_tokens == {"host": 20, "disk": 8}
         assert view.tiers.moved == {"save": (3, 0.75), "load": (1, 1.0)}
+        assert view.tiers.faults == {"late": 3, "corrupt": 1}
         assert (view.tiers.host, view.tiers.moving, view.tiers.takeovers) == (3, 2, 1)
     slot.down(5.0)
     slot.up(WORKER, 6.0)

@@ -18,6 +18,7 @@ from tiering.stores import environment
 from tiering.stores.buffers import Bytes
 from tiering.stores.disk import DiskStore
 from tiering.stores.faults import DISK_COMMIT, DISK_MAP, DISK_PAYLOAD, DISK_READ, Fault
+from tiering.types import TierFault
 
 A, B, C = chain(3)
 
@@ -58,9 +59,9 @@ def flip(at: int) -> Callable[[bytes], bytes]:
 def test_a_spoiled_value_is_a_miss_and_is_deleted(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
     store = spoiled(tmp_path, spoil)
     assert not has(store, A)
-    assert store.distrusted == 1
+    assert store.take_faults() == (TierFault.CORRUPT,)
     assert fetched(store, A) == "missing on disk"  # deleted
-    assert store.distrusted == 1  # and counted once
+    assert store.take_faults() == ()  # and counted once
     assert [entry.key for entry in store.entries()] == [B.key, C.key]
     assert all(has(store, block) for block in (B, C))
     assert put(store, [A]) == (True,)
@@ -80,6 +81,7 @@ def test_swapped_values_are_misses(tmp_path: Path) -> None:
         txn.put(B.key, first, db=blocks)
     store = open_store(tmp_path)
     assert [has(store, block) for block in (A, B, C)] == [False, False, True]
+    assert store.take_faults() == (TierFault.MISPLACED, TierFault.MISPLACED)
     assert [entry.key for entry in store.entries()] == [C.key]
     store.close()
 
@@ -93,6 +95,7 @@ def test_a_value_whose_index_is_gone_is_deleted_and_its_room_is_free(tmp_path: P
         txn.delete(A.key, db=index)
     store = open_store(tmp_path)
     assert [has(store, block) for block in (A, B, C)] == [False, True, True]
+    assert store.take_faults() == (TierFault.UNINDEXED,)
     assert store.used == used * 2 // 3
     store.close()
     with opened_by_hand(tmp_path) as (txn, blocks, index):
@@ -107,6 +110,7 @@ def test_an_index_that_cannot_be_read_is_not_believed(tmp_path: Path) -> None:
         txn.put(A.key, b"odd", db=index)
     store = open_store(tmp_path)
     assert (store.entries(), has(store, B)) == ([], False)
+    assert store.take_faults() == (TierFault.DISCARDED,)
     assert put(store, [A, B]) == (True, True)
     store.close()
 
@@ -119,6 +123,7 @@ def test_an_index_whose_value_is_gone_is_a_miss(tmp_path: Path) -> None:
         txn.delete(A.key, db=blocks)
     store = open_store(tmp_path)
     assert fetched(store, A) == "missing on disk"
+    assert store.take_faults() == (TierFault.MISSING,)
     assert [entry.key for entry in store.entries()] == [B.key, C.key]
     store.close()
 
@@ -180,6 +185,7 @@ def test_a_read_error_is_a_miss_and_the_block_is_deleted(tmp_path: Path) -> None
     store = faulty(tmp_path, fault)
     put(store, [A])
     assert "Input/output error" in str(fetched(store, A))
+    assert store.take_faults() == (TierFault.UNREADABLE,)
     fault.on = False
     assert not has(store, A)
     assert (store.entries(), store.used) == ([], 0)
@@ -228,6 +234,7 @@ def test_a_broken_tree_is_left_alone_until_the_next_start(tmp_path: Path) -> Non
     assert not has(store, A)
     fault.on = False
     assert "not used until the next start" in str(fetched(store, B))
+    assert store.take_faults() == (TierFault.UNREADABLE,), "once, whoever asks"
     assert put(store, [C]) == (False,)
     assert store.delete_many([B.key]).error
     store.close()
@@ -261,7 +268,7 @@ def test_a_device_that_fails_is_not_the_disks_fault(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="device lost"):
         store.fetch(A, fail)
-    assert store.distrusted == 0
+    assert store.take_faults() == ()
     assert store.entries() == []
     store.close()
 

@@ -17,7 +17,7 @@ from tests.mover_rig import PAGES, PATIENCE, Rig, replace_block
 from tiering.stores.faults import DISK_COMMIT, DISK_PAYLOAD, DISK_READ, HOST_COPY
 from tiering.stores.host import HostStore
 from tiering.stores.mover import Mover
-from tiering.types import Move, Transfer, TransferDone
+from tiering.types import Move, TierFault, Transfer, TransferDone
 
 
 @pytest.fixture
@@ -202,6 +202,7 @@ def test_a_corrupt_block_is_a_miss_and_the_others_are_loaded(rig: Rig) -> None:
     done = rig.move(Move.FETCH)
     assert done.ok == (True,) * 5 + (False,) + (True,) * (PAGES - 6)
     assert done.error == "its checksum is wrong"
+    assert done.faults == (TierFault.CORRUPT,)
     assert rig.holds(range(5))
     assert rig.holds(range(6, PAGES))
     assert rig.blocks[5].key not in {entry.key for entry in rig.disk.entries()}
@@ -331,6 +332,7 @@ def test_whatever_is_ordered_and_taken_back_every_transfer_ends_once(tmp_path: P
             ended.append(end.id)
             assert len(end.ok) == len(numbers)
             assert not (end.cancelled and any(end.ok))
+            assert end.faults == ()
             moved = {number for number, ok in zip(numbers, end.ok, strict=True) if ok}
             if move is Move.WRITE:
                 on_disk.update(moved)
@@ -358,7 +360,6 @@ def test_whatever_is_ordered_and_taken_back_every_transfer_ends_once(tmp_path: P
         learn(rig.wait())
     assert sorted(ended) == list(range(2, rig.ids + 1))
     assert {entry.key for entry in rig.disk.entries()} == {rig.blocks[number].key for number in on_disk}
-    assert rig.disk.distrusted == 0
     assert rig.holds(range(PAGES))
     rig.wipe()
     assert all(rig.move(Move.FETCH, [rig.blocks[number] for number in sorted(on_disk)]).ok)

@@ -55,6 +55,8 @@ def test_counters_are_there_from_the_start() -> None:
         ("move_seconds", ("save", "load", "write", "fetch", "drop")),
         ("failed_blocks", ("save", "load", "write", "fetch", "drop")),
         ("decisions", ("hold", "host", "disk", "drop", "restore")),
+        ("faults", ("corrupt", "misplaced", "missing", "unindexed", "unreadable", "unwritable")),
+        ("faults", ("late", "discarded", "unopened")),
     ):
         for label in labels:
             assert found[f"agentserve_tier_{name}_total", label] == 0, (name, label)
@@ -66,7 +68,7 @@ def test_totals_of_all_workers_are_followed_and_never_fall() -> None:
     metrics = Metrics()
     first = worker(
         hit_tokens={"host": 16}, moved={"save": (3, 0.5)}, failed={"fetch": 1}, evicted={"host": 2},
-        decisions={"hold": 4, "drop": 1}, takeovers=1, waits={"grep": (4, 2, 3)},
+        decisions={"hold": 4, "drop": 1}, faults={"corrupt": 3}, takeovers=1, waits={"grep": (4, 2, 3)},
     )  # fmt: skip
     second = worker(hit_tokens={"host": 4, "disk": 8}, moved={"save": (1, 0.25)}, takeovers=2)
 

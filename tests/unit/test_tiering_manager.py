@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from tests.engines import PRICES
 from tiering.copies import FIRST, Standing
 from tiering.flights import MOST_BLOCKS
 from tiering.manager import DISK_PAUSE, HEADER_BYTES, TierManager
-from tiering.types import Block, DiskEntry, Move, Tier, Transfer, TransferDone
+from tiering.types import Block, DiskEntry, Move, Tier, TierFault, Transfer, TransferDone
 
 STORED = 1000 + HEADER_BYTES
 
@@ -224,12 +225,29 @@ def test_a_disk_that_fails_is_left_alone_for_a_while_and_says_why() -> None:
     manager = saved(6, 1, 2, disk=9)
     manager.write(blocks(1, pages=False), FIRST, 10.0)
     manager.finished(done(manager.flights.take_orders()[-1], 0, error="No space left on device"), 10.0)
-    assert manager.disk_error == "No space left on device"
+    assert manager.health.error == "No space left on device"
     assert manager.disk_used == 0
     assert manager.write(blocks(1, pages=False), FIRST, 10.0 + DISK_PAUSE / 2) == 0
     assert manager.write(blocks(1, pages=False), FIRST, 10.0 + DISK_PAUSE) == 1
     end(manager)
-    assert manager.disk_error == ""
+    assert manager.health.error == ""
+
+
+def test_what_the_disk_was_found_to_have_wrong_is_counted() -> None:
+    manager = saved(6, 1, 2, disk=9)
+    manager.write(blocks(1, 2, pages=False), FIRST, 0.0)
+    end(manager)
+    manager.clear()  # but for the disk's, whose drops are not told of yet
+    (drop,) = manager.flights.take_orders()
+    manager.finished(done(drop, 0, 1, error="EIO"), 0.0)
+    assert manager.health.faults == {TierFault.UNWRITABLE: 1}
+    (fetch,) = manager.restore(blocks(1, 2), urgent=True)
+    manager.flights.take_orders()
+    found = msgspec.structs.replace(done(fetch, 0, error="damaged"), faults=(TierFault.CORRUPT,))
+    assert manager.finished(found, 0.0) is fetch
+    assert manager.finished(found, 0.0) is None, "an answer to no open order counts nothing"
+    assert manager.health.faults == {TierFault.UNWRITABLE: 1, TierFault.CORRUPT: 1}
+    assert manager.health.error == "EIO"
 
 
 def test_only_what_the_host_has_is_written() -> None:

@@ -26,7 +26,7 @@ from agentserve.server.workers.sizes import (
     page_counts,
     tier_sizes,
 )
-from agentserve.server.workers.spec import WorkerSpec, worker_spec
+from agentserve.server.workers.spec import WorkerSpec, replacement, worker_spec
 from agentserve.types import KVGroup
 from kernels.reference import ReferenceOps
 from tests.unit.test_models_gguf import model
@@ -153,6 +153,31 @@ def test_the_pool_leaves_room_for_the_host_tier(monkeypatch: pytest.MonkeyPatch)
     group = (KVGroup("full", (0,), 1024),)
     assert page_counts(spec_of(workers=2), group, CPU) == (2000,)
     assert page_counts(spec_of(workers=2, host_kv="1000KiB"), group, CPU) == (1600,)
+
+
+def test_who_takes_a_dead_workers_place_has_its_pool_whatever_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sizes, "available_memory", lambda: 10_000 << 10)
+    spec = spec_of(workers=2, host_kv="1000KiB")
+    pages = page_counts(spec, GROUPS, CPU)
+    nbytes = sum(count * group.page_bytes for count, group in zip(pages, GROUPS, strict=True))
+    monkeypatch.setattr(sizes, "available_memory", lambda: 3_000 << 10)  # the others have theirs
+    again = replacement(spec, nbytes)
+    assert page_counts(again, GROUPS, CPU) == pages
+    assert page_counts(spec, GROUPS, CPU) != pages
+    assert again.replaces
+    assert not spec.replaces
+    assert replacement(spec_of(device_kv="1MiB"), 0).device_kv == 1 << 20, "of a pool that was not told of"
+
+
+def test_who_takes_a_dead_workers_place_needs_no_data_dir(tmp_path: Path, ops: ReferenceOps) -> None:
+    source = source_of(tmp_path, Kind.Q4_1)
+    config = open_model(source).config
+    spec = spec_of(host_kv="1MiB", disk_kv="4MiB", data_dir=str(source.path))
+    with pytest.raises(ValueError, match="File exists"):
+        check_settings(spec, source, config, ops)
+    check_settings(replacement(spec, 1 << 20), source, config, ops)
 
 
 class OnlyOwn(ReferenceOps):

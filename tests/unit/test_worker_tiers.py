@@ -15,14 +15,14 @@ import torch
 from agentserve.config import load
 from agentserve.executor.pool import KVPool, kv_groups
 from agentserve.server.workers.sizes import tier_sizes
-from agentserve.server.workers.spec import worker_spec
+from agentserve.server.workers.spec import replacement, worker_spec
 from agentserve.server.workers.tiers import BuiltTiers, build_tiers
 from tests.unit.test_models_gguf import model
 from tiering.keys import block_key
 from tiering.manager import HEADER_BYTES
 from tiering.policy.registry import policy_names
-from tiering.stores.environment import StoreBusy, worker_folder
-from tiering.types import Block, Move, Transfer, TransferDone
+from tiering.stores.environment import StoreBusy, StoreError, worker_folder
+from tiering.types import Block, Move, TierFault, Transfer, TransferDone
 
 PAGES = 8
 NAMESPACE = b"n" * 32
@@ -33,11 +33,18 @@ class Opened:
     """Tiers over a pool of eight pages, each filled with its own number."""
 
     def __init__(
-        self, folder: Path, index: int = 0, workers: int = 1, namespace: bytes = NAMESPACE, **flags: Any
+        self,
+        folder: Path,
+        index: int = 0,
+        workers: int = 1,
+        namespace: bytes = NAMESPACE,
+        replaces: bool = False,
+        **flags: Any,
     ) -> None:
         given = {"host_kv": "1MiB", "disk_kv": f"{4 * workers}MiB", "data_dir": str(folder), **flags}
         config = load({"workers": workers, **given})
-        self.spec = worker_spec(config, index, "unused", os.getpid(), cores=1)
+        spec = worker_spec(config, index, "unused", os.getpid(), cores=1)
+        self.spec = replacement(spec, 0) if replaces else spec
         groups = kv_groups(CONFIG, self.spec.page_size, torch.bfloat16)
         sizes = tier_sizes(self.spec, groups, None)
         assert sizes is not None
@@ -153,6 +160,39 @@ def test_what_workers_left_that_are_no_more_is_adopted_once(
         assert first.move(Move.FETCH, left[2][1]).ok == (True,)
         assert first.page(1) == {2}
     assert worker_folder(tmp_path, 4).exists(), "of another model: left alone"
+
+
+def test_who_takes_a_dead_workers_place_serves_without_a_disk_that_cannot_be_had(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kv").write_text("not a folder")
+    with pytest.raises(StoreError, match="no KV can be kept in "):
+        Opened(tmp_path)
+    with closing(Opened(tmp_path, replaces=True)) as opened:
+        setup = opened.tiers.parts.setup
+        assert (setup.host_slots, setup.disk_bytes, setup.entries) == (64, 0, ())
+        assert "no KV can be kept in " in setup.disk_error
+        assert opened.move(Move.SAVE, *blocks(1)).ok == (True,)
+    assert "serving without KV on disk: no KV can be kept in " in caplog.text
+    (tmp_path / "kv").unlink()
+    with closing(Opened(tmp_path, replaces=True)) as opened:
+        assert opened.tiers.parts.setup.disk_error == ""
+        assert opened.tiers.parts.setup.disk_bytes > 0
+
+
+def test_what_was_found_wrong_at_the_start_is_told(tmp_path: Path) -> None:
+    for index, namespace, found in (
+        (0, NAMESPACE, ()),
+        (0, b"o" * 32, (TierFault.DISCARDED,)),
+        (1, NAMESPACE, ()),
+    ):
+        with closing(Opened(tmp_path, index, index + 1, namespace)) as opened:
+            assert opened.tiers.parts.setup.faults == found
+            (block,) = blocks(1)
+            assert opened.move(Move.SAVE, block).ok == opened.move(Move.WRITE, block).ok == (True,)
+    with closing(Opened(tmp_path, 0, 1)) as opened:
+        assert opened.tiers.parts.setup.faults == (TierFault.DISCARDED,)
+        assert [entry.key for entry in opened.tiers.parts.setup.entries] == [block.key], "adopted"
 
 
 @pytest.mark.parametrize("name", policy_names())

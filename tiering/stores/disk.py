@@ -26,7 +26,7 @@ from tiering.stores.environment import (
     orphans,
 )
 from tiering.stores.faults import DISK_COMMIT, DISK_MAP, DISK_PAYLOAD, DISK_READ, Fault, no_fault
-from tiering.types import Block, DiskEntry
+from tiering.types import Block, DiskEntry, TierFault
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ class DiskStore:
         self._writer = Writer(codec)
         self._reader = Reader(block_bytes)
         self._own = open_environment(folder, namespace, self.budget)
+        self._faults = list(self._own.faults)
         self._adopted: list[tuple[Environment, dict[bytes, int]]] = []
         self._sizes = _sizes(self._own)
         self._order = self._own.stock[-1].order if self._own.stock else 0
@@ -107,7 +108,6 @@ class DiskStore:
         self._broken = ""
         self._grown = False  # the map is larger than the budget, for the sake of a deletion
         self.used = sum(self._sizes.values())  # bytes of the capacity, own blocks
-        self.distrusted = 0  # blocks that were deleted because they could not be believed
 
     def entries(self) -> list[DiskEntry]:
         """What there is, in the order of writing; adopted blocks first. Reads no values."""
@@ -133,6 +133,15 @@ class DiskStore:
     def folders(self) -> list[Path]:
         """What is open here: its own, and those adopted."""
         return [self._own.folder, *(environment.folder for environment, _ in list(self._adopted))]
+
+    def discarded(self) -> None:
+        """A folder that was to be adopted was of no use."""
+        self._faults.append(TierFault.DISCARDED)
+
+    def take_faults(self) -> tuple[TierFault, ...]:
+        """What was found wrong since the last call."""
+        faults, self._faults = tuple(self._faults), []
+        return faults
 
     # --- writing ---------------------------------------------------------------------------
 
@@ -242,6 +251,7 @@ class DiskStore:
             reason = self._read(source, block, take)
         except (lmdb.Error, OSError) as error:
             reason = self._failed("reading", error, source)
+            self._faults.append(TierFault.UNREADABLE)
         finally:
             if reason and self.delete_many([block.key]).error:
                 self._condemned[block.key] = None
@@ -252,14 +262,13 @@ class DiskStore:
         with source.handle.begin(db=source.blocks, buffers=True) as txn:
             value = txn.get(block.key)
             if value is None:
-                verdict: Bytes | Distrust = Distrust("missing on disk")
+                verdict: Bytes | Distrust = Distrust("missing on disk", TierFault.MISSING)
             else:
                 verdict = self._reader.payload(block, np.frombuffer(value, dtype=np.uint8))
             if not isinstance(verdict, Distrust):
                 take(verdict)
                 return ""
-        self.distrusted += 1
-        log.warning("a block in %s is deleted: %s", source.folder, verdict.reason)
+        self._faults.append(verdict.fault)
         return verdict.reason
 
     def _source(self, key: bytes) -> Environment | None:
@@ -326,6 +335,7 @@ def adopt_orphans(store: DiskStore, data_dir: Path, workers: int) -> None:
             continue
         except StoreError as error:
             log.warning("%s", error)
+            store.discarded()
 
 
 def _sizes(environment: Environment) -> dict[bytes, int]:

@@ -28,7 +28,7 @@ import xxhash
 import zstandard
 
 from tiering.stores.buffers import Bytes
-from tiering.types import Block
+from tiering.types import Block, TierFault
 
 VERSION = 1
 MAGIC = b"ASKV"
@@ -88,6 +88,7 @@ class Distrust:
     """Why a value is not believed."""
 
     reason: str
+    fault: TierFault = TierFault.CORRUPT
 
 
 class Reader:
@@ -111,7 +112,7 @@ class Reader:
             return Distrust("of another format")
         at = _CHECKSUM + _FIXED.size
         if parent != block.parent or value[at : at + tokens].tobytes() != block.tokens:
-            return Distrust("another block's bytes lie under its key")
+            return Distrust("another block's bytes lie under its key", TierFault.MISPLACED)
         offset = payload_offset(tokens)
         if raw != self._raw_bytes or value.nbytes != offset + stored:
             return Distrust("its length is wrong")

@@ -23,6 +23,7 @@ import lmdb
 
 from tiering.stores.descents import cut_off, read_tree
 from tiering.stores.disk_format import VERSION
+from tiering.types import TierFault
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,8 @@ def boot_id() -> str:
 
 class Environment:
     """An open environment. `blocks`: key -> value; `index`: key -> order, length (LMDB touches a whole
-    value to tell its length); `stock`: what the index named when it was opened, in the order of writing."""
+    value to tell its length); `stock`: what the index named when it was opened, in the order of writing;
+    `faults`: what was found wrong then."""
 
     def __init__(self, folder: Path, handle: lmdb.Environment, owner: int, writable: bool) -> None:
         self.folder = folder
@@ -112,6 +114,7 @@ class Environment:
         self.blocks = handle.open_db(_BLOCKS, create=writable)
         self.index = handle.open_db(_INDEX, create=writable)
         self.stock = self._found()
+        self.faults: list[TierFault] = []
         self._meta = handle.open_db(b"meta", create=False)
         self.closed = False
         self._distrusted = False
@@ -140,6 +143,7 @@ class Environment:
             with self.handle.begin(write=True) as txn:
                 for key in lost:
                     txn.delete(key, db=self.blocks)
+            self.faults += [TierFault.UNINDEXED] * len(lost)
 
     def put(self, txn: lmdb.Transaction, key: bytes, value: memoryview, order: int) -> None:
         txn.put(key, value, db=self.blocks)
@@ -193,6 +197,7 @@ def open_environment(folder: Path, namespace: bytes, map_bytes: int) -> Environm
             log.warning("KV on disk in %s is started afresh: %s", folder, _line(reason))
             _wipe(folder)
             environment = _open(folder, namespace, map_bytes, owner)
+            environment.faults.append(TierFault.DISCARDED)
     except (lmdb.Error, OSError, Untrusted) as error:
         os.close(owner)
         raise StoreError(f"no KV can be kept in {folder}: {_line(error)}") from error

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from agentserve.clock import Clock
-from tiering.types import Move, Transfer, TransferDone
+from tiering.types import Move, TierFault, Transfer, TransferDone
 
 LOADS = (Move.LOAD, Move.FETCH, Move.BORROW, Move.PROBE)
 
@@ -26,6 +26,7 @@ class Task:
         self.tried = 0  # blocks from the first on
         self.error = ""
         self.seconds = 0.0
+        self.faults: tuple[TierFault, ...] = ()
         self.cancelled = False  # somebody wants it back; looked at before every block
         self.steps: Iterator[None] | None = None  # what is left to do, once it has begun
 
@@ -46,7 +47,7 @@ class Task:
                 ok, error = (False,) * len(ok), ""
             else:
                 error = error or f"cancelled after {sum(ok)} of {len(ok)} blocks"
-        return TransferDone(self.transfer.id, ok, self.seconds, error, cancelled)
+        return TransferDone(self.transfer.id, ok, self.seconds, error, cancelled, self.faults)
 
 
 class Lane:

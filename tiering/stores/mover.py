@@ -24,6 +24,8 @@ from tiering.types import Block, Change, Move, Transfer, TransferDone, Word
 STEP_BYTES = 8 << 20  # between two looks whether something urgent has come; and of one LMDB transaction
 CLOSE_SECONDS = 5.0
 NO_DISK = "there is no disk tier"
+HOST_MOVES = (Move.SAVE, Move.LOAD)
+OWN_DISK = (Move.WRITE, Move.FETCH, Move.DROP)
 
 
 class Mover:
@@ -71,7 +73,7 @@ class Mover:
         """Put a transfer into its queue. Returns at once. Raises ValueError for an id in use."""
         if transfer.id in self._open:
             raise ValueError(f"transfer {transfer.id} is under way already")
-        lane = self._host_lane if transfer.move in (Move.SAVE, Move.LOAD) else self._disk_lane
+        lane = self._host_lane if transfer.move in HOST_MOVES else self._disk_lane
         self._open[transfer.id] = lane
         task = Task(transfer)
         if self._closed is not None:
@@ -147,6 +149,8 @@ class Mover:
                     self._drop(task, part)
                 case Move.PROBE:
                     self._probe(task, part)
+            if self._disk is not None and task.transfer.move in OWN_DISK:
+                task.faults += self._disk.take_faults()
             yield
 
     def _copy(self, task: Task, part: Sequence[int]) -> None:

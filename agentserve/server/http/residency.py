@@ -94,7 +94,7 @@ def tiers_health(context: ServerContext) -> JsonObject:
             "bytes": sum(view.host * view.block_bytes for view in host),
             "capacity_bytes": sum(view.host_slots * view.block_bytes for view in host),
         }
-    disk = [report for report in reports if report.view.disk_budget]
+    disk = [report for report in reports if report.view.disk_budget or report.view.disk_error]
     if disk:
         found["disk"] = _disk(context, disk)
     if reports:

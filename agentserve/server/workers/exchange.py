@@ -13,7 +13,8 @@ from typing import Protocol
 
 from agentserve.clock import Clock
 from agentserve.core.record import Entry, Ordered, Ticked, Transferred, orders_digest
-from tiering.types import Change, Transfer, TransferDone
+from agentserve.server.workers.fault_log import FaultLog
+from tiering.types import Change, TierFault, Transfer, TransferDone
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class Exchange:
         self._clock = clock
         self._recorder = recorder
         self._said = ""
+        self._faults = FaultLog()
 
     def fileno(self) -> int:
         return self._mover.fileno()
@@ -114,18 +116,23 @@ class Exchange:
         if not done and due is None:
             return False
         now = self._clock.now()
+        self._faults.look(now)
         if done:
             self._recorder.add(Transferred(now, done))
             self._core.finish_transfers(done, now)
-            self._say(done)
+            self._say(done, now)
         if due is not None and due <= now:
             self._recorder.add(Ticked(now))
             self._core.tick(now)
         return bool(done)
 
-    def _say(self, done: Sequence[TransferDone]) -> None:
-        """One line per kind of failure in a row: a disk that is gone fails thousands of times."""
+    def _say(self, done: Sequence[TransferDone], now: float) -> None:
+        """One line per kind of failure in a row: a disk that is gone fails thousands of times. What is
+        wrong with single blocks is told in sums."""
         for each in done:
+            self._faults.add(each.faults, now)
+            if each.faults and TierFault.UNREADABLE not in each.faults:
+                continue
             if each.error and each.error != self._said:
                 self._said = each.error
                 log.warning("transfer %d: %s", each.id, each.error)
@@ -141,6 +148,7 @@ class Exchange:
     def close(self, patience: float = CLOSE_SECONDS) -> None:
         """Stop the mover, then its stores. Where a transfer does not end they stay as they are: a disk
         that does not answer keeps nobody, its thread dies with the process."""
+        self._faults.flush()
         if self._mover.close(patience):
             self._release()
         else:

@@ -45,7 +45,8 @@ def check_settings(spec: WorkerSpec, source: ModelSource, config: DecoderConfig,
     groups = kv_groups(config, spec.page_size, kept)
     if spec.device_kv is not None:
         _page_count(spec.device_kv, groups)
-    if tier_sizes(spec, groups, available_memory()) is not None and spec.data_dir is not None:
+    tiers = tier_sizes(spec, groups, available_memory())
+    if tiers is not None and spec.data_dir is not None and not spec.replaces:
         check_data_dir(Path(spec.data_dir))
 
 

@@ -35,6 +35,13 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     data_dir: str | None = None  # absolute; always there with a disk tier
     tier_policy: str = "priced"
     peers: bool = True  # may read what the other workers of this machine have on disk
+    replaces: bool = False  # a worker that died: what can be done without does not keep this one from it
+
+
+def replacement(spec: WorkerSpec, kv_bytes: int) -> WorkerSpec:
+    """The orders of one that takes a dead worker's place. kv_bytes: of that one's pool, which its turns
+    fitted in; what memory is free by now does not count, others have taken their shares."""
+    return msgspec.structs.replace(spec, device_kv=kv_bytes or spec.device_kv, replaces=True)
 
 
 def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores: int) -> WorkerSpec:

@@ -25,6 +25,7 @@ def carried(before: TiersView | None, now: TiersView | None) -> TiersView | None
         evicted=_merged(before.evicted, now.evicted, operator.add),
         decisions=_merged(before.decisions, now.decisions, operator.add),
         takeovers=before.takeovers + now.takeovers,
+        faults=_merged(before.faults, now.faults, operator.add),
         waits=_merged(before.waits, now.waits, lambda a, b: (a[0] + b[0], a[1] + b[1], a[2] + b[2])),
     )
 

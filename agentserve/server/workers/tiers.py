@@ -15,7 +15,8 @@ from agentserve.server.workers.spec import WorkerSpec
 from tiering.policy.registry import policy_named
 from tiering.prices import PriceBook, starting_prices
 from tiering.stores.disk import DiskStore, adopt_orphans
-from tiering.stores.environment import worker_folder
+from tiering.stores.environment import StoreError, worker_folder
+from tiering.stores.faults import Fault, no_fault
 from tiering.stores.host import HostStore
 from tiering.stores.mover import Mover
 from tiering.stores.pages import PoolPages
@@ -33,11 +34,14 @@ class BuiltTiers:
     release: Callable[[], None]  # closes the stores, when the mover no longer uses them
 
 
-def build_tiers(spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: bytes) -> BuiltTiers:
-    """Raises StoreError (a ValueError, one line) where the disk cannot be had."""
+def build_tiers(
+    spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: bytes, fault: Fault = no_fault
+) -> BuiltTiers:
+    """Raises StoreError (a ValueError, one line) where the disk cannot be had, unless a dead worker is
+    replaced: then there is no disk."""
     device = PoolPages(pool.storages)
     host = HostStore(sizes.host_slots, device.block_bytes, device.pinned) if sizes.host_slots else None
-    disk = _open_disk(spec, sizes, namespace) if sizes.disk_budget else None
+    disk, disk_error = _disk(spec, sizes, namespace, fault)
     peers = _open_peers(spec, sizes, disk, namespace) if disk is not None else None
     prices = starting_prices(device.block_bytes, spec.page_size)
     setup = TierSetup(
@@ -49,6 +53,8 @@ def build_tiers(spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: byt
         entries=tuple(disk.entries()) if disk is not None else (),
         staging=sizes.staging,
         peers=peers is not None,
+        faults=disk.take_faults() if disk is not None else (),
+        disk_error=disk_error,
     )
     if disk is not None and setup.entries:
         log.info("%d blocks of KV are on disk", len(setup.entries))
@@ -60,14 +66,29 @@ def build_tiers(spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: byt
         if disk is not None:
             disk.close()
 
-    return BuiltTiers(parts, Mover(device, host, disk, WallClock(), peers=peers), release)
+    return BuiltTiers(parts, Mover(device, host, disk, WallClock(), fault=fault, peers=peers), release)
 
 
-def _open_disk(spec: WorkerSpec, sizes: TierSizes, namespace: bytes) -> DiskStore:
+def _disk(spec: WorkerSpec, sizes: TierSizes, namespace: bytes, fault: Fault) -> tuple[DiskStore | None, str]:
+    """The disk; or None, and why there is none where there should be one."""
+    if not sizes.disk_budget:
+        return None, ""
+    try:
+        return _open_disk(spec, sizes, namespace, fault), ""
+    except StoreError as error:
+        if not spec.replaces:
+            raise
+        log.error("serving without KV on disk: %s", error)
+        return None, str(error)
+
+
+def _open_disk(spec: WorkerSpec, sizes: TierSizes, namespace: bytes, fault: Fault) -> DiskStore:
     assert spec.data_dir is not None  # the settings saw to that
     data_dir = Path(spec.data_dir)
     folder = worker_folder(data_dir, spec.index)
-    disk = DiskStore(folder, namespace, sizes.disk_budget, sizes.block_bytes, page_size=spec.page_size)
+    disk = DiskStore(
+        folder, namespace, sizes.disk_budget, sizes.block_bytes, page_size=spec.page_size, fault=fault
+    )
     adopt_orphans(disk, data_dir, spec.kv_share)
     return disk
 
