@@ -40,12 +40,13 @@ from agentserve.text import load
 from kernels import Backend, backend_for
 from kernels.ops import Ops
 from tiering.keys import namespace_digest
+from tiering.stores.faults import Fault, no_fault
 
 log = logging.getLogger(__name__)
 
 
-def build_engine(spec: WorkerSpec) -> BuiltEngine:
-    """Load the model and put the engine together. Raises ValueError (ModelError, TextError) or OSError
+def build_engine(spec: WorkerSpec, fault: Fault = no_fault) -> BuiltEngine:
+    """Load the model and put the engine together; `fault`: of its stores, for tests. Raises ValueError (ModelError, TextError) or OSError
     with one line that says what is wrong with the model or the settings."""
     torch.set_num_threads(spec.threads)
     device, dtype = torch.device(spec.device), DTYPES[spec.dtype]
@@ -90,7 +91,7 @@ def build_engine(spec: WorkerSpec) -> BuiltEngine:
         namespace=_namespace(spec, loaded, ops),
     )
     sizes = tier_sizes(spec, groups, None)  # that the memory is there was seen before the pool took its own
-    tiers = build_tiers(spec, sizes, pool, core_config.namespace) if sizes is not None else None
+    tiers = build_tiers(spec, sizes, pool, core_config.namespace, fault) if sizes is not None else None
     core = EngineCore(core_config, groups, pages, cost, tiers.parts if tiers is not None else None)
     assert core.limit == reach
     if core.limit < longest:

@@ -16,6 +16,7 @@ from tiering.policy.registry import policy_named
 from tiering.prices import PriceBook, starting_prices
 from tiering.stores.disk import DiskStore, adopt_orphans
 from tiering.stores.environment import worker_folder
+from tiering.stores.faults import Fault, no_fault
 from tiering.stores.host import HostStore
 from tiering.stores.mover import Mover
 from tiering.stores.pages import PoolPages
@@ -32,11 +33,13 @@ class BuiltTiers:
     release: Callable[[], None]  # closes the stores, when the mover no longer uses them
 
 
-def build_tiers(spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: bytes) -> BuiltTiers:
-    """Raises StoreError (a ValueError, one line) where the disk cannot be had."""
+def build_tiers(
+    spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: bytes, fault: Fault = no_fault
+) -> BuiltTiers:
+    """`fault`: of the stores, for tests. Raises StoreError (a ValueError, one line) where the disk cannot be had."""
     device = PoolPages(pool.storages)
     host = HostStore(sizes.host_slots, device.block_bytes, device.pinned) if sizes.host_slots else None
-    disk = _open_disk(spec, sizes, namespace) if sizes.disk_budget else None
+    disk = _open_disk(spec, sizes, namespace, fault) if sizes.disk_budget else None
     prices = starting_prices(device.block_bytes, spec.page_size)
     setup = TierSetup(
         policy=spec.tier_policy,
@@ -54,13 +57,15 @@ def build_tiers(spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: byt
         if disk is not None:
             disk.close()
 
-    return BuiltTiers(parts, Mover(device, host, disk, WallClock()), release)
+    return BuiltTiers(parts, Mover(device, host, disk, WallClock(), fault=fault), release)
 
 
-def _open_disk(spec: WorkerSpec, sizes: TierSizes, namespace: bytes) -> DiskStore:
+def _open_disk(spec: WorkerSpec, sizes: TierSizes, namespace: bytes, fault: Fault) -> DiskStore:
     assert spec.data_dir is not None  # the settings saw to that
     data_dir = Path(spec.data_dir)
     folder = worker_folder(data_dir, spec.index)
-    disk = DiskStore(folder, namespace, sizes.disk_budget, sizes.block_bytes, page_size=spec.page_size)
+    disk = DiskStore(
+        folder, namespace, sizes.disk_budget, sizes.block_bytes, page_size=spec.page_size, fault=fault
+    )
     adopt_orphans(disk, data_dir, spec.kv_share)
     return disk
