@@ -107,6 +107,29 @@ def test_a_rolled_back_first_turn_leaves_a_fork_as_it_was() -> None:
     check(h)
 
 
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("begun", ["never", "rolled back", "read from disk"])
+def test_nobody_gets_into_a_fork_who_does_not_name_it(named: bool, begun: str) -> None:
+    """A client whose connection broke sends its request again, and its session has the turn already: it
+    gets a sibling of that session, though a fork waits where the request goes on."""
+    h = Harness()
+    parent = h.turn("u", "a", calls=("c",)).session
+    child = h.directory.fork(parent, 2, list(parent.pending.values()), 9.0)
+    if begun == "rolled back":
+        h.directory.rollback(h.begin("u", "a", "t", named=child.public_id), 10.0, "cancelled")
+    elif begun == "read from disk":
+        child.forked_at = None
+        child.add(child.beginning())
+    h.turn("u", "a", "t", "b", named=parent.public_id)
+    who = {"named": parent.public_id} if named else {"calls": ("c",)}
+    again = h.begin("u", "a", "t", **who)
+    assert again.opened
+    assert again.copied_from is parent
+    assert (child.running, list(child.pending)) == (None, ["c"])
+    assert h.begin("u", "a", "t", named=child.public_id).session is child
+    check(h)
+
+
 def test_who_is_idle_for_too_long_is_forgotten() -> None:
     h = Harness()
     old, runs, waits = (

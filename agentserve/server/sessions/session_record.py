@@ -89,6 +89,7 @@ class Session:
     pending: dict[str, PendingCall] = field(default_factory=dict)
     issued: dict[str, bool] = field(default_factory=dict)  # all its calls, answered ones too: whole?
     inherited: frozenset[str] = frozenset()  # those of them that its parent made
+    forked_at: bytes | None = None  # of a fork: the end of the history that it began with
     booking: Future[None] | None = None  # of a fork: when it is on disk; None: it need not be
     history: deque[Transition] = field(default_factory=deque)
     usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
@@ -110,6 +111,7 @@ class Session:
         self.pending = {call.id: replace(call, turn=NO_TURN) for call in pending}
         self.issued = dict.fromkeys(self.pending, True)
         self.inherited = frozenset(self.issued)
+        self.forked_at = self.chain[-1]
         self.engine_turn = NO_TURN
 
     def beginning(self) -> CommittedTurn:
@@ -145,6 +147,7 @@ class Session:
         self.issued.update(turn.handed)
         if turn.turn == NO_TURN:
             self.inherited = frozenset(turn.handed)
+            self.forked_at = turn.keys[-1]
         for name, amount in turn.usage.items():
             self.usage[name] = self.usage.get(name, 0) + amount
 
