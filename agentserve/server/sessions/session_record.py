@@ -70,7 +70,7 @@ class Session:
     key: SessionId  # internal, never reused
     public_id: str  # unique within the tenant
     tenant: str
-    family: SessionId  # key of the lineage's first session
+    family: SessionId  # key of the lineage's first session; a fork begins one of its own
     parent: str | None  # public id of the session this one was copied from
     created: float
     active: float
@@ -89,7 +89,6 @@ class Session:
     pending: dict[str, PendingCall] = field(default_factory=dict)
     issued: dict[str, bool] = field(default_factory=dict)  # all its calls, answered ones too: whole?
     inherited: frozenset[str] = frozenset()  # those of them that its parent made
-    forked_at: bytes | None = None  # of a fork: the end of the history that it began with
     booking: Future[None] | None = None  # of a fork: when it is on disk; None: it need not be
     history: deque[Transition] = field(default_factory=deque)
     usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
@@ -98,12 +97,18 @@ class Session:
     def tip(self) -> bytes | None:
         return self.chain[-1] if self.chain else None
 
+    @property
+    def forked(self) -> bool:
+        """It began as a fork."""
+        return self.parent is not None and self.family == self.key
+
     def ended_at(self, messages: int) -> bool:
         """Whether a turn of its own was committed with the first `messages` messages."""
         return 0 < messages <= len(self.chain) and self.chain[messages - 1] in self.points
 
     def inherit(self, source: Session, messages: int, pending: Sequence[PendingCall]) -> None:
         """Begin a fork with the first messages of `source`, where a turn ended, and calls to wait for."""
+        self.family = self.key
         self.chain = source.chain[:messages]
         self.replies = {i: ids for i, ids in source.replies.items() if i < messages}
         self.points[self.chain[-1]] = self.length = source.points[self.chain[-1]]
@@ -111,7 +116,6 @@ class Session:
         self.pending = {call.id: replace(call, turn=NO_TURN) for call in pending}
         self.issued = dict.fromkeys(self.pending, True)
         self.inherited = frozenset(self.issued)
-        self.forked_at = self.chain[-1]
         self.engine_turn = NO_TURN
 
     def beginning(self) -> CommittedTurn:
@@ -147,7 +151,6 @@ class Session:
         self.issued.update(turn.handed)
         if turn.turn == NO_TURN:
             self.inherited = frozenset(turn.handed)
-            self.forked_at = turn.keys[-1]
         for name, amount in turn.usage.items():
             self.usage[name] = self.usage.get(name, 0) + amount
 
