@@ -13,12 +13,18 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
+
 from agentserve.bench.agents.words import WORDS
 from tests.prove.crash.world import SESSIONS, Told, World
 
 CHAT = "/v1/chat/completions"
 CITIES = ["Oslo", "Rome", "Lima"]
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "enum": CITIES}}, "required": ["city"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": CITIES}},
+    "required": ["city"],
+}
 FUNCTION = {"name": "weather", "description": "Weather of a city.", "parameters": PARAMETERS}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 STYLES = ("post", "stream", "upload", "chat")
@@ -27,7 +33,7 @@ Message = dict[str, Any]
 
 
 class Unsuitable(Exception):
-    """A script whose model does not play along: a call that was cut, or one that nobody asked for."""
+    """The model does not play along with a script: it calls unasked, or a call or the context is too long."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,7 @@ class Agent:
 
     async def say(self, turn: str) -> None:
         """A turn that does not."""
-        self._ended(_text(await self._chat(turn)))
+        self._ended(self._text(await self._chat(turn)))
 
     async def answer(self, turn: str, results: list[str], style: str) -> None:
         """Bring the results of the calls, and have the turn that goes on from them."""
@@ -150,7 +156,7 @@ class Agent:
         self._messages += told
         if reply is None:
             reply = await self._chat(turn)
-        self._ended(_text(reply))
+        self._ended(self._text(reply))
 
     async def fork(self) -> Agent:
         """A twin of this agent, in a session of its own that waits for its own results."""
@@ -173,6 +179,12 @@ class Agent:
         self._messages.append(reply.message)
         told = self._world.told.get(self.name)
         self._world.know(self.name, Told(told.turns + 1 if told else 1, waiting=bool(reply.calls)))
+
+    def _text(self, reply: Reply) -> Reply:
+        """A reply without calls, and not one that the end of the context cut."""
+        if reply.calls or (reply.reason == "length" and len(reply.ids) < self._sizes.text_tokens):
+            raise Unsuitable
+        return reply
 
     # --- requests -------------------------------------------------------------------------
 
@@ -212,14 +224,12 @@ class Agent:
             if style == "upload":
                 url = f"{path}/{call}/stream?max_tokens={most}"
                 reply = await self._world.http.post(self._world.url + url, content=_pieces(text))
-                assert reply.status_code == 200, reply.text
-                return self._whole(turn, reply.json(), tries)
+                return self._whole(turn, reply, tries)
             body = {"call_id": call, "content": text, "max_tokens": most, "stream": style == "stream"}
             if style == "stream":
                 return await self._streamed(turn, path, body, tries)
             reply = await self._world.http.post(self._world.url + path, json=body)
-            assert reply.status_code == 200, reply.text
-            return self._whole(turn, reply.json(), tries)
+            return self._whole(turn, reply, tries)
 
         return await self._world.surely(attempt)
 
@@ -229,7 +239,11 @@ class Agent:
         [result] = reply.json()["results"]
         assert result["call_id"] == call
 
-    def _whole(self, turn: str, reply: Message, tries: int) -> Reply | None:
+    def _whole(self, turn: str, response: httpx.Response, tries: int) -> Reply | None:
+        if response.status_code == 400 and not self._book.closed:
+            raise Unsuitable
+        assert response.status_code == 200, response.text
+        reply = response.json()
         if reply["object"] == "agentserve.tool_results":
             assert tries, "results that nobody has sent were taken"
             assert (reply["outstanding"], reply["running_turn"]) == ([], None), reply
@@ -253,8 +267,7 @@ class Agent:
             async with self._world.http.stream("POST", self._world.url + path, json=body) as reply:
                 if "event-stream" not in reply.headers["content-type"]:
                     await reply.aread()
-                    assert reply.status_code == 200, reply.text
-                    return self._whole(turn, reply.json(), tries)
+                    return self._whole(turn, reply, tries)
                 async for line in reply.aiter_lines():
                     if line == "data: [DONE]":
                         done = True
@@ -283,12 +296,6 @@ def _take(found: Reply, chunk: Message) -> None:
                 found.calls[-1]["function"] |= piece["function"]
             else:
                 found.calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
-
-
-def _text(reply: Reply) -> Reply:
-    if reply.calls:
-        raise Unsuitable
-    return reply
 
 
 async def _pieces(text: str) -> AsyncIterator[bytes]:

@@ -7,7 +7,6 @@ pinned or be under way, and every session must be where its client was told it i
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,7 +24,14 @@ from tests.prove.crash.world import LIMIT, SESSIONS, World
 BOTH = "both"
 VICTIMS = (WORKER, SERVER, BOTH)
 MOST_WORKER_DEATHS = 3  # in one life of a server, which gives a worker up after five
-QUIET = ("turns_active", "engine_running", "engine_waiting", "kv_pages_live", "tier_moving_blocks", "tier_pinned_pages")
+QUIET = (
+    "turns_active",
+    "engine_running",
+    "engine_waiting",
+    "kv_pages_live",
+    "tier_moving_blocks",
+    "tier_pinned_pages",
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,8 @@ class Report:
     def line(self) -> str:
         return (
             f"{sum(self.hits.values())} kills at {len(self.hits)} points, "
-            f"{sum(self.random_kills.values())} at random; {self.turns} turns ({self.ids} ids) as undisturbed, "
+            f"{sum(self.random_kills.values())} at random; "
+            f"{self.turns} turns ({self.ids} ids) as undisturbed, "
             f"{self.repeats} requests sent again, {self.recovered} turns found on disk untold, "
             f"{self.resumed} event streams taken up again, {self.seconds:.0f} s"
         )
@@ -245,9 +252,8 @@ class Campaign:
             if url is not None:
                 break
             assert await self._machine.dead() in (-9, 1), self._machine.log()
-        before, world.url = world.url, url
-        if before:
-            listed = await self._listed(world)
+        if world.life:
+            listed = await self._listed(world, url)  # no client knows this address yet
             for name, told in world.told.items():
                 assert name in listed, f"session {name} is lost"
                 turns = listed[name]["turns"]
@@ -256,7 +262,7 @@ class Campaign:
 
     async def _replaced(self, worker: int | None) -> None:
         async with asyncio.timeout(LIMIT):
-            while self._machine.worker in (worker, None):
+            while self._machine.worker in (worker, None):  # noqa: ASYNC110  (another process's doing)
                 await asyncio.sleep(0.01)
 
     async def _again(self, world: World) -> None:
@@ -285,7 +291,7 @@ class Campaign:
         """Nothing runs, nothing is held, and what clients were told is so, and no more."""
         await self._quiet(world)
         world.check_followers()
-        listed = await self._listed(world)
+        listed = await self._listed(world, world.url)
         for name, session in listed.items():
             if name not in world.told:  # made, and its maker was not told; it asked again
                 assert session["parent"] in world.names, f"a session that nobody opened: {session}"
@@ -327,9 +333,11 @@ class Campaign:
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("agentserve_")]
         return {name.removeprefix("agentserve_"): float(value) for name, value in lines}
 
-    async def _listed(self, world: World) -> dict[str, dict[str, Any]]:
-        listed = await world.get(f"{SESSIONS}?limit=1000")
-        return {session["id"]: session for session in listed["data"]}
+    @staticmethod
+    async def _listed(world: World, url: str) -> dict[str, dict[str, Any]]:
+        reply = await world.http.get(f"{url}{SESSIONS}?limit=1000")
+        assert reply.status_code == 200, reply.text
+        return {session["id"]: session for session in reply.json()["data"]}
 
     async def _moved(self, world: World) -> None:
         for name, value in (await self._metrics(world)).items():

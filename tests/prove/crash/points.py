@@ -6,10 +6,12 @@ writes down that it was there, takes the order back, and is gone (SIGKILL: no ha
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +57,22 @@ POINTS: tuple[Point, ...] = (
     *_points(WORKER, 1, "disk.adopt", "start.ready", start=True),
 )
 BY_NAME = {point.name: point for point in POINTS}
+
+
+def rounds(kills: int, seed: int, points: Sequence[Point] = POINTS) -> list[Point]:
+    """So many of the points, each as often as the others, give or take one; processes take turns, for a
+    worker that dies again and again is given up."""
+    drawn = random.Random(seed)
+    ours: dict[str, list[Point]] = {
+        process: [point for point in points if point.process == process] for process in (SERVER, WORKER)
+    }
+    whole, more = divmod(kills, len(points))
+    extra = drawn.sample(list(points), more)
+    lines = []
+    for process, some in ours.items():
+        line = [point for _ in range(whole) for point in drawn.sample(some, len(some))]
+        lines.append(line + [point for point in extra if point.process == process])
+    return [point for pair in itertools.zip_longest(*lines) for point in pair if point is not None]
 
 
 class Trap:

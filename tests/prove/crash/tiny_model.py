@@ -43,7 +43,8 @@ def write_tiny_model(folder: Path, seed: int = 0) -> None:
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return 0.25 * torch.randn(rows, columns, generator=drawn)
 
-    weights = {"model.embed_tokens.weight": matrix(vocabulary, HIDDEN), "model.norm.weight": torch.ones(HIDDEN)}
+    weights = {"model.embed_tokens.weight": matrix(vocabulary, HIDDEN)}
+    weights["model.norm.weight"] = torch.ones(HIDDEN)
     for layer in range(LAYERS):
         at = f"model.layers.{layer}."
         weights |= {

@@ -24,7 +24,6 @@ class Told:
     turns: int
     waiting: bool  # for results
     results: set[str] = field(default_factory=set)  # those that have a receipt
-    text: dict[int, str] = field(default_factory=dict)
 
 
 class World:
@@ -41,7 +40,7 @@ class World:
         self.repeats = 0  # requests that were sent again after a death
         self.recovered = 0  # of these, turns that were on disk although no client had been told
         self.resumed = 0  # event streams that were taken up again after a death
-        self._changed = asyncio.Event()
+        self._begun = asyncio.Event()
         self._followers: list[asyncio.Task[None]] = []
 
     # --- lives ----------------------------------------------------------------------------
@@ -50,19 +49,18 @@ class World:
         """A life begins."""
         self.life += 1
         self.url = url
-        self._wake()
+        begun, self._begun = self._begun, asyncio.Event()
+        begun.set()
 
     def saw(self) -> None:
+        """Something came from the server."""
         self.events += 1
-        self._wake()
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        try:
-            async with asyncio.timeout(LIMIT):
-                while not condition():
-                    await self._changed.wait()
-        except TimeoutError:
-            raise AssertionError(f"{what} did not come about in {LIMIT:g} s") from None
+    async def after(self, life: int) -> None:
+        """Wait until a later life has begun."""
+        async with asyncio.timeout(LIMIT):
+            while self.life <= life:
+                await self._begun.wait()
 
     async def surely(self, attempt: Callable[[int], Awaitable[Result]]) -> Result:
         """Try until no death comes in between; `attempt` is told how often it was tried before."""
@@ -74,14 +72,10 @@ class World:
             except httpx.TransportError:
                 tries += 1
                 self.repeats += 1
-                await self.until(lambda: self.life > life, "a new life")
+                await self.after(life)
             else:
                 self.saw()
                 return done
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
     # --- requests -------------------------------------------------------------------------
 
@@ -137,7 +131,7 @@ class _Follower:
             try:
                 closed = await self._read()
             except httpx.TransportError:
-                await world.until(lambda: world.life > life, "a new life")
+                await world.after(life)
                 world.resumed += 1
 
     async def _read(self) -> bool:
