@@ -254,6 +254,7 @@ class Campaign:
             assert await self._machine.dead() in (-9, 1), self._machine.log()
         if world.life:
             listed = await self._listed(world, url)  # no client knows this address yet
+            assert not world.closed & listed.keys(), "a session that was closed is back"
             for name, told in world.told.items():
                 assert name in listed, f"session {name} is lost"
                 turns = listed[name]["turns"]
@@ -292,6 +293,7 @@ class Campaign:
         await self._quiet(world)
         world.check_followers()
         listed = await self._listed(world, world.url)
+        assert not world.closed & listed.keys(), "a session that was closed is there"
         for name, session in listed.items():
             if name not in world.told:  # made, and its maker was not told; it asked again
                 assert session["parent"] in world.names, f"a session that nobody opened: {session}"

@@ -37,6 +37,7 @@ class World:
         self.events = 0  # pieces of streams, events of sessions, replies
         self.told: dict[str, Told] = {}
         self.names: set[str] = set()  # of all sessions there ever were
+        self.closed: set[str] = set()  # of those that the server has said to be closed
         self.repeats = 0  # requests that were sent again after a death
         self.recovered = 0  # of these, turns that were on disk although no client had been told
         self.resumed = 0  # event streams that were taken up again after a death
@@ -89,8 +90,9 @@ class World:
             reply = await self.http.delete(f"{self.url}{SESSIONS}/{name}")
             assert reply.status_code == 200 or (tries and reply.status_code == 404), reply.text
 
+        self.told.pop(name, None)  # until the answer is here it may be there or not
         await self.surely(attempt)
-        self.told.pop(name, None)
+        self.closed.add(name)
 
     # --- sessions -------------------------------------------------------------------------
 
