@@ -213,9 +213,11 @@ class Campaign:
             await self._reached(world, working, reached, what)
             world.going = False
             if prepare is not None or kill:
+                self._machine.kill(server=victim != WORKER, worker=victim != SERVER)
+                if victim != WORKER:
+                    await self._machine.dead()
                 if prepare is not None:
                     prepare()
-                self._machine.kill(server=victim != WORKER, worker=victim != SERVER)
             elif victim == WORKER:
                 self._machine.worker_deaths += 1
             if victim != WORKER:
