@@ -10,15 +10,17 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.prove.crash.agents import Agent, Book, Sizes, Unsuitable
+from tests.prove.crash.agents import Agent
+from tests.prove.crash.book import Book, Sizes, Unsuitable
 from tests.prove.crash.machine import Machine
 from tests.prove.crash.points import SERVER, WORKER, Point
+from tests.prove.crash.report import Report
 from tests.prove.crash.world import LIMIT, SESSIONS, World
 
 BOTH = "both"
@@ -46,55 +48,6 @@ class Plan:
     scripts: int = 12
     seed: int = 1
     gap: int = 150  # events between two random kills, at most
-
-
-@dataclass
-class Report:
-    """What was done, and what came of it."""
-
-    model: str = ""
-    seed: int = 0
-    hits: Counter[str] = field(default_factory=Counter)
-    random_kills: Counter[str] = field(default_factory=Counter)
-    others: int = 0  # kills on the way to a point that a process passes while it starts
-    server_starts: int = 0
-    turns: int = 0
-    ids: int = 0
-    repeats: int = 0
-    recovered: int = 0
-    resumed: int = 0
-    records: int = 0
-    moved: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "model": self.model,
-            "seed": self.seed,
-            "kills_at_named_points": sum(self.hits.values()),
-            "hits_per_point": dict(sorted(self.hits.items())),
-            "random_kills": dict(self.random_kills),
-            "kills_on_the_way_to_a_start": self.others,
-            "server_starts": self.server_starts,
-            "turns_compared": self.turns,
-            "ids_compared": self.ids,
-            "requests_sent_again": self.repeats,
-            "turns_found_committed_untold": self.recovered,
-            "event_streams_taken_up_again": self.resumed,
-            "records_read_in_dead_environments": self.records,
-            "blocks_moved_at_last_looks": dict(self.moved),
-            "seconds": round(self.seconds, 1),
-        }
-
-    def line(self) -> str:
-        return (
-            f"{sum(self.hits.values())} kills at {len(self.hits)} points, "
-            f"{sum(self.random_kills.values())} at random; "
-            f"{self.turns} turns ({self.ids} ids) as undisturbed, "
-            f"{self.repeats} requests sent again, {self.recovered} turns found on disk untold, "
-            f"{self.resumed} event streams taken up again, {self.seconds:.0f} s"
-        )
 
 
 class Campaign:
@@ -185,6 +138,8 @@ class Campaign:
         victim = SERVER if point.process == SERVER or orphan else WORKER
         await self._until(world, victim, lambda: world.events >= at, point.name, prepare)
         assert self._machine.hit(order), f"{point.name} was not passed"
+        if victim == WORKER:
+            self._machine.worker_deaths += 1  # of the one that came after
 
     async def _random(self, world: World, victim: str) -> None:
         if victim == WORKER and self._machine.worker_deaths >= MOST_WORKER_DEATHS:

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.prove.crash.agents import Sizes
-from tests.prove.crash.crash import Plan, Report, crash
+from tests.prove.crash.book import Sizes
+from tests.prove.crash.crash import Plan, crash
 from tests.prove.crash.points import BY_NAME, POINTS, rounds
+from tests.prove.crash.report import summary
 from tests.prove.crash.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.process
@@ -63,15 +64,3 @@ def test_two_hundred_kills(
     file = request.config.getoption("--crash-report")
     if file is not None:
         Path(file).write_text(json.dumps(told, indent=2) + "\n")
-
-
-def summary(reports: Sequence[Report]) -> dict[str, Any]:
-    hits: Counter[str] = Counter()
-    for report in reports:
-        hits += report.hits
-    return {
-        "kills_at_named_points": hits.total(),
-        "random_kills": sum(report.random_kills.total() for report in reports),
-        "hits_per_point": {point.name: hits[point.name] for point in POINTS},
-        "campaigns": [report.plain() for report in reports],
-    }
