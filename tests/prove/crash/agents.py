@@ -96,7 +96,7 @@ class Agent:
     async def ask(self, turn: str) -> None:
         """A turn that ends in tool calls."""
         reply = await self._chat(turn, calls=True)
-        if not reply.calls or reply.reason != "tool_calls" or reply.content:
+        if not reply.calls or reply.reason == "length" or reply.content:
             raise Unsuitable
         self._calls = [call["id"] for call in reply.calls]
         self._ended(reply)

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.process
 COMMON = {"max_batched_tokens": 256}
 TINY = COMMON | {"max_model_len": 1200, "device_kv": "700KiB", "host_kv": "200KiB", "disk_kv": "2MiB"}
 SMOLLM2 = COMMON | {"max_model_len": 1000, "device_kv": "24MiB", "host_kv": "8MiB", "disk_kv": "24MiB"}
-SMALL = Sizes(words=40, rounds=1, call_tokens=60, text_tokens=12, temperature=0.0)
+NAMED = {"type": "function", "function": {"name": "weather"}}
+SMALL = Sizes(words=40, rounds=1, call_tokens=60, text_tokens=12, temperature=0.0, choice=NAMED)
 SAMPLE = ("commit.turn.after", "plan.ran", "disk.commit", "resume.read")
 KILLS, OF_SMOLLM2 = 100, 12  # at named points, and as many at random
 
