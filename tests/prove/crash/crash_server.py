@@ -32,6 +32,7 @@ from agentserve.types import SessionId, TurnId
 from tests.prove.crash.points import Trap
 
 GATHERING = 0.05  # seconds that a transaction takes while turns are to end together
+LINGER = 0.1  # seconds that one takes that will never be
 
 
 class ArmedStore(SessionStore):
@@ -55,7 +56,7 @@ class ArmedStore(SessionStore):
             time.sleep(GATHERING)  # a slow disk: meanwhile turns end, and share the next transaction
         kinds = kinds_of(changes)
         for kind in kinds:
-            self._trap.at(f"commit.{kind}.before")
+            self._trap.at(f"commit.{kind}.before", LINGER)
         super().write(changes)
         for kind in kinds:
             self._trap.at(f"commit.{kind}.after")
@@ -64,7 +65,7 @@ class ArmedStore(SessionStore):
         half = (len(changes) + 1) // 2
         super()._apply(txn, changes[:half])
         for kind in kinds_of(changes):
-            self._trap.at(f"commit.{kind}.inside")
+            self._trap.at(f"commit.{kind}.inside", LINGER)
         super()._apply(txn, changes[half:])
 
 

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +89,9 @@ class Trap:
     def armed(self, point: str) -> bool:
         return self._read()[1:2] == [point]
 
-    def at(self, point: str) -> None:
-        """Dies here if that was ordered."""
+    def at(self, point: str, linger: float = 0.0) -> None:
+        """Dies here if that was ordered. linger: seconds that the other threads still have: whatever does
+        not wait for this one is said meanwhile."""
         with self._lock:
             words = self._read()
             if words[1:2] != [point]:
@@ -99,6 +101,7 @@ class Trap:
                 self._order, self._passed = order, 0
             self._passed += 1
             if self._passed == int(nth):
+                time.sleep(linger)
                 self._die(f"{order} {point} {nth}\n")
 
     def _read(self) -> list[str]:
