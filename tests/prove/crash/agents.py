@@ -239,6 +239,8 @@ class Agent:
         finally:
             if not done:
                 self._book.begins((self._script, turn), found.ids)
+            if not done and found.reason:
+                self._world.told.setdefault(self.name, Told(0, waiting=False)).finished = True
         assert done, "a stream ended early, and nobody said why"
         self._book.says((self._script, turn), found.ids)
         return found

@@ -215,7 +215,8 @@ class Campaign:
             for name, told in world.told.items():
                 assert name in listed, f"session {name} is lost"
                 turns = listed[name]["turns"]
-                assert turns in (told.turns, told.turns + 1), f"{name}: {turns} turns, {told.turns} were told"
+                least = told.turns + told.finished
+                assert turns in (least, told.turns + 1), f"{name}: {turns} turns, {least} were told"
         world.up(url)
 
     async def _replaced(self, worker: int | None) -> None:

@@ -24,6 +24,7 @@ class Told:
     turns: int
     waiting: bool  # for results
     results: set[str] = field(default_factory=set)  # those that have a receipt
+    finished: bool = False  # a further turn's stream broke off after its last piece
 
 
 class World:
