@@ -47,7 +47,9 @@ log = logging.getLogger(__name__)
 
 def build_engine(spec: WorkerSpec, fault: Fault = no_fault) -> BuiltEngine:
     """Load the model and put the engine together. Raises ValueError (ModelError, TextError) or OSError
-    with one line that says what is wrong with the model or the settings. fault: of its stores, for tests."""
+    with one line that says what is wrong with the model or the settings.
+
+    fault: what stores do at named points, for tests."""
     torch.set_num_threads(spec.threads)
     device, dtype = torch.device(spec.device), DTYPES[spec.dtype]
     if device.type == "cuda" and not torch.cuda.is_available():

@@ -36,8 +36,7 @@ class BuiltTiers:
 def build_tiers(
     spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: bytes, fault: Fault = no_fault
 ) -> BuiltTiers:
-    """fault: of the stores, for tests. Raises StoreError (a ValueError, one line) where the disk cannot be
-    had."""
+    """Raises StoreError (a ValueError, one line) where the disk cannot be had."""
     device = PoolPages(pool.storages)
     host = HostStore(sizes.host_slots, device.block_bytes, device.pinned) if sizes.host_slots else None
     disk = _open_disk(spec, sizes, namespace, fault) if sizes.disk_budget else None

@@ -10,11 +10,13 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lmdb
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,7 +27,7 @@ from agentserve.config import ServeConfig, load
 from agentserve.messages import Submit, Token, TurnEnded
 from agentserve.server.engine_port import Engine, TurnEvent, TurnStream
 from agentserve.server.launch import LaunchError, Prepared, run
-from agentserve.server.sessions.environment import Table, damage
+from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.store import Change, Forget, Put, SessionStore, Stored
 from agentserve.server.wiring import prepare_app
 from agentserve.types import SessionId, TurnId
@@ -38,13 +40,14 @@ LINGER = 0.1  # seconds that one takes that will never be
 class ArmedStore(SessionStore):
     def __init__(self, folder: Path, trap: Trap) -> None:
         self._trap = trap
-        super().__init__(folder, check=self._checked)
+        self._kinds: list[str] = []  # of the transaction that is being written
+        trap.at("resume.before")
+        super().__init__(folder, self._opened)
 
-    def _checked(self, folder: Path) -> str | None:
-        self._trap.at("resume.before")
-        found = damage(folder)
+    def _opened(self, path: str, **options: Any) -> ArmedEnvironment:
+        env = ArmedEnvironment(lmdb.open(path, **options), self._passed)
         self._trap.at("resume.inside")
-        return found
+        return env
 
     def read(self) -> dict[bytes, Stored]:
         found = super().read()
@@ -54,19 +57,33 @@ class ArmedStore(SessionStore):
     def write(self, changes: Sequence[Change]) -> None:
         if self._trap.armed("commit.together.inside"):
             time.sleep(GATHERING)  # a slow disk: meanwhile turns end, and share the next transaction
-        kinds = kinds_of(changes)
-        for kind in kinds:
-            self._trap.at(f"commit.{kind}.before", LINGER)
+        self._kinds = kinds_of(changes)
+        self._passed("before")
         super().write(changes)
-        for kind in kinds:
-            self._trap.at(f"commit.{kind}.after")
+        self._passed("after")
+        self._kinds = []
 
-    def _apply(self, txn: Any, changes: Sequence[Change]) -> None:
-        half = (len(changes) + 1) // 2
-        super()._apply(txn, changes[:half])
-        for kind in kinds_of(changes):
-            self._trap.at(f"commit.{kind}.inside", LINGER)
-        super()._apply(txn, changes[half:])
+    def _passed(self, where: str) -> None:
+        for kind in self._kinds:
+            self._trap.at(f"commit.{kind}.{where}", 0.0 if where == "after" else LINGER)
+
+
+class ArmedEnvironment:
+    """An LMDB environment; before it commits somebody is told."""
+
+    def __init__(self, env: Any, passed: Callable[[str], None]) -> None:
+        self._env = env
+        self._passed = passed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    @contextmanager
+    def begin(self, *args: Any, **options: Any) -> Iterator[Any]:
+        with self._env.begin(*args, **options) as txn:
+            yield txn
+            if options.get("write"):
+                self._passed("inside")
 
 
 def kinds_of(changes: Sequence[Change]) -> list[str]:

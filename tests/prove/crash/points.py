@@ -34,7 +34,7 @@ def _points(process: str, most: int, *names: str, start: bool = False) -> Iterat
 POINTS: tuple[Point, ...] = (
     # commit: the sessions' transactions, by what is in them, and what follows one.
     *_points(SERVER, 5, "commit.turn.before", "commit.turn.inside", "commit.turn.after"),
-    *_points(SERVER, 2, "commit.together.inside"),  # several turns that ended together, some of them put
+    *_points(SERVER, 2, "commit.together.inside"),  # several turns that ended together
     *_points(SERVER, 6, "commit.number.before", "commit.number.after"),  # of a turn that begins
     *_points(SERVER, 2, "commit.result.before", "commit.result.after"),  # one of several calls'
     *_points(SERVER, 2, "commit.fork.before", "commit.fork.inside", "commit.fork.after"),
