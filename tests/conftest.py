@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from agentserve.server.workers.supervisor import KERNEL_THREADS
 
 for name, value in KERNEL_THREADS.items():
     os.environ.setdefault(name, value)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "where to write what the 200 kills came to, as JSON"
+    parser.addoption("--crash-report", metavar="FILE", help=told)

@@ -123,4 +123,7 @@ def _reason(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BrokenPipeError:  # the server was killed: nobody reads this, and no log wants it
+        os._exit(1)

@@ -46,7 +46,7 @@ def test_a_fork_has_what_its_parent_had_there() -> None:
     parent = h.turn("u", "a", "v", "b", calls=("c1", "c2")).session
     late = h.directory.fork(parent, 4, list(parent.pending.values()), 9.0)
     assert (late.chain, late.length, late.committed) == (parent.chain, parent.length, 2)
-    assert (late.replies, late.family, late.parent) == (parent.replies, parent.family, parent.public_id)
+    assert (late.replies, late.family, late.parent) == (parent.replies, late.key, parent.public_id)
     assert list(late.pending) == ["c1", "c2"]
     assert late.state is SessionState.WAITING_TOOL
     early = h.directory.fork(parent, 2, [], 9.0)
@@ -104,6 +104,44 @@ def test_a_rolled_back_first_turn_leaves_a_fork_as_it_was() -> None:
     lease = h.begin("u", "a", "t", named=child.public_id)
     assert not h.directory.rollback(lease, 10.0, "cancelled")
     assert (child.state, child.epoch, list(child.pending)) == (SessionState.WAITING_TOOL, 1, ["c"])
+    check(h)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("fork", ["never began", "rolled back", "is as far"])
+def test_nobody_gets_into_a_fork_who_does_not_name_it(named: bool, fork: str) -> None:
+    """A client whose connection broke sends its request again, and its session has the turn already: it
+    gets a sibling of that session, though a fork rests where the request goes on."""
+    h = Harness()
+    parent = h.turn("u", "a", calls=("c",)).session
+    child = h.directory.fork(parent, 2, list(parent.pending.values()), 9.0)
+    told = ["u", "a", "t"]
+    if fork == "rolled back":
+        h.directory.rollback(h.begin(*told, named=child.public_id), 10.0, "cancelled")
+    h.turn(*told, "b", named=parent.public_id)
+    if fork == "is as far":  # and says the same
+        h.turn(*told, "b", named=child.public_id)
+        told += ["b", "v"]
+        h.turn(*told, "d", named=parent.public_id)
+    who = {"named": parent.public_id} if named else {"past": ("c",)}
+    again = h.begin(*told, **who)
+    assert again.opened
+    assert again.copied_from is parent
+    assert child.running is None
+    mine = h.begin(*told, named=child.public_id)
+    assert (mine.session, again.session.family) == (child, parent.family)
+    check(h)
+
+
+def test_without_a_name_or_a_call_a_fork_is_not_found() -> None:
+    h = Harness()
+    parent = h.turn("u", "a").session
+    child = h.directory.fork(parent, 2, [], 9.0)
+    h.turn("u", "a", "v", "b", named=child.public_id)
+    assert h.begin("u", "a", "v", "b", "w").session is parent
+    sibling = h.begin("u", "a", "x", named=child.public_id)
+    assert sibling.copied_from is child
+    assert sibling.session.family == child.key
     check(h)
 
 

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import msgspec
 import pytest
 
 from tools_bridge import compile_process
-from tools_bridge.compile_messages import Vocabulary
+from tools_bridge.compile_messages import Vocabulary, send_encoded
 from tools_bridge.compile_process import CompileProcess
 from tools_bridge.compiler import CompilerUnavailable, GrammarCompiler
 from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, hermes_grammar
@@ -89,3 +91,18 @@ def test_a_child_that_does_not_start_is_no_fault_of_the_schema(monkeypatch):
     monkeypatch.setattr(compile_process, "COMMAND", ("/no/such/program",))
     with pytest.raises(CompilerUnavailable, match="does not start"):
         compiler.compile(PLAIN)
+
+
+def test_a_child_whose_server_is_gone_leaves_without_a_word():
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tools_bridge.compile_child"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    send_encoded(child.stdin, vocabulary())
+    with child.stdin, child.stderr:
+        assert child.stderr.read() == b""
+    assert child.wait() == 1

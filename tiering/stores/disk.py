@@ -25,7 +25,15 @@ from tiering.stores.environment import (
     open_environment,
     orphans,
 )
-from tiering.stores.faults import DISK_COMMIT, DISK_MAP, DISK_PAYLOAD, DISK_READ, Fault, no_fault
+from tiering.stores.faults import (
+    DISK_ADOPT,
+    DISK_COMMIT,
+    DISK_MAP,
+    DISK_PAYLOAD,
+    DISK_READ,
+    Fault,
+    no_fault,
+)
 from tiering.types import Block, DiskEntry, TierFault
 
 log = logging.getLogger(__name__)
@@ -127,6 +135,7 @@ class DiskStore:
         model's, cut off, not synced): those are deleted.
         """
         environment = adopt_environment(folder, self._namespace)
+        self._fault(DISK_ADOPT, None)
         self._adopted.append((environment, _sizes(environment)))
 
     @property

@@ -56,10 +56,10 @@ class Lineages:
     def longest(
         self, claim: Claim, anchor: Session | None, sessions: Mapping[SessionId, Session]
     ) -> Session | None:
-        """The longest committed history (in the anchor's family, if any) that is a proper prefix.
+        """The longest committed history that is a proper prefix: in the anchor's family, or, without an
+        anchor, in any but those that began as forks. Forks are for those who name them.
 
-        At equal length the anchor, then what can simply go on (at its tip, at rest), then the latest
-        used. Forks that have not begun a turn are for those who name them.
+        At equal length what can simply go on (at its tip, at rest), the anchor first, then the latest used.
         """
         for key in reversed(claim.keys[:-1]):
             names = self.points.get((claim.tenant, key))
@@ -68,9 +68,8 @@ class Lineages:
             at_key = [sessions[name] for name in names]
             if anchor is not None:
                 at_key = [session for session in at_key if session.family == anchor.family]
+            else:
+                at_key = [session for session in at_key if not session.forked]
             if at_key:
-                return max(
-                    at_key,
-                    key=lambda s: (s.tip == key, s is anchor, s.last_turn > 0, not s.running, s.active),
-                )
+                return max(at_key, key=lambda s: (s.tip == key, s is anchor, not s.running, s.active))
         return None

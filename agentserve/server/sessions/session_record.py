@@ -81,7 +81,7 @@ class Session:
     key: SessionId  # internal, never reused
     public_id: str  # unique within the tenant
     tenant: str
-    family: SessionId  # key of the lineage's first session
+    family: SessionId  # key of the lineage's first session; a fork begins one of its own
     parent: str | None  # public id of the session this one was copied from
     created: float
     active: float
@@ -116,12 +116,18 @@ class Session:
     def tip(self) -> bytes | None:
         return self.chain[-1] if self.chain else None
 
+    @property
+    def forked(self) -> bool:
+        """It began as a fork."""
+        return self.parent is not None and self.family == self.key
+
     def ended_at(self, messages: int) -> bool:
         """Whether a turn of its own was committed with the first `messages` messages."""
         return 0 < messages <= len(self.chain) and self.chain[messages - 1] in self.points
 
     def inherit(self, source: Session, messages: int, pending: Sequence[PendingCall]) -> None:
         """Begin a fork with the first messages of `source`, where a turn ended, and calls to wait for."""
+        self.family = self.key
         self.chain = source.chain[:messages]
         self.replies = {i: ids for i, ids in source.replies.items() if i < messages}
         self.points[self.chain[-1]] = self.length = source.points[self.chain[-1]]
