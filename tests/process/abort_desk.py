@@ -21,9 +21,10 @@ from agentserve.config import load
 from agentserve.messages import TiersView, WorkerView
 from agentserve.server.engine_port import News
 from agentserve.server.http.context import ServerContext
+from agentserve.server.sessions.changes import Change, Put
 from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.session_record import Session
-from agentserve.server.sessions.store import Change, Put, SessionStore
+from agentserve.server.sessions.store import SessionStore
 from agentserve.server.wiring import prepare_app
 from agentserve.server.workers.fleet import Fleet
 from agentserve.server.workers.spec import worker_spec

@@ -24,13 +24,14 @@ from starlette.routing import Route
 
 from agentserve.cli.output import fail
 from agentserve.config import ServeConfig, load
-from agentserve.messages import Submit, Token, TurnEnded
+from agentserve.messages import Park, Submit, Token, TurnEnded
 from agentserve.server.engine_port import Engine, TurnEvent, TurnStream
 from agentserve.server.launch import LaunchError, Prepared, run
+from agentserve.server.sessions.changes import Change, Forget, Put
 from agentserve.server.sessions.environment import Table
-from agentserve.server.sessions.store import Change, Forget, Put, SessionStore, Stored
+from agentserve.server.sessions.store import SessionStore, Stored
 from agentserve.server.wiring import prepare_app
-from agentserve.types import SessionId, TurnId
+from agentserve.types import SessionId
 from tests.prove.crash.points import Trap
 
 GATHERING = 0.05  # seconds that a transaction takes while turns are to end together
@@ -126,8 +127,8 @@ class ArmedEngine:
                 self._trap.at("turn.ended")
             yield event
 
-    def park(self, session: SessionId, turn: TurnId, waiting: bool, tools: tuple[str, ...] = ()) -> None:
-        self._engine.park(session, turn, waiting, tools)
+    def park(self, command: Park) -> None:
+        self._engine.park(command)
         self._trap.at("commit.untold")
 
     def fork(self, session: SessionId, child: SessionId, length: int) -> None:
