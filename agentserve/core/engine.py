@@ -313,17 +313,7 @@ class EngineCore:
             self.kv.park(session.id, session.tokens, session.computed)
         self.ahead.forget(session.id)
         turn = self.sessions.end_turn(session, keep=keep)
-        usage = TurnUsage(
-            turn.prompt,
-            turn.cached,
-            generated,
-            turn.computed,
-            turn.preemptions,
-            turn.arrived,
-            turn.admitted,
-            turn.first_token,
-            now,
-        )
+        usage = turn.usage(generated, now)
         if self.tiers is not None:
             self.tiers.ended(session, now)
         self._show(session, now, reason.value)

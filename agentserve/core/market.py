@@ -156,6 +156,18 @@ class Valuation:
         known.measured = self._now
         return known.residency
 
+    def ranked(self, waiting: Sequence[Session]) -> list[Session]:
+        """Waiting turns by priority, then as the policy says."""
+        if len(waiting) < 2:
+            return list(waiting)
+        market = self.market()
+
+        def place(session: Session) -> tuple[float, ...]:
+            turn = session.running_turn
+            return (turn.rank[0], *self._policy.rank(session.id, turn.arrived, market))
+
+        return sorted(waiting, key=place)
+
     # --- worth -----------------------------------------------------------------------------
 
     def _worth(self, known: Known, tier: Tier) -> float:

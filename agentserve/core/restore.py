@@ -123,6 +123,14 @@ class Restores:
             return False
         return bool(self._manager.run([self._ledger.key(known, index)]))
 
+    def lacking(self, known: Known) -> int:
+        """Tokens of the session that have KV neither on the device nor below."""
+        size = self._kv.page_size
+        cached = self._kv.cached_tokens(known.namespace, known.tokens)
+        start, end = cached // size, len(known.tokens) // size
+        below = len(self._manager.run(islice(self._ledger.keys(known, end), start, end)))
+        return len(known.tokens) - max(cached, (start + below) * size)
+
     # --- beginning -------------------------------------------------------------------------
 
     def begin(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from agentserve.core.states import Happening, Phase, after, public_state
+from agentserve.messages import TurnUsage
 from agentserve.types import Sampling, SessionId, SessionState, TurnId
 
 NO_TURN = TurnId(0)
@@ -39,6 +40,20 @@ class Turn:
     def cached(self) -> int:
         """Prompt tokens that the executor never ran for this turn, however often it was admitted."""
         return self.ran.count(0, 0, self.reached)
+
+    def usage(self, generated: int, now: float) -> TurnUsage:
+        """What it took, if it ends now."""
+        return TurnUsage(
+            prompt=self.prompt,
+            cached=self.cached,
+            generated=generated,
+            computed=self.computed,
+            preemptions=self.preemptions,
+            arrived=self.arrived,
+            admitted=self.admitted,
+            first_token=self.first_token,
+            ended=now,
+        )
 
 
 @dataclass(slots=True, eq=False)

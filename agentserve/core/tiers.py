@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
+from agentserve.core.devalue import Devaluation
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known, Stage
 from agentserve.core.market import Queues, TierParts, Valuation
 from agentserve.core.news import DecisionNews
-from agentserve.core.pages import COPIED, DEVALUED
+from agentserve.core.pages import COPIED
 from agentserve.core.probe import Probes
 from agentserve.core.restore import Begun, Restores
 from agentserve.core.session import Session
@@ -54,6 +54,7 @@ class Tiers:
         self.restores = Restores(kv, self.manager, self.ledger)
         self.spills = Spills(kv, self.manager, self.ledger)
         self.probes = Probes(kv, self.manager, self.ledger)
+        self._marks = Devaluation(kv, self.ledger)
         kv.tree.queue.order = self._value.order
         self.news = DecisionNews()
         self._now = 0.0
@@ -74,10 +75,10 @@ class Tiers:
             if not known.told:
                 self._tell(known)
             self.policy.resumed(session.id, now, max(0.0, now - known.since))
-        self._revalue(known)
+        self._marks.revalue(known)
         self.spills.stop(session.id)
         self.ledger.rename(known, session.namespace, session.tokens)
-        self._value_again(known)
+        self._marks.value_again(known)
         known.stage, known.since, known.told = Stage.WAITING, now, False
         known.place = math.inf
         known.turn = session.last_turn
@@ -172,7 +173,7 @@ class Tiers:
             self._tell(known)
         self.policy.gone(session, now, why)
         if known.stage is Stage.RESTING:
-            self._devalue(known)
+            self._give_up(known)
             self._decide(known)
         self._sync()
 
@@ -184,7 +185,7 @@ class Tiers:
         self.policy.gone(session, now, Departure.FINISHED)
         self.probes.dismiss(session)
         self.restores.dismiss(session)
-        self._devalue(known)
+        self._give_up(known)
         self.ledger.forget(session)
         self._sync()
 
@@ -217,9 +218,9 @@ class Tiers:
             self.news.add(known, known.decisions[-1])
         self._choices[decision.choice] += 1
         if decision.choice is Choice.DROP:
-            self._devalue(known)
+            self._give_up(known)
         else:
-            self._revalue(known)
+            self._marks.revalue(known)
         match decision.choice:
             case Choice.HOST | Choice.DISK:
                 self.spills.begin(known, decision.choice, self._now)
@@ -234,30 +235,12 @@ class Tiers:
             self._timers.set(known, max(decision.until, self._now + SOONEST))
         self._value.changed()
 
-    def _devalue(self, known: Known) -> None:
-        """Its blocks may go without a copy, but for those that somebody else is expected to use; what is
-        moved for it alone is taken back."""
-        known.devalued = True
+    def _give_up(self, known: Known) -> None:
+        """Nobody is expected back to it: what is moved for it alone is taken back."""
+        self._marks.devalue(known)
         self.spills.stop(known.id)
         self.spills.abandon()
         self.restores.give_up(known.id)
-        path = self._kv.matched(known.namespace, known.tokens, len(known.tokens))
-        for index in range(len(path[0])):
-            key = self.ledger.key(known, index)
-            if not self.ledger.valued(key):
-                self._kv.mark(key, tuple(group[index] for group in path), DEVALUED)
-
-    def _revalue(self, known: Known) -> None:
-        """Somebody may want its blocks, whoever thought otherwise before."""
-        known.devalued = False
-        for key in known.keys:
-            self._kv.unmark(key, DEVALUED)
-
-    def _value_again(self, known: Known) -> None:
-        """What it shares with sessions that were given up is worth something again."""
-        path = self._kv.matched(known.namespace, known.tokens, len(known.tokens))
-        for key in self.ledger.keys(known, len(path[0])):
-            self._kv.unmark(key, DEVALUED)
 
     # --- time and transfers ----------------------------------------------------------------
 
@@ -373,24 +356,12 @@ class Tiers:
 
     def lacking(self, session: Session) -> int:
         """Tokens of a waiting session that have KV nowhere: what computing it takes once all is restored."""
-        size, known = self._kv.page_size, self.ledger.known[session.id]
-        cached = self._kv.cached_tokens(session.namespace, session.tokens)
-        start, end = cached // size, len(session.tokens) // size
-        below = len(self.manager.run(islice(self.ledger.keys(known, end), start, end)))
-        return len(session.tokens) - max(cached, (start + below) * size)
+        return self.restores.lacking(self.ledger.known[session.id])
 
     def ranked(self, waiting: Sequence[Session], now: float) -> list[Session]:
         """The order in which turns are admitted: by priority, then as the policy says."""
         self._at(now)
-        if len(waiting) < 2:
-            return list(waiting)
-        market = self._value.market()
-
-        def place(session: Session) -> tuple[float, ...]:
-            turn = session.running_turn
-            return (turn.rank[0], *self.policy.rank(session.id, turn.arrived, market))
-
-        return sorted(waiting, key=place)
+        return self._value.ranked(waiting)
 
     def lined_up(self, waiting: Sequence[Session]) -> None:
         """The order in which turns will enter: what the last of them need goes before what the first need."""
