@@ -99,7 +99,7 @@ class TierManager:
                 found.append(Tier.HOST)
                 continue
             copy = disk.get(key)
-            if copy is None or not copy.ready:
+            if (copy is None or not copy.ready) and key not in self._peers:
                 break
             found.append(Tier.DISK)
         return found
