@@ -41,6 +41,7 @@ def policies(
     tune: Annotated[
         int, typer.Option(min=0, help="Parameter sets tried for each policy, on other seeds. 0: none.")
     ] = 0,
+    tune_seeds: Annotated[int, typer.Option(min=1, help="Traces that each set is tried on.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     results: Annotated[Path | None, typer.Option(help="Write JSON and charts into this folder.")] = None,
 ) -> None:
@@ -69,7 +70,7 @@ def policies(
     if tune:
         for each in machines:
             field[each.name] = sweep(
-                ARENA, each.name, runners, oversubscription=TUNED_AT, budget=tune, seeds=seeds,
+                ARENA, each.name, runners, oversubscription=TUNED_AT, budget=tune, seeds=tune_seeds,
                 seconds=spans[each.name], jobs=jobs,
             )  # fmt: skip
     settings = [
