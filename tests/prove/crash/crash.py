@@ -75,6 +75,7 @@ class Campaign:
                 for number in range(self._plan.random_kills):
                     await self._random(world, VICTIMS[number % len(VICTIMS)])
                 await self._moved(world)
+                world.leaving = True
                 await self._machine.stop()
             finally:
                 await world.end()
@@ -226,6 +227,7 @@ class Campaign:
 
     async def _again(self, world: World) -> None:
         """Stop the server as an operator does; it has nothing to do."""
+        world.leaving = True
         await self._machine.stop()
         await self._start(world)
 

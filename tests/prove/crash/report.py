@@ -43,7 +43,7 @@ class Report:
             "turns_found_committed_untold": self.recovered,
             "event_streams_taken_up_again": self.resumed,
             "records_read_in_dead_environments": self.records,
-            "blocks_moved_at_last_looks": dict(self.moved),
+            "moved_in_the_last_life": dict(self.moved),
             "seconds": round(self.seconds, 1),
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ class World:
         self.life = 0
         self.url = ""
         self.going = True  # clients begin something new
+        self.leaving = False  # the server was asked to
         self.events = 0  # pieces of streams, events of sessions, replies
         self.told: dict[str, Told] = {}
         self.names: set[str] = set()  # of all sessions there ever were
@@ -50,6 +52,7 @@ class World:
     def up(self, url: str) -> None:
         """A life begins."""
         self.life += 1
+        self.leaving = False
         self.url = url
         begun, self._begun = self._begun, asyncio.Event()
         begun.set()
@@ -128,14 +131,14 @@ class _Follower:
         self._texts: dict[int, str] = {}  # of turns that were seen from their beginning
 
     async def run(self) -> None:
-        world, closed = self._world, False
-        while not closed:
+        world = self._world
+        while True:
             life = world.life
-            try:
-                closed = await self._read()
-            except httpx.TransportError:
-                await world.after(life)
-                world.resumed += 1
+            with suppress(httpx.TransportError):
+                if await self._read():
+                    return
+            await world.after(life)
+            world.resumed += 1
 
     async def _read(self) -> bool:
         """True when the session is no more."""
@@ -150,7 +153,8 @@ class _Follower:
                 self._take(event)
                 if event.kind == "closed":
                     return True
-        raise AssertionError("a session's events ended, and it was not closed")
+        assert self._world.leaving, "a session's events ended, and it was not closed"
+        return False
 
     def _take(self, event: Sent) -> None:
         log, number = event.id.rpartition("-")[0], event.number
