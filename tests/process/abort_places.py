@@ -38,7 +38,7 @@ async def queued(desk: Desk, name: str) -> tuple[Guest, Rest]:
 
 
 async def prefilling(desk: Desk, name: str) -> tuple[Guest, Rest]:
-    words = " ".join(f"{name} {number}" for number in range(80))
+    words = " ".join(f"{name} {number}" for number in range(55))
     guest = await desk.chat(name, words, **LONG)
     await desk.until(lambda: desk.state(name) == "PREFILLING")
     return guest, nothing

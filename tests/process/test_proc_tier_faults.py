@@ -77,7 +77,7 @@ def without_value(damage: Damage, runs: list[list[bytes]]) -> dict[str, int]:
 Spoil = Callable[[Damage, list[list[bytes]]], dict[str, int]]
 
 
-def damaged(folder: Path, plain: Said, *spoils: Spoil) -> None:
+def damaged(folder: Path, plain: Said, *spoils: Spoil, times: int) -> None:
     """A server that starts over damaged blocks says what it said before, and counts each once."""
     expected: dict[str, int] = {}
     for spoil in spoils:
@@ -88,7 +88,7 @@ def damaged(folder: Path, plain: Said, *spoils: Spoil) -> None:
             expected[fault] = expected.get(fault, 0) + count
     fetched = sum(count for fault, count in expected.items() if fault != "unindexed")
     with life(folder) as second:
-        for _ in range(2):  # the second time from what was computed in their place
+        for _ in range(times):  # the second time from what was computed in their place
             assert agents(second.client) == plain
             faults = second.faults()
             faults.pop("late", None)  # a machine may be slow
@@ -99,13 +99,13 @@ def damaged(folder: Path, plain: Said, *spoils: Spoil) -> None:
 
 
 def test_damaged_blocks_are_computed_again(folder: Path, plain: Said) -> None:
-    damaged(folder, plain, flipped, truncated, swapped, without_index)
+    damaged(folder, plain, flipped, truncated, swapped, without_index, times=1)
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("spoil", [flipped, truncated, swapped, without_index, without_value])
 def test_each_kind_of_damage_alone(folder: Path, plain: Said, spoil: Spoil) -> None:
-    damaged(folder, plain, spoil)
+    damaged(folder, plain, spoil, times=2)
 
 
 def changed_model(folder: Path) -> Path:
@@ -147,7 +147,7 @@ def slow(server: Life, plain: Said) -> None:
     assert hung["moving_blocks"] > 0
     server.arm("")
     assert server.faults() == {"late": hung["faults_total late"]}
-    assert agents(server.client) == plain
+    assert agents(server.client, 1) == plain[:AGENTS]
 
 
 def full(server: Life) -> None:
@@ -156,7 +156,7 @@ def full(server: Life) -> None:
     written = totals(server.client)["moved_blocks_total write"]
     others = range(100, 104)
     server.arm("full")
-    said = agents(server.client, 2, others)
+    said = agents(server.client, 1, others)
     until(lambda: at_rest(server.client)["disk_failing_workers"] == 1)
     found = at_rest(server.client)
     assert found["failed_blocks_total write"] > 1
@@ -164,7 +164,7 @@ def full(server: Life) -> None:
     assert "File too large" in server.disk()["reason"]
     server.arm("")
     assert server.client.post("/reset_prefix_cache").json() == {"success": True}
-    assert agents(server.client, 2, others) == said, "as from an empty cache"
+    assert agents(server.client, 1, others) == said, "as from an empty cache"
     assert server.faults() == before | {"unwritable": 1}
 
 
@@ -175,7 +175,7 @@ def lost(server: Life, plain: Said) -> None:
     kv.rename(kv.with_name("elsewhere"))
     kv.write_text("not a folder")
     os.kill(worker, signal.SIGKILL)
-    assert agents(server.client) == plain
+    assert agents(server.client, 1) == plain[:AGENTS]
     assert server.faults() == before | {"unopened": 1}
     assert at_rest(server.client)["disk_failing_workers"] == 1
     disk = server.disk()
