@@ -19,9 +19,11 @@ SESSIONS = 200  # per state, its ways in turns
 WAYS = ("leave", "delete")
 
 
-async def ended(served: Desk, place: str, way: str, name: str) -> None:
-    """One session's life and end."""
+async def ended(served: Desk, place: str, way: str, name: str) -> str:
+    """One session's life and end. Returns the way it took: without a client nobody can leave."""
     guest, rest = await PLACES[place](served, name)
+    if guest is None:
+        way = "delete"
     if way == "delete" or guest is None:
         closing = await served.delete(name)
         await rest()
@@ -33,6 +35,7 @@ async def ended(served: Desk, place: str, way: str, name: str) -> None:
         guest.leave()
         await rest()
     await served.rest()
+    return way
 
 
 async def follower(served: Desk, number: int) -> list[int]:
@@ -51,8 +54,8 @@ async def run(folder: Path, sessions: Sequence[tuple[str, str]]) -> Counter[str]
         served.count_tasks()
         first = await follower(served, 0)
         for number, (place, way) in enumerate(sessions, 1):
-            await ended(served, place, way, f"session-{number}")
-            done[f"{place}: {way}"] += 1
+            taken = await ended(served, place, way, f"session-{number}")
+            done[f"{place}: {taken}"] += 1
             if number % 5 == 0 or number == len(sessions):
                 assert await follower(served, number) == first
                 await served.rest()
