@@ -7,11 +7,14 @@
 
 namespace agentserve {
 
-// Of one row, what one thread has seen of it, lane by lane: the greatest number, the first output
-// of the panel that had it first, the largest magnitude. Panels come in ascending order.
+constexpr int32_t LAST = std::numeric_limits<int32_t>::max();
+
+// Of one row, what one thread has seen of it, lane by lane: the greatest number, the first output of
+// the lowest panel that had it (as its distance from LAST), the largest magnitude. Panels come in any
+// order: a thread that has done its own goes on with what others have left.
 struct Seen {
     vf top = set1(-std::numeric_limits<float>::infinity());
-    vi panel = set1_lanes(0), largest = set1_lanes(0);
+    vi early = set1_lanes(0), largest = set1_lanes(0);
 
     INLINE void add(const float* x, int32_t first) {
         vf most = load(x);
@@ -21,7 +24,8 @@ struct Seen {
             most = max(most, more);
             large = max_bits(large, magnitude(more));
         }
-        panel = where_greater(most, top, set1_lanes(static_cast<uint32_t>(first)), panel);
+        const vi here = set1_lanes(static_cast<uint32_t>(LAST - first));
+        early = where_greater(most, top, here, where_greater(top, most, early, max_bits(early, here)));
         top = max(most, top);
         largest = max_bits(largest, large);
     }
@@ -45,11 +49,11 @@ public:
         int64_t found = std::numeric_limits<int64_t>::max();
         for (size_t i = static_cast<size_t>(row); i < seen_.size(); i += static_cast<size_t>(rows_)) {
             float tops[W];
-            int32_t panels[W];
+            int32_t early[W];
             store(tops, seen_[i].top);
-            store_ints(panels, seen_[i].panel);
+            store_ints(early, seen_[i].early);
             for (int lane = 0; lane < W; ++lane)
-                if (tops[lane] == top) found = std::min<int64_t>(found, panels[lane]);
+                if (tops[lane] == top) found = std::min<int64_t>(found, LAST - early[lane]);
         }
         while (x[found] != top) ++found;
         return found;
