@@ -177,8 +177,8 @@ class Ledger:
         return any(known.told and known.keep and not known.devalued for known in sharers)
 
     def standing(self, known: Known, tier: Tier) -> Standing:
-        if known.stage is Stage.RUNNING or known.devalued:
-            return 0.0, known.since
+        if known.devalued or (known.stage is Stage.RUNNING and tier is not Tier.DISK):
+            return 0.0, known.since  # the device has it; to write it again would take the disk's time
         if known.stage is Stage.WAITING:
             return math.inf, -known.place  # who is last in line is served last
         return self._worth(known, tier), known.since

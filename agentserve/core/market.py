@@ -171,8 +171,8 @@ class Valuation:
     # --- worth -----------------------------------------------------------------------------
 
     def _worth(self, known: Known, tier: Tier) -> float:
-        """What a block of a session at rest is worth in `tier`."""
-        if not known.told:
+        """What a block of a session at rest, or on disk of a running one, is worth in `tier`."""
+        if known.stage is Stage.RESTING and not known.told:
             return math.inf  # its turn has just ended: what that means is heard in a moment
         worth = self._worths.get((known.id, tier))
         if worth is None:
