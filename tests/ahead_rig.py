@@ -25,7 +25,7 @@ def waiting(rig: Rig, name: str, prompt: list[int], count: int = 2) -> list[int]
 def tell(rig: Rig, name: str, tokens: list[int], turn: int = 1) -> None:
     packed = pack_tokens(array("i", tokens))
     rig.core.handle(ToolSignal(SessionId(name), TurnId(turn), Signal.STREAMING, packed), rig.now)
-    rig.core.check()
+    rig._collect()
 
 
 def quiet(rig: Rig, most: int = 100) -> list[Plan]:
