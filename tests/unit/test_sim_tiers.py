@@ -164,6 +164,17 @@ class AtPark(LruPolicy):
     eager = False
 
 
+def saving() -> tuple[TierRig, Transfer]:
+    """A session at rest, and the order to save it, which nobody has taken yet."""
+    rig = TierRig((16,), host=8, policy=AtPark())
+    rig.submit("a", range(14), max_tokens=1)
+    rig.drain()
+    rig.now += 0.1
+    rig.core.tick(rig.now)
+    (save,) = rig.core.take_transfers()
+    return rig, save
+
+
 class TestTheMoverNotices:
     """The proof can fail: a page or slot used too early or twice is found by value."""
 
@@ -197,12 +208,7 @@ class TestTheMoverNotices:
             rig.drain()
 
     def test_a_page_that_changes_while_it_is_saved(self) -> None:
-        rig = TierRig((16,), host=8, policy=AtPark())
-        rig.submit("a", range(14), max_tokens=1)
-        rig.drain()
-        rig.now += 0.1
-        rig.core.tick(rig.now)
-        (save,) = rig.core.take_transfers()
+        rig, save = saving()
         rig.mover.submit(save, rig.now)
         rig.mover._memory[0][save.blocks[0].pages[0]] += 1
         with pytest.raises(WrongKV, match="changed"):
@@ -228,17 +234,8 @@ def test_the_disk_budget_of_the_rig_is_in_whole_blocks() -> None:
 class TestTakenBack:
     """The simulated mover as the real one: what waits goes whole, what is under way between two blocks."""
 
-    def saved(self) -> tuple[TierRig, Transfer]:
-        rig = TierRig((16,), host=8, policy=AtPark())
-        rig.submit("a", range(14), max_tokens=1)
-        rig.drain()
-        rig.now += 0.1
-        rig.core.tick(rig.now)
-        (save,) = rig.core.take_transfers()
-        return rig, save
-
     def test_a_save_under_way_tells_what_it_moved(self) -> None:
-        rig, save = self.saved()
+        rig, save = saving()
         rig.mover.submit(save, rig.now)
         rig.mover.change(Change(save.id, Word.CANCEL), rig.now + 0.0015)
         (done,) = rig.mover.poll(rig.now + 1.0)
@@ -246,7 +243,7 @@ class TestTakenBack:
         assert rig.mover.pending == 0
 
     def test_one_that_waits_is_answered_at_once_and_the_one_before_it_is_not(self) -> None:
-        rig, save = self.saved()
+        rig, save = saving()
         other = Transfer(99, Move.SAVE, save.blocks)
         rig.mover.submit(save, rig.now)
         rig.mover.submit(other, rig.now)
