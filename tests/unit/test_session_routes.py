@@ -7,12 +7,9 @@ import json
 import pytest
 
 from agentserve.messages import Hint
-from agentserve.server.http.app import create_app
-from agentserve.server.http.context import ServerOptions
-from agentserve.server.http.hermes_calls import HermesParser
 from agentserve.types import FinishReason
 from tests.api_rig import TOOLS, Rig, hermes, user
-from tests.fakes import END, EOS, ByteTemplate, ByteTokenizer, NoGrammars, Script, ScriptedEngine, chain, say
+from tests.fakes import Script, ScriptedEngine, say
 from tests.waiting_sessions import followed, path, waiting
 from tiering.policy.base import Hints
 
@@ -128,19 +125,7 @@ class Clock:
 async def test_idle_sessions_expire_and_waiting_ones_do_not() -> None:
     clock = Clock()
     engine = ScriptedEngine()
-    rig = Rig(engine)
-    rig.app = create_app(
-        engine,
-        ServerOptions(model="tiny", session_ttl_seconds=60.0, tool_wait_seconds=600.0),
-        tokenizer=ByteTokenizer(),
-        template=ByteTemplate(),
-        end_ids=(END, EOS),
-        chain=chain,
-        tool_parser=HermesParser,
-        grammar_maker=NoGrammars(),
-        clock=clock,
-    )
-    rig.client._transport.app = rig.app  # type: ignore[attr-defined]
+    rig = Rig(engine, clock=clock, session_ttl_seconds=60.0, tool_wait_seconds=600.0)
     idle = (await rig.chat([user("a")]))["session_id"]
     engine.reply = say(hermes("now", "{}"))
     asking = (await rig.chat([user("b")], tools=TOOLS))["session_id"]
