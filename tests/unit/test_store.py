@@ -11,18 +11,10 @@ import lmdb
 import pytest
 
 from agentserve.server.sessions.book import StorageError
-from agentserve.server.sessions.changes import Delete, Forget, Put, turn_name
+from agentserve.server.sessions.changes import Delete, Forget, turn_name
 from agentserve.server.sessions.environment import Table, unsealed
 from agentserve.server.sessions.store import SessionStore, Stored
-from tests.session_files import FailingDisk
-
-
-def head(session: bytes, content: bytes = b"a head") -> Put:
-    return Put(Table.HEADS, session, content)
-
-
-def turn(session: bytes, number: int, content: bytes = b"a turn") -> Put:
-    return Put(Table.TURNS, turn_name(session, number), content)
+from tests.session_files import FailingDisk, head, read, turn
 
 
 @pytest.fixture
@@ -43,14 +35,6 @@ def folder(tmp_path: Path) -> Path:
 
 def flipped(bit: int, value: bytes) -> bytes:
     return bytes(byte ^ (1 << bit % 8 if i == bit // 8 else 0) for i, byte in enumerate(value))
-
-
-def read(folder: Path) -> dict[bytes, Stored]:
-    store = SessionStore(folder)
-    try:
-        return store.read()
-    finally:
-        store.close()
 
 
 def raw(folder: Path, table: Table, name: bytes, change: Any) -> None:
