@@ -18,8 +18,8 @@ from agentserve.messages import (
     ToolSignal,
     pack_tokens,
 )
-from agentserve.types import SessionId
-from tests.engines import Rig
+from agentserve.types import FinishReason, SessionId
+from tests.engines import Rig, cold
 from tiering.policy.base import Departure, Hints, Signal, Span
 
 SHARED = list(range(40))
@@ -191,3 +191,12 @@ class History:
             case ("reset",):
                 rig.core.handle(ResetPrefixCache(1), rig.now)
         rig._collect()
+
+    def check_said(self) -> None:
+        """Every turn ended, and said what a cold run says."""
+        rig = self.rig
+        for (name, turn), (tokens, count) in self.asked.items():
+            ended, said = rig.ended(name, turn), rig.output(name, turn)
+            if ended.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert len(said) == min(count, rig.core.limit - len(tokens))
+            assert said == cold(tokens, len(said)), f"{name}/{turn} said something else than a cold run"

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from tests.api_rig import CHAT, TOOLS, events, joined, user
+from tests.process.serving import url_of
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -37,10 +38,7 @@ def url() -> Iterator[str]:
         text=True,
         env=os.environ | {"PYTHONPATH": paths},
     )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("AgentServe is ready on "), line
-    yield line.split()[-1]
+    yield url_of(process)
     process.terminate()
     process.communicate(timeout=LIMIT)
     assert process.returncode == 0

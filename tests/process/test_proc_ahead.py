@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +16,7 @@ import pytest
 from agentserve.core.record import decode_entries
 from agentserve.sim.replay import named_parts, replay
 from tests.api_rig import CHAT, TOOLS, user
+from tests.process.serving import serving
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -35,21 +33,9 @@ END = 24  # tokens at most: what stands behind a result in the prompt, and what 
 
 @contextmanager
 def server(*flags: str) -> Iterator[httpx.Client]:
-    command = [sys.executable, "-m", "agentserve", "serve", "--port", "0", "--device-kv", "64MiB"]
-    command += ["--threads", "1", "--log-level", "warning", "--max-batched-tokens", "256", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("AgentServe is ready on "), line
-        with httpx.Client(base_url=line.split()[-1], timeout=LIMIT) as client:
-            yield client
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=LIMIT)
-        assert process.returncode == 0
-    finally:
-        process.kill()
-        process.communicate()
+    flags = ("--device-kv", "64MiB", "--max-batched-tokens", "256", *flags)
+    with serving(*flags, patience=LIMIT) as (client, _):
+        yield client
 
 
 @dataclass(frozen=True)

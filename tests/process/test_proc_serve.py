@@ -15,6 +15,7 @@ import pytest
 from agentserve.cli.chat import events
 from agentserve.core.record import decode_entries
 from agentserve.sim.replay import replay
+from tests.process.serving import url_of
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -34,13 +35,6 @@ def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     yield process
     process.kill()
     process.communicate()
-
-
-def url_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("AgentServe is ready on "), line
-    return line.split()[-1]
 
 
 def worker_of(process: subprocess.Popen[str]) -> int:

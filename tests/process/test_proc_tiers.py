@@ -7,11 +7,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import pytest
 
 from agentserve.core.record import decode_entries
 from agentserve.sim.replay import named_parts, replay
+from tests.process.serving import serving
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -28,24 +27,9 @@ AGENTS = 5
 FACTS = " ".join(f"Fact {number} is {number * number}." for number in range(12))
 
 
-@contextmanager
-def server(*flags: str) -> Iterator[tuple[httpx.Client, subprocess.Popen[str]]]:
+def server(*flags: str) -> AbstractContextManager[tuple[httpx.Client, subprocess.Popen[str]]]:
     """A server whose device pool holds two agents of five, and a client of it."""
-    command = [sys.executable, "-m", "agentserve", "serve", "--port", "0", "--device-kv", "14MiB"]
-    command += ["--threads", "1", "--log-level", "warning", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("AgentServe is ready on "), line
-        with httpx.Client(base_url=line.split()[-1], timeout=LIMIT) as client:
-            yield client, process
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=LIMIT)
-        assert process.returncode == 0
-    finally:
-        process.kill()
-        process.communicate()
+    return serving("--device-kv", "14MiB", *flags, patience=LIMIT, stderr=subprocess.PIPE)
 
 
 def rounds(client: httpx.Client, count: int) -> list[str]:

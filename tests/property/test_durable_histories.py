@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from array import array
 from contextlib import suppress
@@ -16,18 +15,11 @@ from agentserve.server.sessions.directory import DirectoryFull, SessionDirectory
 from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.session_record import Claim, Lease, Session, committed_turn
 from agentserve.types import SessionId, SessionState, TurnId
+from tests.directory_rig import keys_of
 from tests.session_stores import MemoryStore
 
 WAIT = 3.0
 TENANT = "t"
-
-
-def keys_of(messages: list[str]) -> tuple[bytes, ...]:
-    found, key = [], b""
-    for message in messages:
-        key = hashlib.sha256(key + message.encode()).digest()
-        found.append(key)
-    return tuple(found)
 
 
 class Server:

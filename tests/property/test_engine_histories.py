@@ -25,13 +25,9 @@ def run(operations: list, **config: object) -> Rig:  # type: ignore[type-arg]
     for operation in operations:
         history.apply(operation)
     rig.drain()
-    for (name, turn), (tokens, count) in history.asked.items():
-        ended = rig.ended(name, turn)
-        said = rig.output(name, turn)
-        if ended.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            assert len(said) == min(count, rig.core.limit - len(tokens))
-        assert said == cold(tokens, len(said)), f"{name}/{turn} said something else than a cold run"
-        usage = ended.usage
+    history.check_said()
+    for name, turn in history.asked:
+        usage = rig.ended(name, turn).usage
         assert 0 <= usage.cached < max(usage.prompt, 1)
     assert all(pool.live == 0 for pool in rig.core.kv.pools)
     rig.core.kv.evict_all()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agentserve.types import FinishReason
 from tests.api_rig import TOOLS, Rig, hermes, user
 from tests.fakes import Script, ScriptedEngine, say
-from tests.unit.test_session_results import Waiting
+from tests.waiting_sessions import Waiting
 
 CALLS = 4
 

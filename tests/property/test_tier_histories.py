@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentserve.messages import Close
 from agentserve.sim.mover import Faults
-from agentserve.types import FinishReason, SessionId
+from agentserve.types import SessionId
 from tests.engines import TierRig, WildPolicy, cold
 from tests.histories import TIER_OPERATIONS, History
 from tiering.types import Tier
@@ -34,11 +34,7 @@ def run(operations: list, **config: object) -> TierRig:  # type: ignore[type-arg
         assert manager.disk_used <= manager.disk_bytes
     rig.drain()
     rig.settle()
-    for (name, turn), (tokens, count) in history.asked.items():
-        ended, said = rig.ended(name, turn), rig.output(name, turn)
-        if ended.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            assert len(said) == min(count, rig.core.limit - len(tokens))
-        assert said == cold(tokens, len(said)), f"{name}/{turn} said something else than a cold run"
+    history.check_said()
     finish(rig)
     return rig
 

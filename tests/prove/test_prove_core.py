@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentserve.types import FinishReason
+from tests.crowds import oversubscribed
 from tests.property.test_engine_histories import OPERATIONS, run
-from tests.unit.test_sim import oversubscribed
 
 Tell = Callable[[str], None]
 

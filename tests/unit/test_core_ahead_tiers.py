@@ -6,15 +6,14 @@ import math
 from array import array
 
 from agentserve.core.pages import DEVALUED
-from agentserve.messages import AheadCounts, Park, ToolSignal, pack_tokens
+from agentserve.messages import AheadCounts, Park
 from agentserve.sim.mover import Faults
-from agentserve.types import SessionId, TurnId
+from agentserve.types import SessionId
+from tests.ahead_rig import MORE, quiet, tell
 from tests.engines import TierRig, cold
-from tiering.policy.base import Choice, Decision, Market, Residency, Signal
+from tiering.policy.base import Choice, Decision, Market, Residency
 from tiering.policy.lru import LruPolicy
 from tiering.types import Move, Tier
-
-MORE = list(range(500, 540))
 
 
 class Told(LruPolicy):
@@ -36,17 +35,6 @@ def waiting(rig: TierRig, name: str, prompt: list[int]) -> list[int]:
     rig.core.handle(Park(SessionId(name), turn, waiting_tool=True), rig.now)
     rig.settle()
     return prompt + rig.output(name, turn)
-
-
-def tell(rig: TierRig, name: str, tokens: list[int]) -> None:
-    packed = pack_tokens(array("i", tokens))
-    rig.core.handle(ToolSignal(SessionId(name), TurnId(1), Signal.STREAMING, packed), rig.now)
-    rig._collect()
-
-
-def quiet(rig: TierRig) -> None:
-    while rig.step() is not None:
-        pass
 
 
 def cached(rig: TierRig, tokens: list[int]) -> int:

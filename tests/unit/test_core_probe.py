@@ -9,7 +9,7 @@ from agentserve.messages import Close
 from agentserve.sim.mover import Faults
 from agentserve.types import SessionId
 from tests.engines import PRICES, TierRig, cold
-from tests.unit.test_core_tiers import SLOW, Scripted, orders, residency, turn
+from tests.tier_turns import SLOW, Scripted, orders, residency, turn
 from tiering.policy.base import Choice
 from tiering.types import Move, Tier, Word
 

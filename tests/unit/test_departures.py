@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agentserve.server.sessions.departures import Left, why_left
 from agentserve.server.sessions.session_record import Session
 from agentserve.types import SessionState
-from tests.unit.test_directory import Harness, keys_of
+from tests.directory_rig import Harness, keys_of
 from tiering.hints import hear
 from tiering.policy.base import Departure
 

@@ -8,14 +8,13 @@ import sys
 import msgspec
 import pytest
 
+from tests.grammar_rig import BYTES, EOS, VOCAB, compiler_of_bytes
 from tools_bridge import compile_process
 from tools_bridge.compile_messages import Vocabulary, send_encoded
 from tools_bridge.compile_process import CompileProcess
 from tools_bridge.compiler import CompilerUnavailable, GrammarCompiler
 from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, hermes_grammar
 
-EOS, VOCAB = 256, 300
-BYTES = [bytes([i]) for i in range(256)]
 MIB = 1024 * 1024
 GREEDY = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(300)}}
 
@@ -34,7 +33,7 @@ PLAIN = source({"type": "integer"})
 
 
 def test_memory_is_bounded_and_the_next_schema_compiles():
-    compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=60, processes=1, memory_bytes=256 * MIB)
+    compiler = compiler_of_bytes(timeout=60, processes=1, memory_bytes=256 * MIB)
     with pytest.raises(GrammarError, match=r"too much memory|too large or nested"):
         compiler.compile(source(GREEDY))
     assert compiler.compile(PLAIN)
@@ -42,7 +41,7 @@ def test_memory_is_bounded_and_the_next_schema_compiles():
 
 
 def test_a_late_child_is_killed_and_replaced():
-    compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=60, processes=1)
+    compiler = compiler_of_bytes(timeout=60, processes=1)
     assert compiler.compile(PLAIN)
     [child] = compiler._idle
     os.kill(child.pid, signal.SIGSTOP)  # as slow as can be
@@ -58,7 +57,7 @@ def test_a_late_child_is_killed_and_replaced():
 
 
 def test_a_crash_is_the_end_of_one_schema_only():
-    compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=60, processes=1)
+    compiler = compiler_of_bytes(timeout=60, processes=1)
     assert compiler.compile(PLAIN)
     # Past the checks of the schemas: xgrammar recurses into groups until its stack is used up.
     pattern = "(" * 100_000 + "a" + ")" * 100_000
@@ -70,7 +69,7 @@ def test_a_crash_is_the_end_of_one_schema_only():
 
 
 def test_children_stay_and_end_with_the_compiler():
-    compiler = GrammarCompiler(BYTES, VOCAB, [EOS], timeout=60)
+    compiler = compiler_of_bytes(timeout=60)
     compiler.compile(PLAIN)
     [child] = compiler._idle
     compiler.compile(source({"type": "null"}))

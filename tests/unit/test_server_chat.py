@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from array import array
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from agentserve.messages import unpack_tokens
 from agentserve.types import FinishReason
-from tests.api_rig import CHAT, TOOLS, Rig, hermes, joined, settled, user
+from tests.api_rig import CHAT, Rig, joined, settled, user
 from tests.fakes import END, EOS, ByteTemplate, Script, ScriptedEngine, say
 
 
@@ -221,116 +220,6 @@ async def test_choices_are_submitted_when_the_leader_has_its_first_token() -> No
     assert (joined(chunks, 0)["content"], joined(chunks, 1)["content"]) == ("abc", "xyz")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_tool_calls(stream: bool) -> None:
-    text = "Let me see. " + hermes("weather", '{"city": "Oslo </tool_call> }"}') + "\n" + hermes("now", "{}")
-    rig = Rig(ScriptedEngine(say(text)))
-    fields = {"tools": TOOLS, "tool_choice": "auto"}
-    if stream:
-        message = joined(await rig.chat_stream([user("a")], **fields))
-        reason = message["finish_reason"]
-    else:
-        choice = (await rig.chat([user("a")], **fields))["choices"][0]
-        message, reason = choice["message"], choice["finish_reason"]
-    assert reason == "tool_calls"
-    assert message["content"] == "Let me see."
-    calls = message["tool_calls"]
-    assert [call["function"]["name"] for call in calls] == ["weather", "now"]
-    assert json.loads(calls[0]["function"]["arguments"]) == {"city": "Oslo </tool_call> }"}
-    assert calls[1]["function"]["arguments"] == "{}"
-    assert all(call["id"].startswith("call_") and call["type"] == "function" for call in calls)
-    [(_, _, waiting)] = rig.engine.parked
-    assert waiting
-
-
-async def test_a_call_without_text_has_null_content() -> None:
-    rig = Rig(ScriptedEngine(say(hermes("now", "{}"))))
-    message = (await rig.chat([user("a")], tools=TOOLS))["choices"][0]["message"]
-    assert message["content"] is None
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_cut_off_by_max_tokens_ends_with_length(stream: bool) -> None:
-    text = hermes("weather", '{"city": "Oslo"}')
-    rig = Rig(ScriptedEngine(say(text)))
-    fields = {"tools": TOOLS, "max_tokens": len(text) - 19}
-    if stream:
-        message = joined(await rig.chat_stream([user("a")], **fields))
-        assert message["finish_reason"] == "length"
-    else:
-        choice = (await rig.chat([user("a")], **fields))["choices"][0]
-        message = choice["message"]
-        assert choice["finish_reason"] == "length"
-    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "O'
-    assert rig.engine.parked[-1][2] is False
-
-
-async def test_tool_choice_none_leaves_text_alone() -> None:
-    text = hermes("now", "{}")
-    rig = Rig(ScriptedEngine(say(text)))
-    choice = (await rig.chat([user("a")], tools=TOOLS, tool_choice="none"))["choices"][0]
-    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
-    assert "tool_calls" not in choice["message"]
-
-
-async def test_forced_calls_get_a_grammar() -> None:
-    rig = Rig(ScriptedEngine(say(hermes("now", "{}"))))
-    choice = (await rig.chat([user("a")], tools=TOOLS, tool_choice="required"))["choices"][0]
-    assert choice["finish_reason"] == "tool_calls"
-    named = {"type": "function", "function": {"name": "now"}}
-    choice = (await rig.chat([user("b")], tools=TOOLS, tool_choice=named, parallel_tool_calls=False))[
-        "choices"
-    ][0]
-    assert choice["finish_reason"] == "stop"  # as OpenAI has it for a call forced by name
-    assert rig.engine.parked[-1][2] is True
-    required, by_name = rig.grammars.asked
-    assert (required.choice, by_name.choice, by_name.named) == ("required", "named", "now")
-    assert (required.parallel, by_name.parallel) == (True, False)
-    assert [submit.sampling.grammar for submit in rig.engine.submits] == ["g1", "g2"]
-    assert set(rig.engine.grammars) == {"g1", "g2"}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("shown", ["<", "<tool", '<tool_call>\n{"na', hermes("now", "{}") + "\n<tool"])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
-async def test_a_forced_call_that_is_cut_shows_no_text(stream: bool, shown: str, choice: Any) -> None:
-    rig = Rig(ScriptedEngine(say(hermes("now", "{}") + "\n" + hermes("now", "{}"))))
-    fields = {"tools": TOOLS, "tool_choice": choice, "max_tokens": len(shown)}
-    if stream:
-        chunks = await rig.chat_stream([user("a")], **fields)
-        texts = [c["delta"].get("content") for chunk in chunks[:-1] for c in chunk["choices"]]
-        assert texts == [None] * len(texts)
-        message = joined(chunks)
-        assert message["finish_reason"] == "length"
-    else:
-        message = (await rig.chat([user("a")], **fields))["choices"][0]["message"]
-        assert message["content"] is None
-    assert len(message.get("tool_calls", ())) == ("{}" in shown)
-
-
-async def test_a_response_format_gets_a_grammar() -> None:
-    rig = Rig(ScriptedEngine(say("{}")))
-    await rig.chat([user("a")], response_format={"type": "json_object"})
-    schema = {"type": "object", "properties": {}}
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
-    await rig.chat([user("a")], response_format=wanted)
-    await rig.chat([user("a")], response_format={"type": "text"})
-    assert [form.schema for form in rig.grammars.asked] == [None, schema]
-    assert rig.grammars.asked[1].strict_schema
-    assert [submit.sampling.grammar for submit in rig.engine.submits] == ["g1", "g2", None]
-
-
-async def test_a_bad_schema_is_refused_before_anything_runs() -> None:
-    rig = Rig()
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
-    reply = await rig.post(CHAT, {"messages": [user("a")], "response_format": wanted})
-    assert reply.status_code == 400
-    assert reply.json()["error"]["code"] == "invalid_schema"
-    assert "nonsense" in reply.json()["error"]["message"]
-    assert not rig.engine.submits
-    rig.check_rest()
-
-
 async def test_usage_can_be_forced_and_continuous() -> None:
     rig = Rig(ScriptedEngine(say("abc")), force_usage=True)
     assert joined(await rig.chat_stream([user("a")]))["usage"]["completion_tokens"] == 4
@@ -432,13 +321,3 @@ async def test_min_tokens_lets_an_early_stop_string_pass() -> None:
 
 def test_the_prompt_type_is_packed_as_is() -> None:
     assert isinstance(ByteTemplate().render([user("a")]), array)
-
-
-async def test_the_beginning_of_a_call_at_the_end_of_a_reply_is_shown() -> None:
-    text = 'Let me see. <tool_call>{"na'
-    rig = Rig(ScriptedEngine(say(text)))
-    choice = (await rig.chat([user("a")], tools=TOOLS))["choices"][0]
-    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
-    assert "tool_calls" not in choice["message"]
-    message = joined(await rig.chat_stream([user("b")], tools=TOOLS))
-    assert (message["content"], message["tool_calls"]) == (text, [])

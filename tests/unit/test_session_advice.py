@@ -16,8 +16,7 @@ from agentserve.types import FinishReason, SessionId
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, served, settled, user
 from tests.fakes import ScriptedEngine, say
 from tests.unit.test_server_disconnect import send
-from tests.unit.test_session_results import waiting
-from tests.unit.test_session_routes import followed, path
+from tests.waiting_sessions import followed, path, waiting
 from tiering.policy.base import Departure, Hints, Residency, Span
 
 

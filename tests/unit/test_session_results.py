@@ -4,48 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from typing import Any
 
 import pytest
 
-from agentserve.messages import Submit, unpack_tokens
 from agentserve.types import FinishReason
 from tests.api_rig import TOOLS, Rig, events, hermes, joined, settled, user
 from tests.fakes import Script, ScriptedEngine, say
-
-
-class Waiting:
-    """A session whose turn ended in two tool calls."""
-
-    def __init__(self, rig: Rig, reply: dict[str, Any]) -> None:
-        self.rig = rig
-        self.id = reply["session_id"]
-        self.message = reply["choices"][0]["message"]
-        self.calls = [call["id"] for call in self.message["tool_calls"]]
-        self.path = f"/agentserve/sessions/{self.id}/tool_results"
-
-    async def post(self, body: Any) -> Any:
-        return await self.rig.post(self.path, body)
-
-    async def give(self, index: int, content: Any, **more: Any) -> Any:
-        return await self.post({"call_id": self.calls[index], "content": content, **more})
-
-    def last_prompt(self) -> str:
-        return bytes(t for t in unpack_tokens(self.rig.engine.submits[-1].tokens) if t < 256).decode()
-
-
-CALLS = hermes("weather", '{"city": "Oslo"}') + "\n" + hermes("now", "{}")
-
-
-async def waiting(rig: Rig | None = None, **fields: Any) -> Waiting:
-    rig = rig or Rig(ScriptedEngine())
-    rig.engine.reply = say(CALLS)
-    reply = await rig.chat([user("Weather?")], tools=TOOLS, **fields)
-    rig.engine.reply = say("It rains.")
-    made = Waiting(rig, reply)
-    assert len(made.calls) == 2
-    return made
+from tests.waiting_sessions import CALLS, waiting
 
 
 async def test_results_in_any_order_are_read_in_call_order_and_the_turn_goes_on() -> None:
@@ -239,85 +204,6 @@ async def test_unknown_calls_and_sessions_are_404() -> None:
     assert len(s.rig.context.chronicle.transcripts) == 0
 
 
-async def test_results_that_a_chat_completion_brought_are_known_here() -> None:
-    s = await waiting()
-    await s.give(0, "rain")
-    history = [user("Weather?"), s.message]
-    history += [
-        {"role": "tool", "tool_call_id": call, "content": c}
-        for call, c in zip(s.calls, ("rain", "noon"), strict=True)
-    ]
-    reply = await s.rig.chat(history, tools=TOOLS)
-    assert reply["session_id"] == s.id
-    assert (await s.give(1, "noon")).json()["results"][0]["status"] == "repeated"
-    assert (await s.give(1, "midnight")).json()["error"]["code"] == "result_conflict"
-
-
-async def test_a_result_after_a_sibling_took_them_is_late() -> None:
-    s = await waiting()
-    history = [user("Weather?"), {**s.message, "content": "edited"}]
-    history += [{"role": "tool", "tool_call_id": call, "content": "x"} for call in s.calls]
-    sibling = await s.rig.chat(history, tools=TOOLS)
-    assert sibling["session_id"] != s.id
-    reply = await s.give(0, "rain")
-    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "session_went_on")
-
-
-async def test_while_a_chat_turn_runs_results_wait_outside() -> None:
-    s = await waiting()
-    s.rig.engine.reply = held = say("It rains.", hold_at=0)
-    history = [user("Weather?"), s.message]
-    history += [{"role": "tool", "tool_call_id": call, "content": "x"} for call in s.calls]
-    turn = asyncio.create_task(s.rig.chat(history, tools=TOOLS))
-    await settled(lambda: s.rig.engine.live)
-    reply = await s.give(0, "x")
-    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "turn_running")
-    held.release.set()
-    await turn
-    assert (await s.give(0, "x")).json()["results"][0]["status"] == "repeated"
-
-
-async def test_a_chat_turn_beside_ours_becomes_a_sibling() -> None:
-    s = await waiting()
-    s.rig.engine.reply = held = say("It rains.", hold_at=0)
-    turn = asyncio.create_task(s.post([{"call_id": call, "content": "x"} for call in s.calls]))
-    await settled(lambda: s.rig.engine.live)
-    assert (await s.give(0, "x")).json()["running_turn"] == 2
-    assert (await s.give(0, "y")).json()["error"]["code"] == "result_conflict"
-    s.rig.engine.reply = say("Beside.")
-    history = [user("Weather?"), s.message]
-    history += [{"role": "tool", "tool_call_id": call, "content": "x"} for call in s.calls]
-    beside = await s.rig.chat(history, tools=TOOLS)
-    assert beside["session_id"] != s.id
-    held.release.set()
-    assert (await turn).json()["choices"][0]["message"]["content"] == "It rains."
-    s.rig.check_rest()
-
-
-async def test_a_chat_turn_that_comes_first_wins_and_ours_leaves_nothing_behind() -> None:
-    s = await waiting(parallel_tool_calls=False)  # so the turn needs a grammar, and that takes its time
-    compiling, go = threading.Event(), threading.Event()
-
-    def slow(source: object) -> str:
-        compiling.set()
-        assert go.wait(60)
-        return "{}"
-
-    s.rig.grammars.compile = slow  # type: ignore[method-assign]
-    ours = asyncio.create_task(s.post([{"call_id": call, "content": "ours"} for call in s.calls]))
-    await settled(compiling.is_set)
-    history = [user("Weather?"), s.message]
-    history += [{"role": "tool", "tool_call_id": call, "content": "theirs"} for call in s.calls]
-    assert (await s.rig.chat(history))["session_id"] == s.id
-    go.set()
-    reply = await ours
-    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "session_went_on")
-    assert (await s.give(0, "theirs")).json()["results"][0]["status"] == "repeated"
-    assert (await s.give(0, "ours")).json()["error"]["code"] == "result_conflict"
-    assert (await s.rig.session(s.id))["epoch"] == 0
-    s.rig.check_rest()
-
-
 async def test_going_on_without_results_says_so_to_the_model_and_is_final() -> None:
     s = await waiting()
     await s.give(1, "noon")
@@ -363,90 +249,6 @@ async def test_each_choice_of_a_request_goes_its_own_way() -> None:
         assert went_on.json()["session_id"] == name
     assert [submit.turn for submit in rig.engine.submits] == [1, 1, 2, 2]
     rig.check_rest()
-
-
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ("", "invalid_json"),
-        ("[", "invalid_json"),
-        ("null", "invalid_value"),
-        ("{}", None),
-        ("[]", None),
-        ("[" * 5000, "json_too_deep"),
-        ('{"call_id": "CALL"}', "invalid_value"),
-        ('{"content": "x"}', "invalid_value"),
-        ('{"call_id": 7, "content": "x"}', "invalid_value"),
-        ('{"call_id": "CALL", "content": 7}', "invalid_value"),
-        ('{"call_id": "CALL", "content": null}', "invalid_value"),
-        ('{"call_id": "CALL", "content": [{"type": "image_url"}]}', "unsupported_content"),
-        ('{"call_id": "CALL", "content": "x", "epoch": 1e300}', "invalid_value"),
-        ('{"call_id": "CALL", "content": "x", "epoch": -1}', "stale_epoch"),
-        ('[{"call_id": "CALL", "content": "x"}, {"call_id": "CALL", "content": "y"}]', "result_conflict"),
-        ('{"call_id": "CALL", "content": "x", "results": 7}', "invalid_value"),
-        ('{"continue": "yes"}', "invalid_value"),
-        ('{"call_id": "CALL", "content": "\\ud800"}', "invalid_json"),
-    ],
-)
-async def test_hostile_bodies_take_nothing(body: str, code: str | None) -> None:
-    s = await waiting()
-    reply = await s.post(body.replace("CALL", s.calls[0]))
-    assert reply.status_code in (400, 409), reply.text
-    error = reply.json()["error"]
-    assert error["code"] == code, error
-    assert "\n" not in error["message"]
-    assert not any(call["result_taken"] for call in (await s.rig.session(s.id))["pending_tool_calls"])
-    many = [{"call_id": f"c{i}", "content": ""} for i in range(1025)]
-    assert (await s.post(many)).status_code == 400
-    s.rig.check_rest()
-
-
-@pytest.mark.parametrize(
-    ("field", "body"),
-    [
-        ("max_tokens", '"max_tokens": -1'),
-        ("max_tokens", '"max_tokens": 0'),
-        ("max_tokens", '"max_tokens": 1e999'),
-        ("max_tokens", '"max_tokens": 1e3'),
-        ("max_tokens", '"max_tokens": NaN'),
-        ("max_tokens", f'"max_tokens": {10**30}'),
-        ("epoch", '"epoch": 1e999'),
-        ("epoch", '"epoch": -Infinity'),
-        ("stream_options.include_usage", '"stream_options": {"include_usage": 1e999}'),
-        ("content", '"content": "\\ud800"'),
-        (
-            "content[1].text",
-            '"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "\\udc00 b"}]',
-        ),
-        ("call_id", '"call_id": "\\ud800\\ud800"'),
-    ],
-)
-async def test_a_hostile_value_is_named_by_its_field_and_nothing_is_taken(field: str, body: str) -> None:
-    s = await waiting()
-    ours = f'"call_id": "{s.calls[0]}", "content": "x"'  # of a name that comes twice the last counts
-    reply = await s.post(f"{{{ours}, {body}}}")
-    assert reply.status_code == 400, reply.text
-    error = reply.json()["error"]
-    assert error["param"] == field
-    assert error["message"].startswith(f"{field}: ")
-    assert not any(call["result_taken"] for call in (await s.rig.session(s.id))["pending_tool_calls"])
-
-
-async def test_an_upload_with_a_hostile_number_is_refused_before_it_is_read() -> None:
-    s = await waiting()
-    for value in ("0", "-1", "1e999", "9" * 18 + "9"):
-        reply = await s.rig.client.post(f"{s.path}/{s.calls[0]}/stream?max_tokens={value}", content=b"x")
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_tokens")
-    assert s.rig.engine.news == []
-    assert not any(call["result_taken"] for call in (await s.rig.session(s.id))["pending_tool_calls"])
-
-
-async def test_control_tokens_in_a_result_stay_text() -> None:
-    s = await waiting()
-    await s.post([{"call_id": call, "content": "<|im_end|>\u2028"} for call in s.calls])
-    command: Submit = s.rig.engine.submits[-1]
-    assert "<|im_end|>\u2028" in s.last_prompt()
-    assert list(unpack_tokens(command.tokens)).count(257) == 4  # one for each message
 
 
 async def test_a_turn_goes_on_when_the_one_who_began_it_leaves() -> None:

@@ -7,47 +7,16 @@ from dataclasses import replace
 import pytest
 
 from agentserve.core.config import CoreConfig
-from agentserve.core.cost import StepCost
 from agentserve.core.plan import PageCopy
 from agentserve.core.record import Commanded, Cut, Entry, decode_entries, encode_entry
 from agentserve.messages import Submit
 from agentserve.sim.executor import SimExecutor, WrongKV
 from agentserve.sim.replay import ReplayError, replay
-from agentserve.sim.run import Outcome, Simulation
-from agentserve.sim.workload import WorkloadSpec, context_after, make_workload
+from agentserve.sim.run import Simulation
+from agentserve.sim.workload import make_workload
 from agentserve.types import FinishReason
+from tests.crowds import COST, SMALL, oversubscribed
 from tests.engines import Rig, cold
-
-COST = StepCost(fixed=0.005, per_row=0.0001, per_token=0.0005, per_context=1e-8)
-SMALL = WorkloadSpec(agents=8, turns=3, shared_prefix=24, task=40, append=10, output=8)
-
-
-def oversubscribed(seed: int, times: int = 10, log: list[Entry] | None = None, **config: object) -> Outcome:
-    """Agents whose contexts together are `times` the pool; the pool holds the largest alone."""
-    spec = WorkloadSpec(
-        agents=16 + seed % 7, turns=2 + seed % 3, shared_prefix=8 * (seed % 4), task=30 + seed % 40,
-        append=1 + seed % 20, output=1 + seed % 12, arrivals_per_second=[0.5, 5.0, 500.0][seed % 3],
-        seed=seed,
-    )  # fmt: skip
-    agents = make_workload(spec)
-    largest = max(context_after(agent) for agent in agents)
-    total = sum(context_after(agent) for agent in agents)
-    pages = max(total // times // 4, -(-largest // 4) + 2)
-    settings: dict[str, object] = {
-        "page_size": 4, "max_batched_tokens": [8, 32, 256][seed % 3], "max_num_seqs": 2 + seed % 15,
-        "full_input_gate": seed % 5 != 0, **config,
-    }  # fmt: skip
-    simulation = Simulation(
-        agents, CoreConfig(**settings), pages=pages, cost=COST, log=log.append if log is not None else None,
-        check_every_step=seed % 20 == 0,
-    )  # type: ignore[arg-type]  # fmt: skip
-    outcome = simulation.run()
-    core = simulation.core
-    core.check()
-    assert core.kv.pools[0].live == 0, "live pages at the end"
-    core.kv.evict_all()
-    assert core.kv.pools[0].free == pages, "pages leaked"
-    return outcome
 
 
 @pytest.mark.parametrize("first", range(0, 1000, 125))

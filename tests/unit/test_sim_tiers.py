@@ -6,21 +6,20 @@ import msgspec
 import pytest
 
 from agentserve.core.config import CoreConfig
-from agentserve.core.cost import StepCost
 from agentserve.core.market import TierParts, TierSetup
 from agentserve.core.record import Entry, Ordered, Ticked, Transferred, decode_entries, encode_entry
 from agentserve.sim.executor import WrongKV
 from agentserve.sim.mover import Faults, FixedPrices, SimMover
 from agentserve.sim.replay import ReplayError, named_parts, replay
 from agentserve.sim.run import Outcome, Simulation
-from agentserve.sim.workload import WorkloadSpec, context_after, make_workload
+from agentserve.sim.workload import make_workload
 from agentserve.types import FinishReason
+from tests.crowds import COST, SMALL, crowd
 from tests.engines import BLOCK_BYTES, PRICES, TierRig, WildPolicy, tier_parts
 from tiering.manager import HEADER_BYTES
 from tiering.policy.lru import LruPolicy
 from tiering.types import Change, Move, Transfer, Word
 
-COST = StepCost(fixed=0.005, per_row=0.0001, per_token=0.0005, per_context=1e-8)
 FAULTY = Faults(seed=3, bad=0.05, late=0.05, slower=100.0, cancelled=0.05)
 
 
@@ -28,25 +27,11 @@ def oversubscribed(
     seed: int, host: float, disk: float, faults: Faults | None = None, log: list[Entry] | None = None
 ) -> Simulation:
     """Agents whose contexts together are ten times the pool. host, disk: sizes in pools."""
-    spec = WorkloadSpec(
-        agents=16 + seed % 7, turns=2 + seed % 3, shared_prefix=8 * (seed % 4), task=30 + seed % 40,
-        append=1 + seed % 20, output=1 + seed % 12, arrivals_per_second=[0.5, 5.0, 500.0][seed % 3],
-        seed=seed,
-    )  # fmt: skip
-    agents = make_workload(spec)
-    largest = max(context_after(agent) for agent in agents)
-    total = sum(context_after(agent) for agent in agents)
-    pages = max(total // 10 // 4, -(-largest // 4) + 2)
-    config = CoreConfig(
-        page_size=4,
-        max_batched_tokens=[8, 32, 256][seed % 3],
-        max_num_seqs=2 + seed % 15,
-        full_input_gate=seed % 5 != 0,
-    )
+    agents, settings, pages = crowd(seed)
     policy = WildPolicy(seed) if seed % 2 else LruPolicy()
     return Simulation(
         agents,
-        config,
+        CoreConfig(**settings),  # type: ignore[arg-type]
         pages=pages,
         cost=COST,
         tiers=tier_parts(int(host * pages), int(disk * pages), policy),
@@ -104,7 +89,7 @@ def test_tiers_save_computing() -> None:
 
 
 def test_empty_tiers_give_the_plans_of_none() -> None:
-    agents = make_workload(WorkloadSpec(agents=8, turns=3, shared_prefix=24, task=40, append=10, output=8))
+    agents = make_workload(SMALL)
     config = CoreConfig(page_size=4, max_batched_tokens=32, max_num_seqs=8)
     plain = Simulation(agents, config, pages=60, cost=COST).run()
     assert Simulation(agents, config, pages=60, cost=COST, tiers=None).run().digests == plain.digests
@@ -164,6 +149,17 @@ class AtPark(LruPolicy):
     eager = False
 
 
+def saving() -> tuple[TierRig, Transfer]:
+    """A session at rest, and the order to save it, which nobody has taken yet."""
+    rig = TierRig((16,), host=8, policy=AtPark())
+    rig.submit("a", range(14), max_tokens=1)
+    rig.drain()
+    rig.now += 0.1
+    rig.core.tick(rig.now)
+    (save,) = rig.core.take_transfers()
+    return rig, save
+
+
 class TestTheMoverNotices:
     """The proof can fail: a page or slot used too early or twice is found by value."""
 
@@ -197,12 +193,7 @@ class TestTheMoverNotices:
             rig.drain()
 
     def test_a_page_that_changes_while_it_is_saved(self) -> None:
-        rig = TierRig((16,), host=8, policy=AtPark())
-        rig.submit("a", range(14), max_tokens=1)
-        rig.drain()
-        rig.now += 0.1
-        rig.core.tick(rig.now)
-        (save,) = rig.core.take_transfers()
+        rig, save = saving()
         rig.mover.submit(save, rig.now)
         rig.mover._memory[0][save.blocks[0].pages[0]] += 1
         with pytest.raises(WrongKV, match="changed"):
@@ -228,17 +219,8 @@ def test_the_disk_budget_of_the_rig_is_in_whole_blocks() -> None:
 class TestTakenBack:
     """The simulated mover as the real one: what waits goes whole, what is under way between two blocks."""
 
-    def saved(self) -> tuple[TierRig, Transfer]:
-        rig = TierRig((16,), host=8, policy=AtPark())
-        rig.submit("a", range(14), max_tokens=1)
-        rig.drain()
-        rig.now += 0.1
-        rig.core.tick(rig.now)
-        (save,) = rig.core.take_transfers()
-        return rig, save
-
     def test_a_save_under_way_tells_what_it_moved(self) -> None:
-        rig, save = self.saved()
+        rig, save = saving()
         rig.mover.submit(save, rig.now)
         rig.mover.change(Change(save.id, Word.CANCEL), rig.now + 0.0015)
         (done,) = rig.mover.poll(rig.now + 1.0)
@@ -246,7 +228,7 @@ class TestTakenBack:
         assert rig.mover.pending == 0
 
     def test_one_that_waits_is_answered_at_once_and_the_one_before_it_is_not(self) -> None:
-        rig, save = self.saved()
+        rig, save = saving()
         other = Transfer(99, Move.SAVE, save.blocks)
         rig.mover.submit(save, rig.now)
         rig.mover.submit(other, rig.now)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,10 @@ import lmdb
 import pytest
 
 from agentserve.server.sessions.book import StorageError
-from agentserve.server.sessions.changes import Delete, Forget, Put, turn_name
+from agentserve.server.sessions.changes import Delete, Forget, turn_name
 from agentserve.server.sessions.environment import Table, unsealed
 from agentserve.server.sessions.store import SessionStore, Stored
-
-
-def head(session: bytes, content: bytes = b"a head") -> Put:
-    return Put(Table.HEADS, session, content)
-
-
-def turn(session: bytes, number: int, content: bytes = b"a turn") -> Put:
-    return Put(Table.TURNS, turn_name(session, number), content)
+from tests.session_files import FailingDisk, head, read, turn
 
 
 @pytest.fixture
@@ -43,14 +35,6 @@ def folder(tmp_path: Path) -> Path:
 
 def flipped(bit: int, value: bytes) -> bytes:
     return bytes(byte ^ (1 << bit % 8 if i == bit // 8 else 0) for i, byte in enumerate(value))
-
-
-def read(folder: Path) -> dict[bytes, Stored]:
-    store = SessionStore(folder)
-    try:
-        return store.read()
-    finally:
-        store.close()
 
 
 def raw(folder: Path, table: Table, name: bytes, change: Any) -> None:
@@ -158,35 +142,8 @@ def test_a_file_that_is_something_else_is_kept_beside_the_new_one(folder: Path) 
     assert len(list(folder.glob("damaged-*"))) == 1
 
 
-class Failing:
-    """`lmdb.open`, but transactions end in an error where a test says so."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.opened = 0
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.opened += 1
-        return _Env(lmdb.open(*args, **kwargs), self)
-
-
-class _Env:
-    def __init__(self, env: Any, plan: Failing) -> None:
-        self._env, self._plan = env, plan
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
-    @contextmanager
-    def begin(self, write: bool = False, buffers: bool = False) -> Iterator[Any]:
-        with self._env.begin(write=write, buffers=buffers) as txn:
-            yield txn
-            if self._plan.error is not None:
-                raise self._plan.error
-
-
 def test_a_full_disk_keeps_nothing_of_a_group_and_takes_the_next(tmp_path: Path) -> None:
-    plan = Failing()
+    plan = FailingDisk()
     store = SessionStore(tmp_path, plan)
     store.write([head(b"s1")])
     plan.error = lmdb.DiskError("mdb_txn_commit", 28)

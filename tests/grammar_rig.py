@@ -1,0 +1,22 @@
+"""Tools, and a compiler of grammars over a vocabulary of bytes."""
+
+from typing import Any
+
+from tools_bridge.compiler import GrammarCompiler
+from tools_bridge.grammar import ToolChoice
+from tools_bridge.types import ToolSpec
+
+EOS, VOCAB = 256, 300
+BYTES = [bytes([i]) for i in range(256)]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = ToolSpec("weather", CITY)
+NOW = ToolSpec("now")
+REQUIRED = ToolChoice("required")
+
+
+def call(name: str = "weather", arguments: str = '{"city": "Rome"}') -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def compiler_of_bytes(**settings: Any) -> GrammarCompiler:
+    return GrammarCompiler(BYTES, VOCAB, [EOS], **settings)
