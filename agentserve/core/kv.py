@@ -248,6 +248,13 @@ class KVManager:
         return sum(self.pools[0].holds(block[0]) == pins for block, pins in self._moving.items())
 
     @property
+    def stuck(self) -> int:
+        """Idle blocks above others that transfers hold: of those available, not to be had until these end."""
+        pool = self.pools[0]
+        held = {block[0] for block in self._moving if pool.is_cached(block[0])}
+        return sum(pool.holds(page) == 0 for page in self.tree.above(held)) if held else 0
+
+    @property
     def moving(self) -> int:
         """Blocks pinned by transfers, whoever else holds them."""
         return len(self._moving)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 
 from agentserve.core.eviction import EvictionQueue
@@ -114,6 +114,22 @@ class RadixTree:
 
     def node_of(self, page: int) -> Node:
         return self._where[page]
+
+    def above(self, pages: Set[int]) -> Iterator[int]:
+        """Group 0 pages between the root and the lowest of `pages`: these cannot be evicted before it."""
+        ends = {self._where[page] for page in pages}
+        full: set[Node] = set()
+        for node in ends:
+            parent = node.parent
+            while parent is not None and parent not in full:
+                full.add(parent)
+                parent = parent.parent
+        for node in full:
+            yield from node.pages[0]
+        for node in ends - full:
+            run = node.pages[0]
+            last = next(index for index in range(len(run) - 1, -1, -1) if run[index] in pages)
+            yield from run[:last]
 
     # --- growing ---------------------------------------------------------------------------
 

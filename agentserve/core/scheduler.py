@@ -201,9 +201,8 @@ class Scheduler:
     @property
     def _room(self) -> int:
         """Blocks that turns which wait may count on."""
-        if not self.running:
-            return self._kv.available
-        return self._kv.available - self._reserve - self.spoken_for
+        free = self._kv.available - self._kv.stuck
+        return free - self._reserve - self.spoken_for if self.running else free
 
     def _short_ones(self, candidates: Sequence[Session]) -> dict[SessionId, int]:
         """Turns that need no more than one step, each with the tokens that it needs."""
@@ -370,10 +369,9 @@ class Scheduler:
         kv = self._kv
         hit = kv.begin(session.id, session.namespace, session.tokens)
         needed = kv.missing_blocks(session.id, len(session.tokens))
-        free = kv.available - (self._reserve if self.running else 0)
-        if self.config.full_input_gate and self.running:
-            free -= self.spoken_for
-        fits = needed <= free if self.config.full_input_gate else free > 0
+        fits = needed <= self._room
+        if not self.config.full_input_gate:
+            fits = kv.available > (self._reserve if self.running else 0)
         if not fits:
             kv.release(session.id)
             draft.reasons.append((session.id, "gate" if self.config.full_input_gate else "pages"))
