@@ -140,6 +140,31 @@ def test_whoever_goes_on_is_not_left_any_more() -> None:
     assert left(h) == []
 
 
+def test_sessions_that_answer_each_others_calls_are_not_each_others_heirs() -> None:
+    h = Harness()
+    one = h.turn("a1", "a2", calls=("ca",), named="A").session
+    other = h.turn("b1", "b2", calls=("cb",), named="B").session
+    both = h.begin("a1", "a2", "r", named="A", calls=("ca", "cb"))
+    h.commit(both, "a1", "a2", "r", "a4", calls=("ca2",))
+    back = h.begin("b1", "b2", "r", named="B", calls=("ca2",))
+    h.commit(back, "b1", "b2", "r", "b4")
+    assert (one.heir, other.heir) == (None, None)
+    other.heir, one.heir = one.key, other.key  # whoever may set them: a line has an end
+    h.begin("a1", "zz", named="A")
+
+
+def test_a_compaction_of_whoever_went_on_leaves_it_and_not_its_old_heir() -> None:
+    h = Harness()
+    old = h.turn("u1", "a1", named="mine")
+    h.turn("u1", "a1", "u2", "a2", named="mine")
+    heir = h.turn("u1", "a1", "u2 changed", "b2", named="mine")
+    assert old.session.heir == heir.key
+    h.turn("u1", "a1", "u2", "a2", "u3", "a3", named="mine")
+    left(h)
+    h.turn("u1", "a1", "u2", "a2", "u3 changed", "c3", named="mine")
+    assert left(h) == [(old.key, Departure.SUPERSEDED)]
+
+
 # --- waits, deadlines, clients that leave -----------------------------------------------------
 
 
