@@ -9,7 +9,7 @@ import lmdb
 import pytest
 
 from agentserve.server.sessions.book import StorageError
-from agentserve.server.sessions.changes import Change, Forget, turn_name
+from agentserve.server.sessions.changes import Change, Check, Forget, turn_name
 from agentserve.server.sessions.environment import DATA, Table
 from agentserve.server.sessions.store import SessionStore, Stored
 from tests.session_files import (
@@ -88,6 +88,17 @@ def test_a_page_that_was_zeroed_loses_its_records_and_says_whose(
     assert found[OTHER].turns[3] == b"a turn"  # the write that met it was made
     gone = sum(len(whole[name].turns) - len(found[name].turns) for name in lost)
     assert store.damages[0].missing == gone + 1  # OTHER has a third one by now
+    store.close()
+
+
+def test_a_look_at_the_file_ends_with_its_time(folder: Path, whole: dict[bytes, Stored]) -> None:
+    store = SessionStore(folder)
+    patch(folder, leaf_of(folder, Table.TURNS, turn_name(OTHER, 1)) * PAGE, bytes(PAGE))
+    store.write([Check(0.0), head(b"new")])
+    assert not store.damages
+    store.write([Check(60.0), head(b"newer")])
+    assert len(store.damages) == 1
+    assert {b"new", b"newer"} <= set(store.read())
     store.close()
 
 

@@ -4,6 +4,7 @@ whether it is sound, and what can be read of one that is not."""
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -42,6 +43,7 @@ class Found:
     """What a file has in it."""
 
     problem: str | None = None  # in one line; None: LMDB may open it
+    whole: bool = True  # all of it was looked at
     tally: Tally = field(default_factory=Tally)  # of the sessions' records that are there and whole
     broken: int = 0  # records that are there and are not what was written
     told: Told | None = None  # what it says of itself; None: it does not
@@ -76,12 +78,14 @@ def attach(path: Path, opener: Open, map_size: int) -> tuple[Any, dict[Table, An
         raise
 
 
-def inspected(path: Path) -> Found:
-    """Look at every page of a file. OSError if it cannot be opened."""
+def inspected(path: Path, seconds: float | None = None) -> Found:
+    """Look at every page of a file, or at some, if that takes longer than `seconds`. OSError if it cannot
+    be opened."""
+    until = None if seconds is None else time.monotonic() + seconds
     with PageFile(path) as file:
         problem = file.head_problem()
         if problem is None:
-            found, survey = _read(file, file.metas[0])
+            found, survey = _read(file, file.metas[0], until=until)
             found.problem = survey.problems[0] if survey.problems else None
             return found
         return Found(problem)
@@ -135,11 +139,16 @@ def _digest(table: Table, name: bytes, content: bytes) -> bytes:
     return digest.digest()
 
 
-def _read(file: PageFile, meta: Meta, *, keep: bool = False) -> tuple[Found, Survey]:
-    """`keep`: the records too."""
+def _read(
+    file: PageFile, meta: Meta, *, keep: bool = False, until: float | None = None
+) -> tuple[Found, Survey]:
+    """`keep`: the records too. `until`: monotonic clock, when to give up."""
     found, survey = Found(transaction=meta.transaction or 0), Survey(file, meta)
     tables = {table.value: table for table in Table}
     for value, name, sealed in survey.rows():
+        if until is not None and time.monotonic() >= until:
+            found.whole = False
+            break
         table = tables.get(value)
         if table in OF_SESSIONS:
             if unsealed(table, name, sealed) is None:

@@ -129,7 +129,8 @@ class SessionStore:
             for change in changes:
                 draft.apply(change)
 
-        self._transact(work, check=Check() in changes)
+        checks = [change.seconds for change in changes if isinstance(change, Check)]
+        self._transact(work, check=max(checks, default=None))
 
     def set_aside(self, session: bytes) -> None:
         """Put a session's records where no start reads them, as they are. StorageError."""
@@ -210,12 +211,13 @@ class SessionStore:
 
     # --- writing ---------------------------------------------------------------------
 
-    def _transact(self, work: Work, *, check: bool = False) -> None:
+    def _transact(self, work: Work, *, check: float | None = None) -> None:
+        """`check`: seconds to look at the file first."""
         try:
             try:
                 self._be_there()
-                if check:
-                    self._look()
+                if check is not None:
+                    self._look(check)
                 self._commit(work)
             except DAMAGE as error:
                 self._mend(one_line(error))
@@ -263,10 +265,10 @@ class SessionStore:
         if self._told() != self._tally.told(self._env.info()["last_txnid"], Tally()):
             self._mend("a transaction failed")
 
-    def _look(self) -> None:
-        """Look at every page of the file that is open."""
-        found = inspected(self._data)
-        if found.problem is not None or found.tally.differing(self._tally):
+    def _look(self, seconds: float) -> None:
+        """Look at the pages of the file that is open, for so long at most."""
+        found = inspected(self._data, seconds)
+        if found.problem is not None or (found.whole and found.tally.differing(self._tally)):
             self._mend(_LEFT)
 
     def _come_back(self) -> None:
