@@ -196,6 +196,52 @@ def test_a_file_that_is_gone_is_begun_again_and_all_sessions_are_asked_for(
         assert read(folder.with_name("elsewhere")) == whole
 
 
+def aside(folder: Path) -> dict[bytes, bytes]:
+    env = lmdb.open(str(folder / DATA), subdir=False, max_dbs=8, lock=False, readonly=True)
+    with env.begin() as txn:
+        found = dict(txn.cursor(env.open_db(b"damaged", txn=txn)))
+    env.close()
+    return found
+
+
+@pytest.mark.parametrize("how", ["gone", "moved", "damaged"])
+def test_what_was_set_aside_is_in_the_file_that_takes_the_place(
+    folder: Path, whole: dict[bytes, Stored], how: str
+) -> None:
+    store = SessionStore(folder)
+    store.set_aside(OTHER)
+    store.close()
+    before = aside(folder)
+    assert len(before) == 3
+    store = SessionStore(folder)
+    for _ in range(2):
+        if how == "gone":
+            shutil.rmtree(folder)
+        elif how == "moved":
+            (folder / DATA).replace(folder / "elsewhere")
+        else:
+            patch(folder, overflow_of(folder, Table.TURNS, turn_name(FIRST, 2)) * PAGE, bytes(16))
+        store.write([Check(60.0), Forget(FIRST), head(FIRST), turn(FIRST, 2, bytes(9000))])
+    assert len(store.damages) == 2
+    store.close()
+    assert aside(folder) == before
+    if how == "damaged":
+        assert read(folder).keys() == intact(whole, OTHER).keys()
+
+
+def test_only_a_few_damaged_files_are_kept(folder: Path) -> None:
+    store = SessionStore(folder)
+    (folder / "damaged-copy.mdb").touch()  # somebody's own
+    for number in range(12):
+        store.write([turn(FIRST, number, bytes(9000))])
+        patch(folder, overflow_of(folder, Table.TURNS, turn_name(FIRST, number)) * PAGE, bytes(16))
+        store.write([Check(60.0)])
+    assert store.kept_aside == 5
+    names = {path.name for path in folder.glob("damaged-*.mdb")}
+    assert names == {f"damaged-{number}.mdb" for number in range(9, 13)} | {"damaged-copy.mdb"}
+    store.close()
+
+
 def test_another_file_in_its_place_is_not_written_to(folder: Path, whole: dict[bytes, Stored]) -> None:
     store = SessionStore(folder)
     ours, theirs = folder / DATA, folder / "theirs"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class Found:
     @property
     def worth(self) -> tuple[bool, int, int]:
         """Of two ways to read one file, the larger is to be believed."""
-        return self.missing == 0, self.transaction, len(self.records)
+        return self.missing == 0, self.transaction, self.tally.rows
 
 
 def attach(path: Path, opener: Open, map_size: int) -> tuple[Any, dict[Table, Any]]:
@@ -109,6 +110,16 @@ def salvaged(path: Path) -> Found:
         if best.transaction < newest:
             best.told = None  # something was written after it
         return best
+
+
+def set_aside(path: Path) -> list[Record]:
+    """What was set aside in a file, as it is. OSError if it cannot be opened."""
+    with PageFile(path) as file:
+        if file.head_problem() is not None:
+            return []
+        # The first of all tables.
+        rows = takewhile(lambda row: row[0] == Table.DAMAGED.value, Survey(file, file.metas[0]).rows())
+        return [(Table.DAMAGED, name, sealed) for _, name, sealed in rows]
 
 
 def _kept(file: PageFile, meta: Meta) -> Found:
@@ -157,6 +168,8 @@ def _read(
             found.tally.add(name, sealed)
             if keep:
                 found.records.append((table, name, sealed))
+        elif table is Table.DAMAGED and keep:
+            found.records.append((table, name, sealed))
         elif table is Table.META and name == FORMAT_NAME:
             found.format = sealed
         elif table is Table.META and name == TALLY_NAME:

@@ -46,6 +46,7 @@ from agentserve.server.sessions.environment import (
     inspected,
     salvaged,
     seal,
+    set_aside,
     unsealed,
 )
 from agentserve.server.sessions.folder import (
@@ -93,6 +94,7 @@ class SessionStore:
         self._env: Any = None
         self._tables: dict[Table, Any] = {}
         self._lock = -1
+        self._file = -1  # the data file, open to be read should it be gone
         self._map = FIRST_MAP
         self._tally = Tally()
         self._place: Place | None = None  # of the file when it was last written
@@ -149,6 +151,7 @@ class SessionStore:
     def close(self) -> None:
         """Idempotent. Lets another server in."""
         self._drop()
+        self._hold(-1)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -180,6 +183,7 @@ class SessionStore:
         if self._told() != self._tally.told(self._env.info()["last_txnid"], Tally()):
             self._commit(lambda draft: None)
         self._place = place_of(self._data)
+        self._hold(os.open(self._data, os.O_RDONLY | os.O_CLOEXEC))
         self.kept_aside = len(kept_aside(self._folder))
         sync(self._folder)
 
@@ -273,15 +277,19 @@ class SessionStore:
 
     def _come_back(self) -> None:
         """The file was deleted or moved away: begin again where it was. All is lost that was in it, but for
-        those who have it in memory; the same is true of a restart, which would not know that."""
+        those who have it in memory; the same is true of a restart, which would not know that. What was set
+        aside is in nobody's memory: it comes along."""
         self._drop()
+        aside: list[Record] = []
+        with suppress(OSError):  # where files that are gone cannot be read
+            aside = set_aside(Path(f"/proc/self/fd/{self._file}"))
         before = self._tally
         make(self._folder)
         if not holds(self._lock, self._folder):
             lock = locked(self._folder)
             os.close(self._lock)
             self._lock = lock
-        self._fill(Found())
+        self._fill(Found(records=aside))
         self._lose(before)
         self._note(Damage("the file was deleted or moved away while it was in use", "", before.rows))
 
@@ -320,6 +328,11 @@ class SessionStore:
     def _note(self, damage: Damage) -> None:
         self.damages.append(damage)
         log.error("the sessions in %s were damaged: %s", self._folder, damage)
+
+    def _hold(self, file: int) -> None:
+        before, self._file = self._file, file
+        if before >= 0:
+            os.close(before)
 
     def _drop(self) -> None:
         env, self._env = self._env, None
