@@ -302,3 +302,27 @@ def test_nobody_who_runs_is_left_and_all_who_are_left_were_told(steps: list[tupl
                 assert known.running is None
                 assert told[known.key] is known.left
         h.check()
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.booleans()), max_size=20))
+def test_heirs_form_no_cycle_whoever_answers_whose_calls(steps: list[tuple[int, int, bool]]) -> None:
+    h = Harness()
+    histories = {name: [f"{name} asks", f"{name} calls"] for name in "ABC"}
+    for name, history in histories.items():
+        h.turn(*history, calls=(f"c{name}",), named=name)
+    for number, (who, whose, edits) in enumerate(steps):
+        one, other = "ABC"[who], "ABC"[whose]
+        sessions = [h.directory.get("t", name) for name in (one, other)]
+        calls = tuple(call for session in sessions if session for call in session.pending)
+        past = histories[one]
+        asked = [*past[:-1], f"e{number}"] if edits else [*past, f"r{number}"]
+        lease = h.begin(*asked, named=one, calls=calls)
+        histories[one] = [*asked, f"a{number}"]
+        h.commit(lease, *histories[one], calls=(f"d{number}",))
+        for session in h.directory.sessions("t"):
+            line = [session.key]
+            while session.heir is not None and (heir := h.directory.find(session.heir)) is not None:
+                assert heir.key not in line
+                line.append(heir.key)
+                session = heir
+        h.check()
