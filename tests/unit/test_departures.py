@@ -140,6 +140,31 @@ def test_whoever_goes_on_is_not_left_any_more() -> None:
     assert left(h) == []
 
 
+def test_sessions_that_answer_each_others_calls_are_not_each_others_heirs() -> None:
+    h = Harness()
+    one = h.turn("a1", "a2", calls=("ca",), named="A").session
+    other = h.turn("b1", "b2", calls=("cb",), named="B").session
+    both = h.begin("a1", "a2", "r", named="A", calls=("ca", "cb"))
+    h.commit(both, "a1", "a2", "r", "a4", calls=("ca2",))
+    back = h.begin("b1", "b2", "r", named="B", calls=("ca2",))
+    h.commit(back, "b1", "b2", "r", "b4")
+    assert (one.heir, other.heir) == (None, None)
+    other.heir, one.heir = one.key, other.key  # whoever may set them: a line has an end
+    h.begin("a1", "zz", named="A")
+
+
+def test_a_compaction_of_whoever_went_on_leaves_it_and_not_its_old_heir() -> None:
+    h = Harness()
+    old = h.turn("u1", "a1", named="mine")
+    h.turn("u1", "a1", "u2", "a2", named="mine")
+    heir = h.turn("u1", "a1", "u2 changed", "b2", named="mine")
+    assert old.session.heir == heir.key
+    h.turn("u1", "a1", "u2", "a2", "u3", "a3", named="mine")
+    left(h)
+    h.turn("u1", "a1", "u2", "a2", "u3 changed", "c3", named="mine")
+    assert left(h) == [(old.key, Departure.SUPERSEDED)]
+
+
 # --- waits, deadlines, clients that leave -----------------------------------------------------
 
 
@@ -276,4 +301,28 @@ def test_nobody_who_runs_is_left_and_all_who_are_left_were_told(steps: list[tupl
             if known.left is not None:
                 assert known.running is None
                 assert told[known.key] is known.left
+        h.check()
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.booleans()), max_size=20))
+def test_heirs_form_no_cycle_whoever_answers_whose_calls(steps: list[tuple[int, int, bool]]) -> None:
+    h = Harness()
+    histories = {name: [f"{name} asks", f"{name} calls"] for name in "ABC"}
+    for name, history in histories.items():
+        h.turn(*history, calls=(f"c{name}",), named=name)
+    for number, (who, whose, edits) in enumerate(steps):
+        one, other = "ABC"[who], "ABC"[whose]
+        sessions = [h.directory.get("t", name) for name in (one, other)]
+        calls = tuple(call for session in sessions if session for call in session.pending)
+        past = histories[one]
+        asked = [*past[:-1], f"e{number}"] if edits else [*past, f"r{number}"]
+        lease = h.begin(*asked, named=one, calls=calls)
+        histories[one] = [*asked, f"a{number}"]
+        h.commit(lease, *histories[one], calls=(f"d{number}",))
+        for session in h.directory.sessions("t"):
+            line = [session.key]
+            while session.heir is not None and (heir := h.directory.find(session.heir)) is not None:
+                assert heir.key not in line
+                line.append(heir.key)
+                session = heir
         h.check()

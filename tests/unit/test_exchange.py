@@ -19,6 +19,7 @@ from agentserve.core.plan import Plan, StepResult
 from agentserve.core.record import Entry, Ordered, Ticked, Transferred, decode_entries, orders_digest
 from agentserve.messages import Command, Event, Shutdown, StepDone, Submit, TurnEnded, pack_tokens
 from agentserve.server.workers.exchange import SHORTEST_SLEEP, Exchange, Tiering
+from agentserve.server.workers.fault_log import BURST
 from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
 from agentserve.server.workers.loop import Recorder, WorkerLoop
 from agentserve.types import KVGroup, Sampling, SessionId, TurnId
@@ -129,6 +130,23 @@ def test_damaged_blocks_are_said_in_sums(desk: Desk, caplog: pytest.LogCaptureFi
         "transfer 8: EIO",
         start + "35 corrupt, 1 unreadable",
     ]
+
+
+def test_what_is_held_of_faults_is_said_by_an_idle_worker_too(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2):
+        end = msgspec.structs.replace(done(transfer(number), "wrong"), faults=(TierFault.CORRUPT,))
+        desk.mover.finish(end)
+        desk.exchange.take_in()
+    assert len(caplog.records) == 1
+    assert desk.exchange.sleep_at_most(None) == BURST
+    assert desk.exchange.sleep_at_most(1.0) == 1.0
+    desk.clock.advance_to(desk.clock.now() + BURST)
+    assert not desk.exchange.take_in()
+    assert len(caplog.records) == 2
+    assert desk.exchange.sleep_at_most(None) is None
+    assert desk.log.entries[2:] == []  # the core hears nothing of it
 
 
 def test_stores_are_closed_only_when_nothing_uses_them(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from agentserve.server.sessions.changes import Check
 from agentserve.server.sessions.environment import DATA, Table
 from agentserve.server.sessions.store import SessionStore
 from tests.api_rig import CHAT, TOOLS, settled, user
@@ -145,3 +146,20 @@ async def test_a_record_that_changed_is_found_too(tmp_path: Path) -> None:
         assert (k.journal.damages, k.journal.skipped, k.journal.kept_aside) == ([], 0, 0)
         assert k.rig.context.chronicle.transcripts.export(k.directory.get("default", "n7").key) == words
         await goes_on(k, calls)
+
+
+async def test_what_is_owed_at_the_end_is_written_before_the_file_is_looked_at() -> None:
+    async with kept() as k:
+        await k.rig.chat([user("a")], session_id="mine")
+        k.store.open.clear()
+        session = k.directory.get("default", "mine")
+        k.journal.keep(session, None)
+        k.journal.words(session, b"last words")
+        leaving = asyncio.create_task(k.journal.close())
+        await asyncio.sleep(0.05)
+        k.store.open.set()
+        await leaving
+        looked = [any(isinstance(change, Check) for change in group) for group in k.store.groups]
+        assert looked == [False] * (len(looked) - 1) + [True]
+        assert len(k.store.groups[-1]) == 1
+        assert b"last words" in k.store.records.values()

@@ -88,6 +88,20 @@ async def test_a_rolled_back_turn_parks_its_session_with_what_is_left_of_the_wai
     assert not [news for news in s.rig.engine.news if isinstance(news, Devalue)]
 
 
+async def test_a_turn_that_never_reached_the_worker_parks_its_session_by_the_one_that_did() -> None:
+    """The worker ignores a park by a turn that it does not know: what was said meanwhile would be lost."""
+    s = await waiting()
+    await hint(s.rig, s.id, priority=1)
+    key, first = s.rig.engine.submits[0].session, s.rig.engine.submits[0].turn
+    s.rig.engine.parked.clear()
+    huge = "x" * s.rig.engine.hello.max_model_len
+    reply = await s.post([{"call_id": call, "content": huge} for call in s.calls])
+    assert reply.status_code == 400, reply.text
+    assert len(s.rig.engine.submits) == 1
+    assert (key, first, True) in s.rig.engine.parked
+    assert s.rig.engine.hints[-1] == Hints(priority=1)
+
+
 async def test_where_the_worker_is_gone_what_lasts_is_deferred_and_in_the_next_park() -> None:
     s = await waiting()
     s.rig.engine.lost.add(s.rig.engine.submits[0].session)

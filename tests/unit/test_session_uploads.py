@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
 
 import pytest
 
 from agentserve.messages import ToolSignal, unpack_tokens
-from agentserve.server.http.sessions.ahead import Ahead
+from agentserve.server.http.sessions import growing
+from agentserve.server.http.sessions.growing import Growing
 from agentserve.server.limits import Limits
 from agentserve.types import TurnId
 from tests.api_rig import Rig, settled
@@ -92,11 +94,52 @@ async def test_of_a_prompt_that_is_too_long_no_more_is_told() -> None:
     assert len(news(s)) == 3
 
 
+async def test_a_tool_that_pauses_often_costs_few_renderings(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[int] = []
+
+    def none(*_: object, text: str, **__: object) -> array[int]:
+        rendered.append(len(text))
+        return array("i")
+
+    monkeypatch.setattr(growing, "certain_tokens", none)
+    s = await waiting()
+    session = s.rig.context.directory.find(s.rig.engine.submits[0].session)
+    assert session is not None
+    grown = Growing(s.rig.context, session, s.calls[0])
+    for size in range(256, 200_000, 256):
+        grown.grown(["x" * size], size)
+        if grown._timer is not None and not grown._timer.cancelled():
+            grown._paused()  # the pause is over
+        if grown._work is not None:
+            await grown._work
+    await grown.end()
+    assert 10 < len(rendered) < 40
+    assert sum(rendered) < 8 * 200_000
+
+
+async def test_a_rendering_that_breaks_is_logged_once_and_the_result_is_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> array[int]:
+        raise RuntimeError("a template's")
+
+    monkeypatch.setattr(growing, "certain_tokens", broken)
+    s = await waiting()
+    upload = Upload(s, 0)
+    for count in range(4):
+        upload.pieces.put_nowait(b"rain " * 1000)
+        await settled(lambda: caplog.records)
+        assert len(caplog.records) == 1, count
+    upload.pieces.put_nowait(None)
+    assert (await upload.reply).json()["outstanding"] == [s.calls[1]]
+    assert len(caplog.records) == 1
+
+
 async def test_what_was_rendered_for_a_turn_that_is_over_is_not_told() -> None:
     s = await waiting()
     session = s.rig.context.directory.find(s.rig.engine.submits[0].session)
     assert session is not None
-    first, second = (Ahead(s.rig.context, session, s.calls[0]) for _ in range(2))
+    first, second = (Growing(s.rig.context, session, s.calls[0]) for _ in range(2))
     first.grown(["rain " * 200], 1000)
     session.engine_turn = TurnId(7)  # the worker reports another turn while the text is being rendered
     second.grown(["wind " * 200], 1000)

@@ -9,7 +9,7 @@ import lmdb
 import pytest
 
 from agentserve.server.sessions.book import StorageError
-from agentserve.server.sessions.changes import Change, Forget, turn_name
+from agentserve.server.sessions.changes import Change, Check, Forget, turn_name
 from agentserve.server.sessions.environment import DATA, Table
 from agentserve.server.sessions.store import SessionStore, Stored
 from tests.session_files import (
@@ -88,6 +88,17 @@ def test_a_page_that_was_zeroed_loses_its_records_and_says_whose(
     assert found[OTHER].turns[3] == b"a turn"  # the write that met it was made
     gone = sum(len(whole[name].turns) - len(found[name].turns) for name in lost)
     assert store.damages[0].missing == gone + 1  # OTHER has a third one by now
+    store.close()
+
+
+def test_a_look_at_the_file_ends_with_its_time(folder: Path, whole: dict[bytes, Stored]) -> None:
+    store = SessionStore(folder)
+    patch(folder, leaf_of(folder, Table.TURNS, turn_name(OTHER, 1)) * PAGE, bytes(PAGE))
+    store.write([Check(0.0), head(b"new")])
+    assert not store.damages
+    store.write([Check(60.0), head(b"newer")])
+    assert len(store.damages) == 1
+    assert {b"new", b"newer"} <= set(store.read())
     store.close()
 
 
@@ -183,6 +194,52 @@ def test_a_file_that_is_gone_is_begun_again_and_all_sessions_are_asked_for(
     assert set(read(folder)) == {b"new", b"newer"}
     if how == "moved":
         assert read(folder.with_name("elsewhere")) == whole
+
+
+def aside(folder: Path) -> dict[bytes, bytes]:
+    env = lmdb.open(str(folder / DATA), subdir=False, max_dbs=8, lock=False, readonly=True)
+    with env.begin() as txn:
+        found = dict(txn.cursor(env.open_db(b"damaged", txn=txn)))
+    env.close()
+    return found
+
+
+@pytest.mark.parametrize("how", ["gone", "moved", "damaged"])
+def test_what_was_set_aside_is_in_the_file_that_takes_the_place(
+    folder: Path, whole: dict[bytes, Stored], how: str
+) -> None:
+    store = SessionStore(folder)
+    store.set_aside(OTHER)
+    store.close()
+    before = aside(folder)
+    assert len(before) == 3
+    store = SessionStore(folder)
+    for _ in range(2):
+        if how == "gone":
+            shutil.rmtree(folder)
+        elif how == "moved":
+            (folder / DATA).replace(folder / "elsewhere")
+        else:
+            patch(folder, overflow_of(folder, Table.TURNS, turn_name(FIRST, 2)) * PAGE, bytes(16))
+        store.write([Check(60.0), Forget(FIRST), head(FIRST), turn(FIRST, 2, bytes(9000))])
+    assert len(store.damages) == 2
+    store.close()
+    assert aside(folder) == before
+    if how == "damaged":
+        assert read(folder).keys() == intact(whole, OTHER).keys()
+
+
+def test_only_a_few_damaged_files_are_kept(folder: Path) -> None:
+    store = SessionStore(folder)
+    (folder / "damaged-copy.mdb").touch()  # somebody's own
+    for number in range(12):
+        store.write([turn(FIRST, number, bytes(9000))])
+        patch(folder, overflow_of(folder, Table.TURNS, turn_name(FIRST, number)) * PAGE, bytes(16))
+        store.write([Check(60.0)])
+    assert store.kept_aside == 5
+    names = {path.name for path in folder.glob("damaged-*.mdb")}
+    assert names == {f"damaged-{number}.mdb" for number in range(9, 13)} | {"damaged-copy.mdb"}
+    store.close()
 
 
 def test_another_file_in_its_place_is_not_written_to(folder: Path, whole: dict[bytes, Stored]) -> None:

@@ -120,3 +120,18 @@ def test_closing_writes_what_is_left_and_refuses_what_comes(store: MemoryStore) 
 
 def test_a_writer_that_was_never_used_can_be_closed() -> None:
     assert GroupWriter(MemoryStore().write, lambda: 0.0).close(0.0)
+
+
+def test_a_disk_that_hangs_after_it_failed_does_not_hide_why(store: MemoryStore) -> None:
+    made = GroupWriter(store.write, lambda: 1000.0, patience=0.01)
+    store.error = "No space left on device"
+    assert isinstance(made.put(head(b"a"), lasting=True).exception(30), StorageError)
+    store.asked.acquire()
+    store.open.clear()
+    late = made.put(head(b"b"), lasting=True)
+    assert store.asked.acquire(timeout=30)
+    late.overdue()
+    assert made.hung
+    assert made.failure == Failure(1000.0, "No space left on device")
+    store.open.set()
+    assert made.close(30)

@@ -44,7 +44,10 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Changes nothing: every page of the file is looked at before the rest of its group is written."""
+    """Changes nothing: every page of the file is looked at before the rest of its group is written, or as
+    many as can be in so many seconds."""
+
+    seconds: float
 
 
 Change = Put | Delete | Forget | Fold | Check

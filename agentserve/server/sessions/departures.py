@@ -65,7 +65,11 @@ class Departures:
     def of(self, source: Session, keys: tuple[bytes, ...]) -> Leaving | None:
         """Whose place a turn on `keys`, which does not extend `source`, takes: that of the last in its
         line."""
+        seen = {source.key}  # a line has an end, whatever becomes of those who set heirs
         while source.heir is not None and (heir := self._sessions.get(source.heir)) is not None:
+            if heir.key in seen:
+                break
+            seen.add(heir.key)
             source = heir
         why = why_left(source, keys)
         return None if why is None else Leaving(source, source.last_turn, why)

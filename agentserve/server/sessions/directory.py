@@ -234,7 +234,7 @@ class SessionDirectory:
         waits = tuple((call.name, now - since) for call in pending) if since is not None else ()
         session.last_turn += 1
         session.running = TurnId(session.last_turn)
-        session.active, session.left = now, None
+        session.active, session.left, session.heir = now, None, None
         self._use(session)
         booked = self._keep(session, None)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
@@ -345,7 +345,8 @@ class SessionDirectory:
             if issuer.pending.pop(call, None) is None:
                 continue
             if not issuer.pending and issuer.running is None:
-                issuer.heir = lease.key
+                if issuer.family == lease.session.family:  # else that session has a line of its own
+                    issuer.heir = lease.key
                 self._release(issuer, now, f"answered in {lease.session.public_id}", Departure.SUPERSEDED)
             else:
                 self._keep(issuer, self._waits.get(issuer.key))

@@ -4,9 +4,11 @@ whether it is sound, and what can be read of one that is not."""
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ class Found:
     """What a file has in it."""
 
     problem: str | None = None  # in one line; None: LMDB may open it
+    whole: bool = True  # all of it was looked at
     tally: Tally = field(default_factory=Tally)  # of the sessions' records that are there and whole
     broken: int = 0  # records that are there and are not what was written
     told: Told | None = None  # what it says of itself; None: it does not
@@ -63,7 +66,7 @@ class Found:
     @property
     def worth(self) -> tuple[bool, int, int]:
         """Of two ways to read one file, the larger is to be believed."""
-        return self.missing == 0, self.transaction, len(self.records)
+        return self.missing == 0, self.transaction, self.tally.rows
 
 
 def attach(path: Path, opener: Open, map_size: int) -> tuple[Any, dict[Table, Any]]:
@@ -76,12 +79,14 @@ def attach(path: Path, opener: Open, map_size: int) -> tuple[Any, dict[Table, An
         raise
 
 
-def inspected(path: Path) -> Found:
-    """Look at every page of a file. OSError if it cannot be opened."""
+def inspected(path: Path, seconds: float | None = None) -> Found:
+    """Look at every page of a file, or at some, if that takes longer than `seconds`. OSError if it cannot
+    be opened."""
+    until = None if seconds is None else time.monotonic() + seconds
     with PageFile(path) as file:
         problem = file.head_problem()
         if problem is None:
-            found, survey = _read(file, file.metas[0])
+            found, survey = _read(file, file.metas[0], until=until)
             found.problem = survey.problems[0] if survey.problems else None
             return found
         return Found(problem)
@@ -105,6 +110,16 @@ def salvaged(path: Path) -> Found:
         if best.transaction < newest:
             best.told = None  # something was written after it
         return best
+
+
+def set_aside(path: Path) -> list[Record]:
+    """What was set aside in a file, as it is. OSError if it cannot be opened."""
+    with PageFile(path) as file:
+        if file.head_problem() is not None:
+            return []
+        # The first of all tables.
+        rows = takewhile(lambda row: row[0] == Table.DAMAGED.value, Survey(file, file.metas[0]).rows())
+        return [(Table.DAMAGED, name, sealed) for _, name, sealed in rows]
 
 
 def _kept(file: PageFile, meta: Meta) -> Found:
@@ -135,11 +150,16 @@ def _digest(table: Table, name: bytes, content: bytes) -> bytes:
     return digest.digest()
 
 
-def _read(file: PageFile, meta: Meta, *, keep: bool = False) -> tuple[Found, Survey]:
-    """`keep`: the records too."""
+def _read(
+    file: PageFile, meta: Meta, *, keep: bool = False, until: float | None = None
+) -> tuple[Found, Survey]:
+    """`keep`: the records too. `until`: monotonic clock, when to give up."""
     found, survey = Found(transaction=meta.transaction or 0), Survey(file, meta)
     tables = {table.value: table for table in Table}
     for value, name, sealed in survey.rows():
+        if until is not None and time.monotonic() >= until:
+            found.whole = False
+            break
         table = tables.get(value)
         if table in OF_SESSIONS:
             if unsealed(table, name, sealed) is None:
@@ -148,6 +168,8 @@ def _read(file: PageFile, meta: Meta, *, keep: bool = False) -> tuple[Found, Sur
             found.tally.add(name, sealed)
             if keep:
                 found.records.append((table, name, sealed))
+        elif table is Table.DAMAGED and keep:
+            found.records.append((table, name, sealed))
         elif table is Table.META and name == FORMAT_NAME:
             found.format = sealed
         elif table is Table.META and name == TALLY_NAME:

@@ -8,6 +8,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+MOST_KEPT = 4  # damaged files
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -68,14 +70,20 @@ def sync(folder: Path) -> None:
 
 def keep_aside(data: Path) -> Path:
     """Give a damaged file a second name beside it, `damaged-<n>.mdb`: the one that takes its place is then
-    renamed onto it, and there is no moment without one. OSError."""
-    numbers = [int(path.stem[8:]) for path in kept_aside(data.parent) if path.stem[8:].isdigit()]
-    path = data.parent / f"damaged-{max(numbers, default=0) + 1}.mdb"
+    renamed onto it, and there is no moment without one. Of many, the oldest go. OSError."""
+    numbers = sorted(int(path.stem[8:]) for path in kept_aside(data.parent) if path.stem[8:].isdecimal())
+    for number in numbers[: max(0, len(numbers) + 1 - MOST_KEPT)]:
+        _damaged(data.parent, number).unlink(missing_ok=True)
+    path = _damaged(data.parent, numbers[-1] + 1 if numbers else 1)
     try:
         os.link(data, path)
     except OSError:  # a file system without hard links
         shutil.copyfile(data, path)
     return path
+
+
+def _damaged(folder: Path, number: int) -> Path:
+    return folder / f"damaged-{number}.mdb"
 
 
 def kept_aside(folder: Path) -> list[Path]:

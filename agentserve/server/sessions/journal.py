@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 OpenStore = Callable[[Path], SessionStore]
 LAST_PATIENCE = 10.0  # seconds the last writes may take when the server leaves
+LAST_LOOK = 5.0  # and to look for damage then, when they are on disk
 _LARGEST_PROBE = 16 << 20  # bytes
 
 
@@ -101,9 +102,12 @@ class Journal:
     async def close(self) -> None:
         """Write what is left, in a file that is sound, and let another server in."""
         if not self._writer.hung:
-            # What is damaged and was not met yet is still in memory.
             with suppress(StorageFailed, TimeoutError):
-                checked = self._put(Check(), Put(Table.META, b"tried", b""), lasting=False)
+                await self._mender.close()
+                owed = self._put(Put(Table.META, b"tried", b""), lasting=False)  # and all before it
+                await asyncio.wait_for(booked(owed), LAST_PATIENCE)
+                # What is damaged and was not met yet is still in memory.
+                checked = self._put(Check(LAST_LOOK), lasting=False)
                 await asyncio.wait_for(booked(checked), LAST_PATIENCE)
         await self._mender.close()
         if await asyncio.to_thread(self._writer.close, LAST_PATIENCE):

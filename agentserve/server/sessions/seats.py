@@ -149,7 +149,10 @@ class SessionSeat:
             self._engine.close(self.key)
         else:  # it ended the engine's wait, where there was one: the results are still to come
             session = self.lease.session
-            park(self._engine, session, self.turn, now, waiting=bool(session.pending))
+            # The worker may never have got this turn; of the two numbers it takes the one that it knows.
+            turns = {turn for turn in (session.engine_turn, self.turn) if turn is not None}
+            for turn in sorted(turns):
+                park(self._engine, session, turn, now, waiting=bool(session.pending))
         self._chronicle.rolled_back(self.lease, reason, vanished=vanished)
         if self._written and not vanished:
             self._directory.keep_words(self.lease.session, self._chronicle.transcripts.export(self.key))

@@ -105,7 +105,7 @@ class Session:
     usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
     said: Said = field(default_factory=Said)  # by its client; not kept on disk, nor is what follows
     left: Departure | None = None  # why nobody is expected back, since its last turn
-    heir: SessionId | None = None  # the session that took its place
+    heir: SessionId | None = None  # the session that took its place, since its last turn
 
     def extended_by(self, keys: Sequence[bytes]) -> bool:
         """Whether a history goes on where this one ends."""

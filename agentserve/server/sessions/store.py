@@ -46,6 +46,7 @@ from agentserve.server.sessions.environment import (
     inspected,
     salvaged,
     seal,
+    set_aside,
     unsealed,
 )
 from agentserve.server.sessions.folder import (
@@ -93,6 +94,7 @@ class SessionStore:
         self._env: Any = None
         self._tables: dict[Table, Any] = {}
         self._lock = -1
+        self._file = -1  # the data file, open to be read should it be gone
         self._map = FIRST_MAP
         self._tally = Tally()
         self._place: Place | None = None  # of the file when it was last written
@@ -129,7 +131,8 @@ class SessionStore:
             for change in changes:
                 draft.apply(change)
 
-        self._transact(work, check=Check() in changes)
+        checks = [change.seconds for change in changes if isinstance(change, Check)]
+        self._transact(work, check=max(checks, default=None))
 
     def set_aside(self, session: bytes) -> None:
         """Put a session's records where no start reads them, as they are. StorageError."""
@@ -148,6 +151,7 @@ class SessionStore:
     def close(self) -> None:
         """Idempotent. Lets another server in."""
         self._drop()
+        self._hold(-1)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -179,6 +183,7 @@ class SessionStore:
         if self._told() != self._tally.told(self._env.info()["last_txnid"], Tally()):
             self._commit(lambda draft: None)
         self._place = place_of(self._data)
+        self._hold(os.open(self._data, os.O_RDONLY | os.O_CLOEXEC))
         self.kept_aside = len(kept_aside(self._folder))
         sync(self._folder)
 
@@ -210,12 +215,13 @@ class SessionStore:
 
     # --- writing ---------------------------------------------------------------------
 
-    def _transact(self, work: Work, *, check: bool = False) -> None:
+    def _transact(self, work: Work, *, check: float | None = None) -> None:
+        """`check`: seconds to look at the file first."""
         try:
             try:
                 self._be_there()
-                if check:
-                    self._look()
+                if check is not None:
+                    self._look(check)
                 self._commit(work)
             except DAMAGE as error:
                 self._mend(one_line(error))
@@ -263,23 +269,27 @@ class SessionStore:
         if self._told() != self._tally.told(self._env.info()["last_txnid"], Tally()):
             self._mend("a transaction failed")
 
-    def _look(self) -> None:
-        """Look at every page of the file that is open."""
-        found = inspected(self._data)
-        if found.problem is not None or found.tally.differing(self._tally):
+    def _look(self, seconds: float) -> None:
+        """Look at the pages of the file that is open, for so long at most."""
+        found = inspected(self._data, seconds)
+        if found.problem is not None or (found.whole and found.tally.differing(self._tally)):
             self._mend(_LEFT)
 
     def _come_back(self) -> None:
         """The file was deleted or moved away: begin again where it was. All is lost that was in it, but for
-        those who have it in memory; the same is true of a restart, which would not know that."""
+        those who have it in memory; the same is true of a restart, which would not know that. What was set
+        aside is in nobody's memory: it comes along."""
         self._drop()
+        aside: list[Record] = []
+        with suppress(OSError):  # where files that are gone cannot be read
+            aside = set_aside(Path(f"/proc/self/fd/{self._file}"))
         before = self._tally
         make(self._folder)
         if not holds(self._lock, self._folder):
             lock = locked(self._folder)
             os.close(self._lock)
             self._lock = lock
-        self._fill(Found())
+        self._fill(Found(records=aside))
         self._lose(before)
         self._note(Damage("the file was deleted or moved away while it was in use", "", before.rows))
 
@@ -318,6 +328,11 @@ class SessionStore:
     def _note(self, damage: Damage) -> None:
         self.damages.append(damage)
         log.error("the sessions in %s were damaged: %s", self._folder, damage)
+
+    def _hold(self, file: int) -> None:
+        before, self._file = self._file, file
+        if before >= 0:
+            os.close(before)
 
     def _drop(self) -> None:
         env, self._env = self._env, None

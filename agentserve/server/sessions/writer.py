@@ -121,7 +121,8 @@ class GroupWriter:
         with self._state:
             if self._writing:
                 self.hung = True
-                self._failed(f"the disk has not answered for {self._patience:g} s")
+                if self.failure is None:  # else what it said before is the better reason
+                    self._failed(f"the disk has not answered for {self._patience:g} s")
 
     def _failed(self, reason: str) -> None:
         if self.failure is None:

@@ -113,7 +113,7 @@ class Exchange:
         """Tell the core what has been moved and what time it is. Whether anything was moved."""
         done = tuple(self._mover.poll())
         due = self._core.next_timer()
-        if not done and due is None:
+        if not done and due is None and self._faults.due is None:
             return False
         now = self._clock.now()
         self._faults.look(now)
@@ -138,11 +138,12 @@ class Exchange:
                 log.warning("transfer %d: %s", each.id, each.error)
 
     def sleep_at_most(self, limit: float | None) -> float | None:
-        """Seconds to wait for news: until the next timer, and no longer than `limit`; None: for ever."""
-        due = self._core.next_timer()
-        if due is None:
+        """Seconds to wait for news: until the next timer or line of the log, and no longer than `limit`;
+        None: for ever."""
+        dues = [due for due in (self._core.next_timer(), self._faults.due) if due is not None]
+        if not dues:
             return limit
-        left = max(due - self._clock.now(), SHORTEST_SLEEP)
+        left = max(min(dues) - self._clock.now(), SHORTEST_SLEEP)
         return left if limit is None else min(left, limit)
 
     def close(self, patience: float = CLOSE_SECONDS) -> None:

@@ -26,6 +26,11 @@ class FaultLog:
         self._held.update(faults)
         self.look(now)
 
+    @property
+    def due(self) -> float | None:
+        """When `look` has something to say; None: not before there is more."""
+        return self._silent_until if self._held else None
+
     def look(self, now: float) -> None:
         """Say what was kept, if the time for it has come."""
         if self._held and now >= self._silent_until:

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.context import ServerContext, context_of
-from agentserve.server.http.sessions.ahead import Ahead
 from agentserve.server.http.sessions.going_on import TurnOptions
+from agentserve.server.http.sessions.growing import Growing
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sessions.results import take
 from agentserve.server.http.sessions.taking import Incoming, sort_out
@@ -38,12 +38,12 @@ async def tool_result_stream(request: Request) -> Response:
     session = found(context, request)
     _check_call(context, session, call, epoch)
     welcome_back(context.directory, context.engine, session, context.clock.now())
-    ahead = Ahead(context, session, call)
+    growing = Growing(context, session, call)
     try:
-        ahead.signal(Signal.CONNECTED)
-        content = await _text(request, context.options.limits, ahead)
+        growing.signal(Signal.CONNECTED)
+        content = await _text(request, context.options.limits, growing)
     finally:
-        await ahead.end()
+        await growing.end()
     check_text([content], context.options.limits, "body")
     return await take(context, request, [Incoming.checked(call, content, epoch, "body")], options)
 
@@ -55,7 +55,7 @@ def _check_call(context: ServerContext, session: Session, call: str, epoch: int 
     sort_out(session, kept, [Incoming(call, "", known.digest if known else b"", epoch)])
 
 
-async def _text(request: Request, limits: Limits, ahead: Ahead) -> str:
+async def _text(request: Request, limits: Limits, growing: Growing) -> str:
     """The body as text, read to its end."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     parts: list[str] = []
@@ -63,7 +63,7 @@ async def _text(request: Request, limits: Limits, ahead: Ahead) -> str:
     try:
         async for part in request.stream():
             if part and not size:
-                ahead.signal(Signal.STREAMING)
+                growing.signal(Signal.STREAMING)
             size += len(part)
             if size > limits.body_bytes:
                 raise ApiError(
@@ -73,7 +73,7 @@ async def _text(request: Request, limits: Limits, ahead: Ahead) -> str:
                 )
             parts.append(decoder.decode(part))
             chars += len(parts[-1])
-            ahead.grown(parts, chars)
+            growing.grown(parts, chars)
         parts.append(decoder.decode(b"", final=True))
     except ClientDisconnect:
         raise ClientGone from None

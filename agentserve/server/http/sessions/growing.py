@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -23,17 +24,20 @@ from agentserve.server.text_port import ChatTemplate
 from agentserve.types import TurnId
 from tiering.policy.base import Signal
 
+log = logging.getLogger(__name__)
+
 FIRST_CHARS = 512  # less is not worth a chunk of prefill
 STEP_CHARS = 2048
-GROWTH = 1.5  # each time the whole prompt is rendered anew
+GROWTH = 1.5  # each time the whole prompt is rendered anew, twice
 PAUSE = 0.1  # seconds without a piece, after which less growth is told, too
 PAUSE_CHARS = 256
+PAUSE_SHARE = 0.2  # of all that has come: the longer it is, the more a rendering costs
 UNCERTAIN_TOKENS = 4  # the last ones may come out otherwise when the text goes on
 _EMPTY = Held(b'""', b"", 0)
 _PROBE = "\n#"  # goes on otherwise than any end of a message
 
 
-class Ahead:
+class Growing:
     """Tells a session's worker of the growing result of one call. Nobody relies on it, and it holds up
     nobody: it renders beside the upload, and leaves out what came meanwhile."""
 
@@ -68,7 +72,8 @@ class Ahead:
         """A tool that thinks between its lines leaves the time to compute those that have come."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._size >= FIRST_CHARS and self._size - self._told >= PAUSE_CHARS and self._next < math.inf:
+        worth = max(PAUSE_CHARS, self._size * PAUSE_SHARE)
+        if self._size >= FIRST_CHARS and self._size - self._told >= worth and self._next < math.inf:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self._paused)
 
     def _paused(self) -> None:
@@ -113,6 +118,10 @@ class Ahead:
             )
         except ApiError:
             return  # the end of the upload will tell
+        except Exception:
+            self._next = math.inf
+            log.exception("what is certain of a growing result cannot be told; no more of it is")
+            return
         most = context.facts.max_model_len
         if len(tokens) >= most:
             self._next = math.inf  # such a prompt is refused: the worker need not go on either
