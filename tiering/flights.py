@@ -5,7 +5,9 @@ Ids are never used again, so the answer to an old order cannot be taken for a ne
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from enum import Enum, auto
 
 import msgspec
 
@@ -22,6 +24,15 @@ LANES = {
     Move.PROBE: Tier.DISK,
     Move.BORROW: Tier.DISK,
 }
+MOVES = {tier: [move for move, lane in LANES.items() if lane is tier] for tier in (Tier.HOST, Tier.DISK)}
+
+
+class Haste(Enum):
+    """What passes what in a lane."""
+
+    URGENT = auto()
+    PLAIN = auto()
+    BACK = auto()  # it was taken back
 
 
 class Flights:
@@ -33,6 +44,9 @@ class Flights:
         self._orders: list[Transfer] = []
         self._changes: list[Change] = []
         self._ids = 0
+        self._blocks = dict.fromkeys(Move, 0)
+        # How many fly, by blocks and haste: asked for every waiting turn, in every step.
+        self._sizes: dict[Move, Counter[tuple[int, Haste]]] = {move: Counter() for move in Move}
 
     def __iter__(self) -> Iterator[Transfer]:
         return iter(self._flying.values())
@@ -45,6 +59,7 @@ class Flights:
             self._ids += 1
             transfer = Transfer(self._ids, move, tuple(blocks[start : start + most]), urgent)
             self._flying[transfer.id] = transfer
+            self._count(transfer, 1)
             ordered.append(transfer)
         self._orders += ordered
         return ordered
@@ -54,13 +69,17 @@ class Flights:
         transfer = self._flying.get(number)
         if transfer is None or transfer.urgent or number in self._recalled:
             return
-        self._flying[number] = msgspec.structs.replace(transfer, urgent=True)
+        self._count(transfer, -1)
+        self._flying[number] = hurried = msgspec.structs.replace(transfer, urgent=True)
+        self._count(hurried, 1)
         self._changes.append(Change(number, Word.HURRY))
 
     def recall(self, number: int) -> None:
         """Nobody needs it any more. It stays in flight until it is answered: it may be too late."""
         if number in self._flying and number not in self._recalled:
+            self._count(self._flying[number], -1)
             self._recalled.add(number)
+            self._count(self._flying[number], 1)
             self._changes.append(Change(number, Word.CANCEL))
 
     @property
@@ -81,12 +100,25 @@ class Flights:
 
     def land(self, number: int) -> Transfer | None:
         """It has been answered. None if it is not known (any more)."""
+        transfer = self._flying.pop(number, None)
+        if transfer is not None:
+            self._count(transfer, -1)
         self._recalled.discard(number)
-        return self._flying.pop(number, None)
+        return transfer
+
+    def _count(self, transfer: Transfer, change: int) -> None:
+        """It flies as it is from now on (1), or no more (-1)."""
+        blocks, sizes = len(transfer.blocks), self._sizes[transfer.move]
+        haste = Haste.URGENT if transfer.urgent else Haste.PLAIN
+        kind = (blocks, Haste.BACK if transfer.id in self._recalled else haste)
+        self._blocks[transfer.move] += change * blocks
+        sizes[kind] += change
+        if not sizes[kind]:
+            del sizes[kind]
 
     def blocks(self, move: Move | None = None) -> int:
         """Blocks in transfers now, of one move or of all."""
-        return sum(len(transfer.blocks) for transfer in self if move in (None, transfer.move))
+        return self._blocks[move] if move is not None else sum(self._blocks.values())
 
     def queue(self, prices: Prices, tier: Tier, *, urgent: bool = False) -> float:
         """Seconds until a transfer ordered now would begin, in the lane of `tier`: what is urgent passes
@@ -99,13 +131,22 @@ class Flights:
             Move.BORROW: prices.fetch,
         }
         ahead = under_way = 0.0
-        for transfer in self:
-            cost = costs.get(transfer.move)
-            if cost is None or LANES[transfer.move] is not tier:
+        for move in MOVES[tier]:
+            cost = costs.get(move)
+            if cost is None:
                 continue
-            seconds = prices.seconds(cost, len(transfer.blocks))
-            if (urgent and not transfer.urgent) or transfer.id in self._recalled:
-                under_way = max(under_way, seconds)
-            else:
-                ahead += seconds
+            for (blocks, haste), count in self._sizes[move].items():
+                seconds = prices.seconds(cost, blocks)
+                if haste is Haste.BACK or (urgent and haste is Haste.PLAIN):
+                    under_way = max(under_way, seconds)
+                else:
+                    ahead += count * seconds
         return ahead + under_way
+
+    def check(self) -> None:
+        """Raise AssertionError if the counts do not agree."""
+        fresh = Flights()
+        fresh._recalled = self._recalled
+        for transfer in self:
+            fresh._count(transfer, 1)
+        assert (fresh._blocks, fresh._sizes) == (self._blocks, self._sizes), "counts of transfers differ"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tiering.types import Move, TierFault, TransferDone
+from tiering.types import SHUT, Move, TierFault, TransferDone
 
 
 class DiskHealth:
@@ -12,12 +12,12 @@ class DiskHealth:
 
     def __init__(self) -> None:
         self.faults: dict[TierFault, int] = {}
-        self._errors: dict[Move, str] = {}  # by what failed and has not succeeded since
+        self._errors: dict[Move, str] = {}  # by what failed and has not succeeded since; latest last
 
     @property
     def error(self) -> str:
         """Why the disk is not used now; empty while it is in order, or not there."""
-        return next(iter(self._errors.values()), "")
+        return next(reversed(self._errors.values()), "")
 
     def note(self, faults: Iterable[TierFault]) -> None:
         """Count what was found wrong."""
@@ -33,7 +33,8 @@ class DiskHealth:
         """A transfer of the disk has ended; any_ok: blocks were moved. True if writes had better wait.
 
         A full disk can still be read: an error is cleared by what succeeds at the same, or by a write,
-        at all. A disk whose blocks are damaged is in order; it is they that are gone.
+        at all. A disk whose blocks are damaged is in order; it is they that are gone. That one
+        was given up is no news: why has been told.
         """
         if any_ok:
             for cleared in Move if move is Move.WRITE else (move,):
@@ -41,7 +42,9 @@ class DiskHealth:
             return False
         if not done.error or (move is Move.FETCH and TierFault.UNREADABLE not in done.faults):
             return False
-        if move is not Move.FETCH and not self._errors:
+        refused = self._errors.keys() - {Move.FETCH}
+        if move is not Move.FETCH and not refused and not done.error.startswith(SHUT):
             self.note((TierFault.UNWRITABLE,))
+        self._errors.pop(move, None)
         self._errors[move] = done.error
         return move is not Move.FETCH

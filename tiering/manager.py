@@ -385,6 +385,7 @@ class TierManager:
         assert self.disk_used == nbytes, "disk bytes differ"
         assert self.disk_used <= max(self.disk_bytes, self._told), "more on disk than its budget"
         assert not self._dropping.keys() & self._disk.keys(), "a block is both on disk and dropped"
+        self.flights.check()
         pins: dict[tuple[Tier, bytes], int] = {}
         for transfer in self.flights:
             for block in transfer.blocks:

@@ -33,6 +33,9 @@ class Move(Enum):
     BORROW = "borrow"  # another worker's disk -> device pages, verified
 
 
+SHUT = "not used until the next start"  # so begin the errors of a disk that has been given up
+
+
 class TierFault(Enum):
     """What goes wrong below the device, each thing counted once, where it is first found."""
 

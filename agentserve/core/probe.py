@@ -7,6 +7,7 @@ comes from the mover; until then its turn waits, for a fraction of what computin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known, Ledger
@@ -16,6 +17,7 @@ from tiering.policy.base import Prices
 from tiering.types import Transfer
 
 SHARE = 4  # a turn waits for an answer one part in so many of the time that computing would take
+MOST_KEYS = 1024  # asked for at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +33,23 @@ class Probes:
         self._manager = manager
         self._ledger = ledger
         self._probes: dict[SessionId, Probe] = {}
+        self._numbers: dict[int, SessionId] = {}  # by transfer: who waits for it
         self._asked: dict[SessionId, float] = {}  # when, of sessions that wait for admission
 
     def ask(self, known: Known, prices: Prices, now: float) -> None:
         """Ask for the blocks of its prompt that are nowhere here, if there are any."""
         kv, size = self._kv, self._kv.page_size
         limit = (len(known.tokens) - 1) // size
-        keys = self._ledger.keys(known, limit)[:limit]
         at = len(kv.matched(known.namespace, known.tokens, len(known.tokens) - 1)[0])
-        at += len(self._manager.run(keys[at:]))
+        keys = self._ledger.keys(known, limit)
+        at += len(self._manager.run(islice(keys, at, limit)))
+        limit = min(limit, at + MOST_KEYS)
         if at >= limit:
             return
         self.dismiss(known.id)
         patience = prices.recompute(at * size, (limit - at) * size) / SHARE
-        number = self._manager.probe(keys[at:]).id
+        number = self._manager.probe(keys[at:limit]).id
+        self._numbers[number] = known.id
         self._probes[known.id] = Probe(known.id, number, now + patience)
         self._asked[known.id] = now
 
@@ -60,7 +65,7 @@ class Probes:
     def expire(self, now: float) -> None:
         """End waits that have lasted too long. An answer that comes later is of use to others."""
         for probe in [probe for probe in self._probes.values() if probe.deadline <= now]:
-            del self._probes[probe.session]
+            self._end(probe.session)
 
     @property
     def next_deadline(self) -> float | None:
@@ -69,12 +74,19 @@ class Probes:
     def dismiss(self, session: SessionId) -> None:
         """Its turn waits no more, whatever for."""
         self._asked.pop(session, None)
-        probe = self._probes.pop(session, None)
+        probe = self._end(session)
         if probe is not None:
             self._manager.flights.recall(probe.number)
 
     def finished(self, transfer: Transfer) -> None:
         """One has been answered; what was found the manager knows."""
-        for probe in list(self._probes.values()):
-            if probe.number == transfer.id:
-                del self._probes[probe.session]
+        session = self._numbers.get(transfer.id)
+        if session is not None:
+            self._end(session)
+
+    def _end(self, session: SessionId) -> Probe | None:
+        """Nobody waits for its answer any more."""
+        probe = self._probes.pop(session, None)
+        if probe is not None:
+            del self._numbers[probe.number]
+        return probe

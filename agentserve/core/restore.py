@@ -154,13 +154,13 @@ class Restores:
         if waits:  # what it follows must stay: idle pages among `room` that are not to be had
             room -= sum(kv.pools[0].holds(page) == 0 for page in path[0])
         room = min(room, share - kv.moving)
+        most = limit if waits else min(limit, start + max(room, 0))
+        wanted = self._manager.run(islice(self._ledger.keys(known, most), start, most))
         if waits and room < limit - start:
-            wanted = self._manager.run(islice(self._ledger.keys(known, limit), start, limit))
             whole = self._worthwhile(prices, start, wanted, urgent=True)
             if room < whole <= share:
                 return Begun.NO_ROOM
-        ends = min(limit, start + max(room, 0))
-        tiers = self._manager.run(islice(self._ledger.keys(known, ends), start, ends))
+        tiers = wanted[: max(room, 0)]
         count = self._worthwhile(prices, start, tiers, urgent=waits)
         patience = prices.recompute(start * size, count * size) - waited
         if not count or patience <= 0:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,6 +140,35 @@ def test_several_peers_give_one_run(tmp_path: Path, owner: Owner) -> None:
         assert all(read(peers, block) for block in BLOCKS[:9])
     with closing(peers_of(tmp_path)) as peers:
         assert all(read(peers, block) for block in BLOCKS[:9]), "one that has ended is read as well"
+
+
+def test_peers_that_have_parts_in_turn_give_one_run(tmp_path: Path, owner: Owner) -> None:
+    with closing(Owner(worker_folder(tmp_path, 2))) as second, closing(peers_of(tmp_path)) as peers:
+        for at in range(0, 12, 4):
+            owner.do("put", at + 2, at + 4)
+            second.do("put", at, at + 2)
+        assert peers.find([block.key for block in BLOCKS]) == [True] * 12 + [False] * 28
+
+
+def test_who_may_be_read_is_looked_at_once_per_step(
+    tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner.do("put", 0, 8)
+    looks = []
+    with closing(peers_of(tmp_path)) as peers:
+        known = peers._known
+
+        def look() -> list[Any]:
+            looks.append(1)
+            return known()
+
+        monkeypatch.setattr(peers, "_known", look)
+        assert peers.fetch(BLOCKS[0], lambda _: None) == ""
+        seen = len(looks)
+        assert [peers.fetch(block, lambda _: None, look=False) for block in BLOCKS[1:8]] == [""] * 7
+        assert len(looks) == seen
+        assert distrust(worker_folder(tmp_path, 1))
+        assert peers.fetch(BLOCKS[0], lambda _: None) == NOT_THERE
 
 
 def test_a_writer_at_full_speed_and_its_readers_do_not_hurt_each_other(tmp_path: Path, owner: Owner) -> None:

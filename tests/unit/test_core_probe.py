@@ -157,3 +157,20 @@ def test_whatever_goes_wrong_with_peers_tokens_are_those_of_a_cold_run() -> None
         rig.tiers.reset()
         assert all(rig.tiers.manager.source(block.key) is not Move.BORROW for block in rig.orders[0].blocks)
     assert borrowed > 100
+
+
+def test_a_question_is_bounded_and_the_answer_of_each_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentserve.core.probe.MOST_KEYS", 4)
+    rig = newcomer(peer_with(PROMPT))
+    turn(rig, "a", [*PROMPT, 99, 98])
+    assert (orders(rig, Move.PROBE), rig.ended("a").usage.cached) == (4, 16)
+    slow = newcomer(peer_with(PROMPT), faults=SLOW)
+    for name in "ab":
+        slow.submit(name, PROMPT, max_tokens=2)
+    probes = slow.tiers.probes
+    slow._hand_over()
+    first, second = [order for order in slow.orders if order.move is Move.PROBE]
+    probes.finished(second)
+    assert (list(probes._probes), probes._numbers) == ([SessionId("a")], {first.id: SessionId("a")})
+    slow.drain()
+    assert probes._numbers == {}

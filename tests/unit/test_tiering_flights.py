@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
+
 from tests.engines import PRICES
-from tiering.flights import MOST_BLOCKS, Flights
+from tiering.flights import LANES, MOST_BLOCKS, Flights
 from tiering.types import Block, Change, Move, Tier, Word
 
 
@@ -60,3 +64,34 @@ def test_what_was_taken_back_is_waited_for_only_where_it_may_be_under_way() -> N
         flights.recall(number)
     assert flights.queue(PRICES, Tier.HOST, urgent=True) == 2 * each
     assert flights.queue(PRICES, Tier.DISK, urgent=True) == 0.0
+
+
+def test_what_is_counted_is_what_flies() -> None:
+    flights, random = Flights(), Random(7)
+    costs = {Move.SAVE: PRICES.save, Move.LOAD: PRICES.load, Move.WRITE: PRICES.write}
+    costs |= dict.fromkeys((Move.FETCH, Move.BORROW), PRICES.fetch)
+    for _ in range(400):
+        number = random.randint(1, flights._ids + 1)
+        match random.randrange(4):
+            case 0:
+                flights.order(
+                    random.choice(list(Move)), blocks(random.randint(0, 70)), urgent=number % 2 == 0
+                )
+            case 1:
+                flights.hurry(number)
+            case 2:
+                flights.recall(number)
+            case _:
+                flights.land(number)
+        flights.check()
+        assert flights.blocks() == sum(len(transfer.blocks) for transfer in flights)
+        for tier, urgent in ((Tier.HOST, True), (Tier.DISK, False)):
+            ahead = under_way = 0.0
+            for transfer in flights:
+                if transfer.move in costs and LANES[transfer.move] is tier:
+                    seconds = PRICES.seconds(costs[transfer.move], len(transfer.blocks))
+                    if flights.recalled(transfer.id) or (urgent and not transfer.urgent):
+                        under_way = max(under_way, seconds)
+                    else:
+                        ahead += seconds
+            assert flights.queue(PRICES, tier, urgent=urgent) == pytest.approx(ahead + under_way)

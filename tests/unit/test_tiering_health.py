@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tiering.health import DiskHealth
-from tiering.types import Move, TierFault, TransferDone
+from tiering.types import SHUT, Move, TierFault, TransferDone
 
 
 def end(error: str = "", *faults: TierFault) -> TransferDone:
@@ -45,8 +45,20 @@ def test_a_full_disk_stays_failing_while_it_can_be_read_and_is_counted_once() ->
 def test_what_is_broken_for_reading_is_not_counted_again_for_writing() -> None:
     health = DiskHealth()
     health.judge(Move.FETCH, False, end("a page lies", TierFault.UNREADABLE))
-    health.judge(Move.WRITE, False, end("not used until the next start"))
+    health.judge(Move.WRITE, False, end(f"{SHUT}: a page lies"))
     assert health.faults == {}, "the store has told of it"
+
+
+def test_a_disk_that_fails_at_reading_and_at_writing_fails_twice_and_the_latest_is_shown() -> None:
+    health = DiskHealth()
+    health.judge(Move.FETCH, False, end("EIO", TierFault.UNREADABLE))
+    for _ in range(2):
+        assert health.judge(Move.WRITE, False, end("no space left"))
+        assert (health.error, health.faults) == ("no space left", {TierFault.UNWRITABLE: 1})
+    health.judge(Move.FETCH, False, end("EIO again", TierFault.UNREADABLE))
+    assert health.error == "EIO again"
+    health.judge(Move.FETCH, True, end())
+    assert health.error == "no space left"
 
 
 def test_a_disk_that_is_not_there_stays_so() -> None:

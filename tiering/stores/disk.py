@@ -34,7 +34,7 @@ from tiering.stores.faults import (
     Fault,
     no_fault,
 )
-from tiering.types import Block, DiskEntry, TierFault
+from tiering.types import SHUT, Block, DiskEntry, TierFault
 
 log = logging.getLogger(__name__)
 
@@ -326,7 +326,7 @@ class DiskStore:
         if not isinstance(error, _TREE_IS_BROKEN) or self._broken:
             return self._broken or line
         if source is self._own:
-            self._broken = f"not used until the next start, which begins afresh: {line}"
+            self._broken = f"{SHUT}, which begins afresh: {line}"
             source.distrust()
         else:
             self._disown(source, remove=True)

@@ -22,6 +22,7 @@ from tiering.stores.peers import Peers
 from tiering.types import Block, Change, Move, Transfer, TransferDone, Word
 
 STEP_BYTES = 8 << 20  # between two looks whether something urgent has come; and of one LMDB transaction
+STEP_KEYS = 256  # the same of a question, which moves nothing
 CLOSE_SECONDS = 5.0
 NO_DISK = "there is no disk tier"
 HOST_MOVES = (Move.SAVE, Move.LOAD)
@@ -138,8 +139,9 @@ class Mover:
     def _run(self, task: Task) -> Iterator[None]:
         """The steps of a transfer. Between two of them nothing is half done."""
         blocks = task.transfer.blocks
-        for start in range(0, len(blocks), self._step_blocks):
-            part = range(start, min(start + self._step_blocks, len(blocks)))
+        size = STEP_KEYS if task.transfer.move is Move.PROBE else self._step_blocks
+        for start in range(0, len(blocks), size):
+            part = range(start, min(start + size, len(blocks)))
             match task.transfer.move:
                 case Move.SAVE | Move.LOAD | Move.FETCH | Move.BORROW:
                     self._copy(task, part)
@@ -161,7 +163,7 @@ class Mover:
                     break
                 task.tried = at + 1
                 try:
-                    error = self._copy_block(task.transfer.move, task.transfer.blocks[at])
+                    error = self._copy_block(task.transfer.move, task.transfer.blocks[at], at == part[0])
                 except Exception as problem:  # one block's: the others are tried all the same
                     error = one_line(problem)
                 if error:
@@ -173,12 +175,16 @@ class Mover:
         for at in moved:
             task.ok[at] = True
 
-    def _copy_block(self, move: Move, block: Block) -> str:
-        if move in (Move.FETCH, Move.BORROW):
-            source = self._disk if move is Move.FETCH else self._peers
-            if source is None:
-                return NO_DISK
-            return source.fetch(block, lambda payload: self._device.write(block.pages, payload))
+    def _copy_block(self, move: Move, block: Block, first: bool) -> str:
+        """first: of its step."""
+
+        def take(payload: Bytes) -> None:
+            self._device.write(block.pages, payload)
+
+        if move is Move.FETCH:
+            return self._disk.fetch(block, take) if self._disk is not None else NO_DISK
+        if move is Move.BORROW:
+            return self._peers.fetch(block, take, look=first) if self._peers is not None else NO_DISK
         self._fault(HOST_COPY, None)
         slot = self._slot(block)
         if move is Move.SAVE:

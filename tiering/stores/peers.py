@@ -89,23 +89,27 @@ class Peers:
     def find(self, keys: Sequence[bytes]) -> list[bool]:
         """Which of a sequence of blocks peers have, up to the first that none has; reads no values."""
         found = [False] * len(keys)
-        left = 0
-        for peer in self._peers():  # each goes on where the one before it ended
-            try:
-                self._fault(DISK_READ, None)
-                with peer.handle.begin(db=peer.index) as txn:
-                    while left < len(keys) and txn.get(keys[left]) is not None:
-                        found[left] = True
-                        left += 1
-            except (lmdb.Error, OSError) as error:
-                self._drop(peer, error)
+        peers, left, before = self._peers(), 0, -1
+        while before < left < len(keys):  # each goes on where the one before it ended, as long as one can
+            before = left
+            for peer in list(peers):
+                try:
+                    self._fault(DISK_READ, None)
+                    with peer.handle.begin(db=peer.index) as txn:
+                        while left < len(keys) and txn.get(keys[left]) is not None:
+                            found[left] = True
+                            left += 1
+                except (lmdb.Error, OSError) as error:
+                    peers.remove(peer)
+                    self._drop(peer, error)
         return found
 
-    def fetch(self, block: Block, take: Callable[[Bytes], None]) -> str:
+    def fetch(self, block: Block, take: Callable[[Bytes], None], *, look: bool = True) -> str:
         """Give the verified bytes of `block` to `take`; they are there until it returns. Returns why not,
-        else "". What `take` raises passes. (`find` looks for new folders; this only if it knows none.)"""
+        else "". What `take` raises passes. look: first see who may be read, which the next blocks of one
+        step need not. (`find` looks for new folders; this only if it knows none.)"""
         reason = NOT_THERE
-        for peer in self._known() or self._peers():
+        for peer in (self._known() or self._peers()) if look else list(self._open.values()):
             try:
                 self._fault(DISK_READ, None)
                 found = self._read(peer, block, take)
