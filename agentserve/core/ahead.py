@@ -2,9 +2,10 @@
 
 As a tool's output arrives, `expect` says how far a session's next prompt is certain by now. A chunk of
 that is computed in what a step leaves over: of its tokens and its predicted time, and of pages that can
-go without loss. In a step after which somebody waits nothing is. A chunk holds pages while its step runs;
-then they are idle KV in the tree like any other, the partly filled one as a tail, and the next turn simply
-matches them. It samples nothing, and if the prompt comes out otherwise its KV is a plain miss.
+go without loss (where there are no tiers, those used least recently). In a step after which somebody
+waits nothing is. A chunk holds pages while its step runs; then they are idle KV in the tree like any
+other, the partly filled one as a tail, and the next turn simply matches them. It samples nothing, and if
+the prompt comes out otherwise its KV is a plain miss.
 
 What one session can have computed before its next turn is bounded by the context, whatever it is sent.
 """
@@ -124,7 +125,7 @@ class Ahead:
     def fill(self, draft: Draft) -> None:
         """Add a chunk to a plan that is otherwise done, from what it leaves over."""
         most = min(draft.tokens, self._share)
-        if most < 1 or len(draft.chunks) >= self._config.max_num_seqs:
+        if most < 1 or len(draft.chunks) >= self._config.max_num_seqs or self._room < 1:
             return
         for name in list(islice(self._open, EXAMINED)):
             expected = self._open.pop(name)
@@ -141,8 +142,6 @@ class Ahead:
             return False
         if self._tiers is not None and self._tiers.restores.lies_below(session.id, cached // kv.page_size):
             return False  # to bring it is for the policy to decide, and costs less than this
-        if self._room < 1:
-            return False
         start = kv.begin(session.id, session.namespace, tokens)
         count = self._chunk_size(expected, start, draft, most)
         end = start + count

@@ -84,6 +84,8 @@ class Spills:
     def _write_on(self, spill: Spill, now: float) -> bool:
         """True if there is nothing left to order for it."""
         room = self._manager.write_room
+        if self._manager.disk_back > now:
+            return False
         return room > 0 and self._write(spill, room, now)
 
     def _save_on(self, spill: Spill, now: float) -> None:
