@@ -140,7 +140,7 @@ class Restores:
         pages. waits: its turn waits for it, and gets all of that or, for want of room, none yet. waited:
         seconds of its patience that asking where they are has taken."""
         kv, size = self._kv, self._kv.page_size
-        if self._manager.empty:
+        if self._manager.empty or not known.tokens:  # a first turn that was rolled back leaves none
             return Begun.NOTHING
         job = self._jobs.get(known.id)
         if job is not None and (not waits or self._join(job, known, prices, now)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from agentserve.types import SessionId
-from tests.engines import TierRig, cold
+from agentserve.core.restore import Begun
+from agentserve.messages import Abort
+from agentserve.types import SessionId, TurnId
+from tests.engines import PRICES, TierRig, cold
 from tiering.types import Move
 
 CONTEXT = 39  # tokens: nine full pages of four
@@ -73,3 +75,14 @@ def test_whom_a_running_turn_robs_is_the_last_in_line() -> None:
     for block in taken:
         kv.unpin(block)
     rig.drain()
+
+
+def test_a_session_without_tokens_has_nothing_to_bring() -> None:
+    rig = TierRig((24,), host=100)
+    rested(rig, "a")
+    turn = rig.submit("b", range(5000, 5010), max_tokens=4)
+    rig.core.handle(Abort(SessionId("b"), TurnId(turn)), rig.now)
+    rig.settle()
+    known = rig.tiers.ledger.known[SessionId("b")]
+    assert not known.tokens
+    assert rig.tiers.restores.begin(known, PRICES, rig.now, 10, waits=False) is Begun.NOTHING
