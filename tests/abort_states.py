@@ -128,7 +128,7 @@ def where(rig: RealRig) -> list[Tier]:
 
 
 def flying(rig: RealRig) -> set[Move]:
-    return {transfer.move for transfer in rig.tiers.manager._flying.values()}
+    return {transfer.move for transfer in rig.tiers.manager.flights}
 
 
 def held(rig: RealRig, tokens: Sequence[int]) -> Rest:
