@@ -86,9 +86,10 @@ class Delta:
     calls: tuple[CallDelta, ...] = ()
     tokens: tuple[Token, ...] = ()  # those that are part of the text
     ids: tuple[int, ...] = ()  # all tokens since the last delta, the end token included
+    reasoning: str = ""  # comes before text and calls
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.calls)
+        return bool(self.text or self.calls or self.reasoning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class Outcome:
     ids: tuple[int, ...]  # with it
     generated: array[int] | None
     usage: TurnUsage
+    reasoning: str = ""  # no part of `text`
 
     @property
     def has_calls(self) -> bool:
