@@ -64,33 +64,38 @@ def plan(
 def cut(text: str, splices: Sequence[Splice], ends: Ends) -> tuple[str, set[int]]:
     """`text` with each turn as its mark alone, behind what its generation prompt ended with; and the
     turns that were not found."""
-    marks = [mark for splice in splices for mark in (splice.mark, splice.until) if mark]
+    marks = frozenset(mark for splice in splices for mark in (splice.mark, splice.until) if mark)
     places: dict[str, int] = {}
-    shown: Counter[str] = Counter()
-    for found in find_characters(frozenset(marks), text):  # in one pass: a history may have thousands
-        shown[found.group()] += 1
+    for found in find_characters(marks, text):  # in one pass: a history may have thousands
         places.setdefault(found.group(), found.start())
-    drop = dict.fromkeys(map(ord, marks))
     pieces: list[str] = []
     lost: set[int] = set()
-    at = 0
+    at, last = 0, ""
     for splice in splices:
-        region = _region(text, splice, places, shown, ends)
+        region = _region(text, splice, places, ends)
         if region is None or region[0] < at:
             lost.add(splice.index)
             continue
-        pieces += (text[at : region[0]].translate(drop), splice.frame.opening, splice.mark)
-        at = region[1]
-    pieces.append(text[at:].translate(drop))
-    return "".join(pieces), lost
+        pieces += (_without(text[at : region[0]], last), splice.frame.opening, splice.mark)
+        at, last = region[1], splice.mark + splice.until if splice.until else ""
+    pieces.append(_without(text[at:], last))
+    text = "".join(pieces)
+    shown = Counter(found.group() for found in find_characters(marks, text))
+    # Shown twice, or a result's mark where another turn's results are: what was cut is not all of it.
+    lost |= {splice.index for splice in splices if shown[splice.mark] != 1 or shown[splice.until]}
+    return text, lost
 
 
-def _region(
-    text: str, splice: Splice, places: dict[str, int], shown: Counter[str], ends: Ends
-) -> tuple[int, int] | None:
+def _without(text: str, marks: str) -> str:
+    for mark in marks:
+        text = text.replace(mark, "")
+    return text
+
+
+def _region(text: str, splice: Splice, places: dict[str, int], ends: Ends) -> tuple[int, int] | None:
     """From where the turn's generation began to where it ended."""
     place = places.get(splice.mark)
-    if place is None or (not splice.until and shown[splice.mark] != 1):
+    if place is None:
         return None
     heads = splice.frame.call_heads if splice.until else splice.frame.heads
     head = next((head for head in heads if text.startswith(head, place - len(head))), None)
@@ -99,7 +104,7 @@ def _region(
     if not splice.until:
         return place - len(head), place + 1
     until = places.get(splice.until, -1)
-    if shown[splice.until] != 1 or until < place:
+    if until < place:
         return None
     last = max(ends(text[place:until]), default=None)
     return None if last is None else (place - len(head), place + last)
