@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from agentserve.text import hermes
 from agentserve.text.conversation import Message, merge_leading_system
 from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts, TemplateMessage, probe
+from agentserve.text.frames import Frames, learn, within_a_turn
 from agentserve.text.jinja import CompiledTemplate
 from agentserve.text.template_sources import TemplateSources
 from tools_bridge.json_value import Json
@@ -25,15 +28,6 @@ CHATML = (
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
 _OPEN, _CLOSE = "<think>", "</think>"
-
-
-@dataclass(frozen=True, slots=True)
-class TurnFrame:
-    """What the template writes around an assistant's text, and as the generation prompt."""
-
-    generation_prompt: str
-    before: str
-    after: str
 
 
 class Chat:
@@ -96,19 +90,14 @@ class Chat:
         reasoning = thought.removeprefix(_OPEN).strip("\n")
         return replace(message, reasoning=reasoning, parts=(answer,) if answer else ())
 
-    def frame(self, mark: str, kwargs: Mapping[str, Json]) -> TurnFrame | None:
-        """How an assistant message `mark` is framed; None where the template does not say."""
-        user, reply = Message("user", ("u",)), Message("assistant", (mark,))
-        try:
-            start = self.text([user], add_generation_prompt=False, kwargs=kwargs)
-            asked = self.text([user], add_generation_prompt=True, kwargs=kwargs)
-            answered = self.text([user, reply, user], add_generation_prompt=False, kwargs=kwargs)
-        except TextError:
-            return None
-        if not asked.startswith(start) or not answered.startswith(start) or answered.count(mark) != 1:
-            return None
-        before, _, after = answered[len(start) :].partition(mark)
-        return TurnFrame(asked[len(start) :], before, after)
+    def frames(self, mark: str, kwargs: Mapping[str, Json]) -> Frames:
+        """How assistant turns are framed. `mark`: a character that the templates do not contain."""
+        return learn(partial(self.text, kwargs=kwargs), mark)
+
+    def ends_turns(self, control: str, marks: tuple[str, str]) -> bool:
+        """Whether a control token that stands behind a turn's text ends it: harmony writes the same one
+        between a turn's messages."""
+        return not within_a_turn(partial(self.text, kwargs={}), marks, control)
 
     def _knows(self, word: str) -> bool:
         return any(word in source for source in self.sources)
@@ -146,7 +135,7 @@ class Chat:
                 {
                     "id": self._call_id(call.id),
                     "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
+                    "function": {"name": call.name, "arguments": self._arguments(call.arguments)},
                 }
                 for call in message.calls
             ]
@@ -157,6 +146,9 @@ class Chat:
         if message.reasoning is not None:
             shaped["reasoning_content"] = message.reasoning
         return shaped
+
+    def _arguments(self, arguments: Mapping[str, Json]) -> object:
+        return json.dumps(arguments, ensure_ascii=False) if self.facts.string_arguments else arguments
 
     def _call_id(self, call_id: str) -> str:
         """Templates of the Mistral family refuse ids that are not nine letters and digits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -36,6 +37,7 @@ class TemplateFacts:
     system: bool
     tools: bool
     tool_calls: bool  # past calls and their results
+    string_arguments: bool  # of calls: as JSON text, not as objects
     null_content: bool  # beside tool calls
     list_content: bool
     consecutive_users: bool
@@ -48,18 +50,22 @@ def probe(render: Render) -> TemplateFacts:
     plain = render([_USER_MESSAGE])
     if _USER not in plain:
         raise TextError("chat template: it does not render a user message")
-    short = not _renders_calls(render, _LONG_ID, "") and not _renders_calls(render, _LONG_ID, None)
-    call_id = _SHORT_ID if short else _LONG_ID
-    null_content = _renders_calls(render, call_id, None)
-    tool_calls = null_content or _renders_calls(render, call_id, "")
+    # As most templates want calls first, then as few do.
+    tries = [(call_id, text) for text in (False, True) for call_id in (_LONG_ID, _SHORT_ID)]
+    shown = {
+        way: [content for content in (None, "") if _renders_calls(render, *way, content)] for way in tries
+    }
+    way = next((way for way in tries if shown[way]), tries[0])
+    tool_calls = bool(shown[way])
     return TemplateFacts(
         system=_shows(render, [{"role": "system", "content": _SYSTEM}, _USER_MESSAGE], _SYSTEM, _USER),
         tools=_shows(render, [_USER_MESSAGE], _NAME, _USER, tools=[_TOOL]),
         tool_calls=tool_calls,
-        null_content=null_content,
+        string_arguments=way[1],
+        null_content=None in shown[way],
         list_content=_renders_list(render),
         consecutive_users=_shows(render, [_USER_MESSAGE, {"role": "user", "content": _VALUE}], _USER, _VALUE),
-        short_call_ids=short and tool_calls,
+        short_call_ids=way[0] == _SHORT_ID,
         default_system=_default_system(render, plain),
     )
 
@@ -77,8 +83,9 @@ def _shows(
     return all(word in text for word in wanted)
 
 
-def _renders_calls(render: Render, call_id: str, content: str | None) -> bool:
-    function = {"name": _NAME, "arguments": {"key": _VALUE}}
+def _renders_calls(render: Render, call_id: str, as_text: bool, content: str | None) -> bool:
+    arguments = {"key": _VALUE}
+    function = {"name": _NAME, "arguments": json.dumps(arguments) if as_text else arguments}
     call = {"id": call_id, "type": "function", "function": function}
     messages: list[TemplateMessage] = [
         _USER_MESSAGE,

@@ -9,22 +9,28 @@
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
 
-from agentserve.text.chat import CHATML, Chat, TurnFrame
+from agentserve.text.chat import CHATML, Chat
 from agentserve.text.conversation import Message, RawMessage, check_json, parse_messages
 from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts
-from agentserve.text.hiding import Hider, Placeholders, find_characters, strings_of
+from agentserve.text.frames import Frames
+from agentserve.text.hiding import Hider, Placeholders, strings_of
+from agentserve.text.splices import Splice, cut, marked, plan
 from agentserve.text.template_sources import TemplateSources
 from agentserve.text.tokenizer import Tokenizer
 from tools_bridge.json_value import Json
 
+ENDS_OF_CALLS = ("<|call|>", "<|eom_id|>", "<|observation|>", "<|tool_response>")
+"""What gpt-oss, Llama, GLM and Gemma write where a tool is to be run."""
+
+_MOST_FRAMES = 16
 _NO_SPLICES: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 
@@ -58,7 +64,7 @@ class ChatTemplate:
         """Compile and probe; TextError where the template is broken.
 
         A model without a template gets ChatML if its vocabulary knows it; else `available` is
-        False and rendering is a TextError. `stop_ids`: the token that ends an assistant's turn.
+        False and rendering is a TextError. `stop_ids`: the tokens that end an assistant's turn.
         """
         self._tokenizer = tokenizer
         if sources.default is None and "<|im_start|>" in tokenizer.control:
@@ -67,8 +73,9 @@ class ChatTemplate:
         self._chat = Chat(sources, tokenizer.special_texts, now) if available else None
         self.facts: TemplateFacts | None = self._chat.facts if self._chat else None
         self.wrapper: str | None = self._chat.wrapper if self._chat else None
-        frame = self._chat.frame(Placeholders(self._chat.sources).take(), {}) if self._chat else None
-        self.stop_ids: frozenset[int] = self._end_of_turn(frame)
+        self.stop_ids: frozenset[int] = self._ends_of_turns(self._chat) if self._chat else frozenset()
+        self._end_ids = self.stop_ids | tokenizer.eos_ids
+        self._known_frames: dict[str, Frames] = {}
 
     @property
     def available(self) -> bool:
@@ -120,36 +127,51 @@ class ChatTemplate:
         for index in spliced:
             if not 0 <= index < len(request.messages) or request.messages[index].role != "assistant":
                 raise TextError(f"messages[{index}]: only an assistant message can be spliced")
-        try:
-            rendered, lost = self._attempt(chat, request, spliced)
-        except TextError:
-            if not spliced:
-                raise
-            # Some templates want to see the calls that tool results answer.
-            return self._attempt(chat, request, _NO_SPLICES)[0]
-        if lost:
-            kept = {index: ids for index, ids in spliced.items() if index not in lost}
-            return self._rendered(chat, request, kept)
-        return rendered
+        kept, as_text = dict(spliced), set[int]()
+        while True:
+            try:
+                rendered, lost = self._attempt(chat, request, kept, as_text)
+            except TextError:
+                if not kept:
+                    raise
+                # Some want to see the calls that results answer, others refuse several calls in a turn.
+                if as_text >= kept.keys():
+                    kept.clear()
+                as_text.update(kept)
+                continue
+            if not lost:
+                return rendered
+            for index in lost:
+                if index in as_text or not request.messages[index].calls:
+                    del kept[index]
+                as_text.add(index)  # calls that were not found as such
 
     def _attempt(
-        self, chat: Chat, request: _Request, spliced: Mapping[int, Sequence[int]]
+        self,
+        chat: Chat,
+        request: _Request,
+        spliced: Mapping[int, Sequence[int]],
+        as_text: Collection[int],
     ) -> tuple[_Rendered, set[int]]:
-        """The rendered request, and the splices that did not come out exactly once."""
+        """The rendered request, and the splices that were not found in it."""
         texts = strings_of(request.messages, *request.tools, request.kwargs)
         placeholders = Placeholders([*texts, *chat.sources])
         hider = Hider(self._tokenizer.matcher, placeholders)
-        marks = {index: placeholders.take() for index in spliced}
+        kwargs = {key: hider.json(value) for key, value in request.kwargs.items()}
+        splices: list[Splice] = []
+        if spliced:
+            frames = self._frames(chat, kwargs)
+            splices = plan(request.messages, spliced, as_text, frames, placeholders.take)
         messages = [
-            replace(message, parts=(marks[index],), calls=(), reasoning=None)
-            if index in marks
+            message
+            if index in spliced and not message.calls
             else hider.message(chat.split_reasoning(message))
             for index, message in enumerate(request.messages)
         ]
+        messages = marked(messages, splices)
         end = placeholders.take() if request.continue_final else ""
         if end:
             messages[-1] = replace(messages[-1], parts=(messages[-1].text + end,))
-        kwargs = {key: hider.json(value) for key, value in request.kwargs.items()}
         text = chat.text(
             messages,
             [hider.json(tool) for tool in request.tools],
@@ -160,31 +182,40 @@ class ChatTemplate:
             text, found, _ = text.partition(end)
             if not found:
                 raise TextError("continue_final_message: the template does not show the last message")
-        lost: set[int] = set()
-        if marks:
-            # All marks in one pass: a history may have thousands.
-            shown = Counter(found.group() for found in find_characters(frozenset(marks.values()), text))
-            lost = {index for index, mark in marks.items() if shown[mark] != 1}
-            if extra := self._generation_extra(chat, kwargs, placeholders.take()):
-                text = text.translate({ord(mark): extra + mark for mark in marks.values()})
-        return _Rendered(text, hider.restore, {marks[index]: ids for index, ids in spliced.items()}), lost
+        text, lost = cut(text, splices, self._turn_ends)
+        ids = {splice.mark: spliced[splice.index] for splice in splices}
+        return _Rendered(text, hider.restore, ids), lost
 
-    @staticmethod
-    def _generation_extra(chat: Chat, kwargs: Mapping[str, Json], mark: str) -> str:
-        """What the generation prompt has and a past assistant turn lacks (say, an opened `<think>`).
+    def _frames(self, chat: Chat, kwargs: Mapping[str, Json]) -> Frames:
+        """Remembered for the last few kinds of requests."""
+        key = json.dumps(kwargs, sort_keys=True)
+        frames = self._known_frames.get(key)
+        if frames is None:
+            while len(self._known_frames) >= _MOST_FRAMES:
+                self._known_frames.pop(next(iter(self._known_frames)), None)
+            frames = chat.frames(Placeholders([*chat.sources, key]).take(), kwargs)
+            self._known_frames[key] = frames
+        return frames
 
-        The spliced ids were generated behind it, so it has to be there when they are shown again.
-        """
-        frame = chat.frame(mark, kwargs)
-        if frame is None or not frame.generation_prompt.startswith(frame.before):
-            return ""
-        return frame.generation_prompt[len(frame.before) :]
+    def _turn_ends(self, text: str) -> Iterator[int]:
+        ends = self._end_ids
+        return (start for start, _, token in self._tokenizer.matcher.find(text) if token.id in ends)
 
-    def _end_of_turn(self, frame: TurnFrame | None) -> frozenset[int]:
-        """The control token the template writes behind an assistant's text."""
-        after = frame.after.lstrip() if frame else ""
+    def _ends_of_turns(self, chat: Chat) -> frozenset[int]:
+        """The control tokens with which a turn is over: what the template writes behind an assistant's
+        text, and what families write behind calls."""
+        placeholders = Placeholders(chat.sources)
+        after = chat.frames(placeholders.take(), {}).after.lstrip()
         first = next(self._tokenizer.matcher.find(after), None)
-        return frozenset({first[2].id}) if first is not None and first[0] == 0 else frozenset()
+        found = set[int]()
+        if first is not None and first[0] == 0:
+            token = first[2]
+            if chat.ends_turns(token.text, (placeholders.take(), placeholders.take())):
+                found.add(token.id)
+        for text in ENDS_OF_CALLS:
+            if text in self._tokenizer.control and any(text in source for source in chat.sources):
+                found.add(next(self._tokenizer.matcher.find(text))[2].id)
+        return frozenset(found)
 
 
 def _checked(
