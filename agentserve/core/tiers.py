@@ -289,7 +289,8 @@ class Tiers:
             if not known.told:
                 self._tell(known)
             self._decide(known)
-        self.spills.go_on(now)
+        if self.spills.next_try is not None and self.spills.next_try <= now:
+            self.spills.go_on(now)
         self._sync()
 
     def next_timer(self) -> float | None:
