@@ -105,6 +105,7 @@ class EngineCore:
                 self.kv.evict_all()
                 if self.tiers is not None:
                     self.tiers.reset()
+                    self.ahead.moved()
                 self._events.append(Description(request, self.view()))
             case _:  # grammars belong to the executor, Shutdown to the worker's loop
                 pass
@@ -333,6 +334,7 @@ class EngineCore:
         """What became of orders. An answer to no open order changes nothing."""
         if self.tiers is not None and done:
             self.tiers.finish(done, now)
+            self.ahead.moved()
 
     def next_timer(self) -> float | None:
         """When to call `tick`, if nothing happens before; None: never."""
