@@ -92,7 +92,7 @@ class Ahead:
             self._open[session.id] = expected
 
     def moved(self) -> None:
-        """What lay below may have been brought, or be gone: those who stood aside for it are looked at again."""
+        """What lay below may have been brought, or be gone: who stood aside for it is looked at again."""
         self._open |= self._aside
         self._aside.clear()
 
@@ -210,12 +210,13 @@ class Ahead:
             self._devalue(self._tiers, namespace, tokens, start, end)
         return True
 
-    def failed(self) -> None:
-        """The step that had chunks of these was not run to its end."""
-        for expected in self._expected.values():
-            if expected.flying is not None:
-                expected.flying = None
-                self._give_up(expected)
+    def failed(self) -> set[SessionId]:
+        """A step was not run to its end: give up what it had of these, and say whose that was."""
+        flying = {name for name, expected in self._expected.items() if expected.flying is not None}
+        for name in flying:
+            self._expected[name].flying = None
+            self._give_up(self._expected[name])
+        return flying
 
     def _give_up(self, expected: Expected) -> None:
         """What fails once is left to the turn, which says so."""
