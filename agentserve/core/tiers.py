@@ -164,7 +164,8 @@ class Tiers:
         self._sync()
 
     def departed(self, session: SessionId, why: Departure, now: float) -> None:
-        """Nobody is likely to come back to its KV."""
+        """Nobody is likely to come back to its KV. A turn that waits still wants all of it; one that runs
+        keeps its pages, and what it has below goes first. What its end means is said then, as always."""
         self._at(now)
         known = self.ledger.known.get(session)
         if known is None:
@@ -172,8 +173,9 @@ class Tiers:
         if known.stage is Stage.RESTING and not known.told:
             self._tell(known)
         self.policy.gone(session, now, why)
-        if known.stage is Stage.RESTING:
+        if known.stage is not Stage.WAITING:
             self._give_up(known)
+        if known.stage is Stage.RESTING:
             self._decide(known)
         self._sync()
 
