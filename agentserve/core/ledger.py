@@ -54,6 +54,7 @@ class Known:
     runs: Runs = ()  # what its blocks weigh beside each other, if its client said
     told: bool = False  # the policy knows that it is at rest
     devalued: bool = False
+    cleared: int = 0  # leading keys that bear no mark of lost worth, as long as it is of worth
     service: float = 0.0  # seconds of steps that it took part in
     decision: Decision | None = None
     residency: Residency = NOWHERE
@@ -155,6 +156,7 @@ class Ledger:
                 del self._sharers[key]
                 self.orphaned.append(key)
         del known.keys[keep:]
+        known.cleared = min(known.cleared, keep)
 
     # --- worth -----------------------------------------------------------------------------
 

@@ -75,7 +75,6 @@ class Tiers:
             if not known.told:
                 self._tell(known)
             self.policy.resumed(session.id, now, max(0.0, now - known.since))
-        self._marks.revalue(known)
         self.spills.stop(session.id)
         self.ledger.rename(known, session.namespace, session.tokens)
         self._marks.value_again(known)
@@ -397,4 +396,5 @@ class Tiers:
         self.ledger.check()
         self._value.check()
         self.restores.check()
+        self._marks.check()
         assert not self.manager.lost, "a lost copy was not passed on"
