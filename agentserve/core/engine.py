@@ -329,7 +329,7 @@ class EngineCore:
 
     def take_transfers(self) -> list[Transfer]:
         """Orders for the mover since the last call, in order. Each is to be answered once."""
-        return self.tiers.take_transfers() if self.tiers is not None else []
+        return self.tiers.manager.flights.take_orders() if self.tiers is not None else []
 
     def take_changes(self) -> list[Change]:
         """What is to be said of transfers in flight since the last call, after the new ones were given."""

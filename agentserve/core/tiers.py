@@ -26,7 +26,7 @@ from agentserve.messages import SessionView, TiersView
 from agentserve.types import SessionId
 from tiering.manager import TierManager
 from tiering.policy.base import Choice, Departure, Hints, Park, Rest, Signal, Watched
-from tiering.types import Move, Tier, Transfer, TransferDone
+from tiering.types import Move, Tier, TransferDone
 
 SETTLE = 0.05  # seconds after a turn's end in which the API process says what the end means
 SOONEST = 0.01  # seconds until a decision is looked at again, at the earliest
@@ -269,7 +269,7 @@ class Tiers:
             transfer = self.manager.finished(done, now)
             if transfer is None:
                 continue
-            ok = [index < len(done.ok) and done.ok[index] for index in range(len(transfer.blocks))]
+            ok = done.moved(len(transfer.blocks))
             if transfer.move in (Move.SAVE, Move.WRITE):
                 self.spills.finished(transfer, ok, recalled=recalled)
             elif transfer.move is Move.PROBE:
@@ -303,9 +303,6 @@ class Tiers:
             self.spills.next_try,
         )
         return min((time for time in times if time is not None), default=None)
-
-    def take_transfers(self) -> list[Transfer]:
-        return self.manager.flights.take_orders()
 
     def _at(self, now: float) -> None:
         self._now = now
