@@ -70,19 +70,19 @@ class Spills:
         paused = manager.disk_back > now
         # Writes first: what they read is pinned then, and saves cannot take its slots.
         for spill in spills if not paused else ():
-            room = manager.write_room
-            if room < 1:
+            if not spill.to_disk or spill.last is not None:
+                continue
+            if manager.write_room < 1:
                 break
-            if spill.to_disk and spill.last is None and self._write(spill, room, now):
+            if self._write(spill, manager.write_room, now):
                 spill.last = manager.flights.last
         for spill in spills if not (paused and manager.staging) else ():
+            if spill.full or (spill.free_only and not manager.host_free):
+                continue
             room = self._save_room
             if room < 1:
                 break
-            if spill.free_only:
-                room = min(room, manager.host_free)
-            if not spill.full and room > 0:
-                self._save(spill, room)
+            self._save(spill, min(room, manager.host_free) if spill.free_only else room)
         self._close(spills)
         if not manager.moving:  # nothing will end that could make room
             kept = {name: spill for name, spill in self._spills.items() if spill.to_disk and paused}
