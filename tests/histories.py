@@ -55,6 +55,7 @@ OPERATIONS = st.one_of(
     ),
     st.tuples(st.just("result"), st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=4)),
     st.tuples(st.just("result in flight"), st.integers(0, 5)),
+    st.tuples(st.just("fails"), st.integers(0, 5), PIECES, st.booleans(), st.booleans()),
 )
 
 
@@ -99,6 +100,20 @@ class History:
         self.told[number] = tokens
         packed = pack_tokens(array("i", tokens))
         rig.core.handle(ToolSignal(session.id, session.last_turn, Signal.STREAMING, packed), rig.now)
+
+    def fail(self, *, ran: bool, again: bool) -> None:
+        """A step fails, before or after it has run, and so does what is run in its place, or not."""
+        rig = self.rig
+        plan = rig.core.begin_step(rig.now)
+        if plan is None:
+            return
+        if ran:
+            rig.executor.run(plan)
+        rest = rig.core.fail_step(plan, "out of memory", rig.now)
+        if rest is not None and again:
+            assert rig.core.fail_step(rest, "out of memory", rig.now) is None
+        elif rest is not None:
+            rig.core.finish_step(rig.executor.run(rest), rig.now)
 
     def in_flight(self, happens: Callable[[], None]) -> None:
         rig = self.rig
@@ -188,6 +203,10 @@ class History:
             case ("result in flight", number):
                 if number in self.told:
                     self.in_flight(lambda: self.submit(number, [*self.told[number], 1], 4))
+            case ("fails", number, more, ran, again):
+                self.tell(number, more)
+                self.submit((number + 1) % 6, [*SHARED[:5], *more], 4)
+                self.fail(ran=ran, again=again)
             case ("reset",):
                 rig.core.handle(ResetPrefixCache(1), rig.now)
         rig._collect()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lmdb
+import pytest
 
 from agentserve.server.sessions.changes import Put, turn_name
 from agentserve.server.sessions.environment import DATA, Table
@@ -40,6 +42,32 @@ def filled(folder: Path, sessions: int = 40) -> dict[bytes, Stored]:
     found = store.read()
     store.close()
     return found
+
+
+FIRST, OTHER = session_name(0), session_name(20)
+
+
+@pytest.fixture(name="folder")
+def fixture_folder(tmp_path: Path) -> Path:
+    return tmp_path / "sessions"
+
+
+@pytest.fixture(name="made", scope="module")
+def fixture_made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[bytes, Stored]]:
+    folder = tmp_path_factory.mktemp("made") / "sessions"
+    return folder, filled(folder)
+
+
+@pytest.fixture(name="whole")
+def fixture_whole(folder: Path, made: tuple[Path, dict[bytes, Stored]]) -> dict[bytes, Stored]:
+    """What is in the file of forty sessions that lies in `folder`."""
+    source, found = made
+    shutil.copytree(source, folder)
+    return found
+
+
+def intact(whole: dict[bytes, Stored], *but: bytes) -> dict[bytes, Stored]:
+    return {name: stored for name, stored in whole.items() if name not in but}
 
 
 def read(folder: Path) -> dict[bytes, Stored]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,13 +15,17 @@ FIRST: Standing = (float("inf"), float("inf"))
 WORTHLESS: Standing = (0.0, float("inf"))  # above what is worth nothing
 
 
+Losers = Callable[[Standing], Iterator[bytes]]
+
+
 class Ranking(Protocol):
     """Who has blocks, and what they are worth."""
 
     def owned(self, key: bytes) -> bool: ...
 
-    def losers(self, tier: Tier, below: Standing) -> Iterator[bytes]:
-        """Keys of owned blocks that stand below `below`, in the order in which they may go."""
+    def losers(self, tier: Tier) -> Losers:
+        """Rank those who own blocks, as they stand now; then, of any standing: keys of owned blocks that
+        stand below it, in the order in which they may go."""
         ...
 
 
@@ -31,8 +35,8 @@ class Nobody:
     def owned(self, key: bytes) -> bool:
         return False
 
-    def losers(self, tier: Tier, below: Standing) -> Iterator[bytes]:
-        return iter(())
+    def losers(self, tier: Tier) -> Losers:
+        return lambda _: iter(())
 
 
 @dataclass(slots=True)
@@ -79,8 +83,9 @@ class Copies(OrderedDict[bytes, Copy]):
         if beneath:
             rounds = [(min(WORTHLESS, below), None), (FIRST, beneath), *rounds]
         gone: set[bytes] = set()
+        losers = ranking.losers(self.tier)  # takes time for every session: once
         for limit, among in rounds:
-            for key in ranking.losers(self.tier, limit):
+            for key in losers(limit):
                 copy = self.get(key)
                 if copy is None or copy.pins or key in gone or (among is not None and not among.has(key)):
                     continue

@@ -5,6 +5,7 @@ Ids are never used again, so the answer to an old order cannot be taken for a ne
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
@@ -83,9 +84,14 @@ class Flights:
             self._changes.append(Change(number, Word.CANCEL))
 
     @property
-    def recalling(self) -> bool:
-        """Is there one that was taken back, and has not been answered?"""
-        return bool(self._recalled)
+    def last(self) -> int:
+        """The id of the one that was ordered last."""
+        return self._ids
+
+    @property
+    def oldest(self) -> float:
+        """The smallest id of those in flight: every earlier order has been answered."""
+        return next(iter(self._flying), math.inf)
 
     def recalled(self, number: int) -> bool:
         return number in self._recalled

@@ -241,7 +241,7 @@ class TierManager:
         transfer = self.flights.land(done.id)
         if transfer is None:
             return None
-        ok = [index < len(done.ok) and done.ok[index] for index in range(len(transfer.blocks))]
+        ok = done.moved(len(transfer.blocks))
         for block, good in zip(transfer.blocks, ok, strict=True):
             self._settle(transfer.move, block, good, cancelled=done.cancelled)
         self.health.note(done.faults)

@@ -86,11 +86,6 @@ class Curve:
         elapsed = clean(elapsed)
         return max(0.0, 1.0 - self.survival(elapsed + clean(dt)) / self.survival(elapsed))
 
-    def hazard(self, t: float, dt: float) -> float:
-        """Mean rate of return per second over the next `dt` seconds, for somebody who has waited t."""
-        dt = max(clean(dt), 1e-9)
-        return self.conditional(t, dt) / dt
-
     def expected_hold(self, elapsed: float, tau: float) -> float:
         """E[min(W - elapsed, tau) | W > elapsed]: how long something is held that is given up after tau."""
         elapsed, tau = clean(elapsed), clean(tau)

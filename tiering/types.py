@@ -97,6 +97,10 @@ class TransferDone(msgspec.Struct, frozen=True):
     cancelled: bool = False  # taken back: as if it had never begun
     faults: tuple[TierFault, ...] = ()  # what the disk was found to have wrong meanwhile
 
+    def moved(self, blocks: int) -> list[bool]:
+        """Of each of the transfer's blocks, whether it was moved whole: what is not said was not."""
+        return [index < len(self.ok) and self.ok[index] for index in range(blocks)]
+
 
 class DiskEntry(msgspec.Struct, frozen=True):
     """A block that a disk store has, as told at start."""

@@ -33,14 +33,6 @@ class WaitSettings(msgspec.Struct, frozen=True):
     max_names: int = 256
 
 
-class Calibration(msgspec.Struct, frozen=True):
-    """What share of a name's waits ended by the time predicted at their start. Ideal: 0.5 and 0.9."""
-
-    waits: int
-    by_median: float
-    by_p90: float
-
-
 @dataclass(slots=True)
 class _Open:
     """A wait that goes on."""
@@ -54,7 +46,7 @@ class _Open:
 class _Sample:
     """Decaying counts of one name."""
 
-    __slots__ = ("built", "calibrated", "came", "curve", "gone", "hits", "news", "open", "seen", "weight")
+    __slots__ = ("built", "came", "curve", "gone", "news", "open", "seen", "weight")
 
     def __init__(self) -> None:
         self.came = array("d", bytes(8 * BINS))  # weight of the waits that ended in each bin
@@ -65,8 +57,6 @@ class _Sample:
         self.curve: Curve | None = None
         self.built = 0.0
         self.news = 0  # observations since the curve was built
-        self.calibrated = 0
-        self.hits = [0, 0]
 
     def add(self, seconds: float, censored: bool, memory: float) -> None:
         bins = self.gone if censored else self.came
@@ -100,7 +90,8 @@ class WaitCurves:
         self._everything = _Sample()  # all tools together
         self._idle = _Sample()
         self._open: dict[str, _Open] = {}
-        # For operators, by name: waits that ended, and how many by their predicted median and P90.
+        # For operators, by name: waits that ended, and how many by their predicted median and P90
+        # (ideal: a half, and nine in ten).
         self.predicted: dict[str, tuple[int, int, int]] = {}
 
     # --- what happens ------------------------------------------------------------------------
@@ -121,12 +112,10 @@ class WaitCurves:
             return
         for sample in self._samples_of(wait.name):
             sample.add(waited, False, self._settings.memory)
-        own = self._sample(wait.name)
-        own.calibrated += 1
-        own.hits[0] += waited <= wait.median
-        own.hits[1] += waited <= wait.p90
-        if wait.name in self.predicted or len(self.predicted) <= self._settings.max_names:
-            self.predicted[wait.name] = (own.calibrated, own.hits[0], own.hits[1])
+        waits, median, p90 = self.predicted.get(wait.name, (0, 0, 0))
+        if waits or len(self.predicted) <= self._settings.max_names:
+            by_median, by_p90 = waited <= wait.median, waited <= wait.p90
+            self.predicted[wait.name] = (waits + 1, median + by_median, p90 + by_p90)
 
     def lost(self, session: str, at: float) -> None:
         """Its wait was given up: it would have been longer than so far."""
@@ -154,13 +143,6 @@ class WaitCurves:
                 return sample.curve
             prior = longest([self.curve((tool,), now) for tool in distinct])
         return prior if sample is None else self._built(sample, prior, now)
-
-    def calibration(self, name: str) -> Calibration:
-        sample = self._idle if name == IDLE else self._samples.get(name)
-        if sample is None or not sample.calibrated:
-            return Calibration(0, 0.0, 0.0)
-        count = sample.calibrated
-        return Calibration(count, sample.hits[0] / count, sample.hits[1] / count)
 
     def names(self) -> Iterator[str]:
         """Names with data of their own."""

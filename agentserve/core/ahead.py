@@ -30,6 +30,7 @@ from agentserve.types import SessionId
 
 SHARE = 4  # at most one in so many of a step's tokens: a turn that arrives meanwhile waits for no more
 EXAMINED = 4  # sessions looked at per step, each in its turn
+IDLE_EXAMINED = 64  # where nothing else runs: no step comes soon that would look at the next ones
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +63,7 @@ class Ahead:
         self._share = max(config.page_size, config.max_batched_tokens // SHARE)
         self._expected: dict[SessionId, Expected] = {}
         self._open: dict[SessionId, Expected] = {}  # those that lack KV, in the order of their turns
+        self._aside: dict[SessionId, Expected] = {}  # those whose KV lies below: until transfers end, or news
         self._claims: dict[SessionId, bytearray] = {}  # of turns not admitted yet: what was computed for them
         self._computed = 0
         self._used = 0
@@ -86,11 +88,18 @@ class Ahead:
         expected.ran = expected.ran[:same].ljust(len(tokens), b"\0")
         expected.tokens = tokens
         if expected.left:
+            self._aside.pop(session.id, None)
             self._open[session.id] = expected
+
+    def moved(self) -> None:
+        """What lay below may have been brought, or be gone: who stood aside for it is looked at again."""
+        self._open |= self._aside
+        self._aside.clear()
 
     def stop(self, name: SessionId) -> None:
         """Compute no more of it, unless there is news. What was computed stays as long as it does."""
         self._open.pop(name, None)
+        self._aside.pop(name, None)
         expected = self._expected.get(name)
         if expected is not None and expected.flying is not None:
             expected.flying = None
@@ -127,7 +136,7 @@ class Ahead:
         most = min(draft.tokens, self._share)
         if most < 1 or len(draft.chunks) >= self._config.max_num_seqs or self._room < 1:
             return
-        for name in list(islice(self._open, EXAMINED)):
+        for name in list(islice(self._open, EXAMINED if draft.chunks else IDLE_EXAMINED)):
             expected = self._open.pop(name)
             self._open[name] = expected  # the others come first the next time
             if self._grant(expected, draft, most):
@@ -141,6 +150,7 @@ class Ahead:
             del self._open[session.id]
             return False
         if self._tiers is not None and self._tiers.restores.lies_below(session.id, cached // kv.page_size):
+            self._aside[session.id] = self._open.pop(session.id)
             return False  # to bring it is for the policy to decide, and costs less than this
         start = kv.begin(session.id, session.namespace, tokens)
         count = self._chunk_size(expected, start, draft, most)
@@ -200,12 +210,13 @@ class Ahead:
             self._devalue(self._tiers, namespace, tokens, start, end)
         return True
 
-    def failed(self) -> None:
-        """The step that had chunks of these was not run to its end."""
-        for expected in self._expected.values():
-            if expected.flying is not None:
-                expected.flying = None
-                self._give_up(expected)
+    def failed(self) -> set[SessionId]:
+        """A step was not run to its end: give up what it had of these, and say whose that was."""
+        flying = {name for name, expected in self._expected.items() if expected.flying is not None}
+        for name in flying:
+            self._expected[name].flying = None
+            self._give_up(self._expected[name])
+        return flying
 
     def _give_up(self, expected: Expected) -> None:
         """What fails once is left to the turn, which says so."""
@@ -240,6 +251,7 @@ class Ahead:
             assert expected.session.turn is None, f"{name}: computed ahead while its turn runs"
             assert len(expected.ran) == len(expected.tokens) < self._limit, f"{name}: expected too long"
             assert 0 <= expected.left <= self._limit, f"{name}: more was computed ahead than may be"
-        for name, expected in self._open.items():
+        assert not self._open.keys() & self._aside.keys(), "both in turn and aside"
+        for name, expected in (self._open | self._aside).items():
             assert self._expected.get(name) is expected, f"{name}: wanted, but not expected"
         assert 0 <= self._used <= self._computed, "more was used than computed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known, Ledger
 from agentserve.core.pages import DEVALUED
@@ -16,7 +18,7 @@ class Devaluation:
 
     def devalue(self, known: Known) -> None:
         """Nobody is expected back to the session."""
-        known.devalued = True
+        known.devalued, known.cleared = True, 0
         path = self._kv.matched(known.namespace, known.tokens, len(known.tokens))
         for index in range(len(path[0])):
             key = self._ledger.key(known, index)
@@ -26,11 +28,19 @@ class Devaluation:
     def revalue(self, known: Known) -> None:
         """Somebody may want its blocks, whoever thought otherwise before."""
         known.devalued = False
-        for key in known.keys:
+        for key in islice(known.keys, known.cleared, None):  # those before are of worth: none was marked
             self._kv.unmark(key, DEVALUED)
+        known.cleared = len(known.keys)
 
     def value_again(self, known: Known) -> None:
-        """What it shares with sessions that were given up is worth something again."""
+        """A turn is here: what it shares with sessions that were given up is worth something again, too."""
         path = self._kv.matched(known.namespace, known.tokens, len(known.tokens))
-        for key in self._ledger.keys(known, len(path[0])):
-            self._kv.unmark(key, DEVALUED)
+        self._ledger.keys(known, len(path[0]))
+        self.revalue(known)
+
+    def check(self) -> None:
+        """Raise AssertionError if a block has a mark that somebody is expected to use."""
+        for known in self._ledger.known.values():
+            path = self._kv.matched(known.namespace, known.tokens, known.cleared * self._kv.page_size)
+            marked = (self._kv.pools[0].marks(page) & DEVALUED for page in path[0])
+            assert known.devalued or not any(marked), f"{known.id}: a block of worth is marked"

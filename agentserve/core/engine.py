@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agentserve.core.ahead import Ahead
 from agentserve.core.config import CoreConfig
@@ -73,7 +74,7 @@ class EngineCore:
         self.scheduler = Scheduler(config, self.sessions, self.kv, cost or StepCost())
         self.tiers = Tiers(tiers, self.kv, self.scheduler) if tiers is not None else None
         self.scheduler.gate = self.tiers
-        self._planned: Plan | None = None  # the plan begun last, while there are tiers
+        self._planned: Plan | None = None  # the one that runs
         self.limit = min(config.max_model_len, self.kv.capacity)
         self.ahead = Ahead(config, self.kv, self.scheduler, self.tiers, self.limit)
         self.scheduler.filler = self.ahead
@@ -105,6 +106,7 @@ class EngineCore:
                 self.kv.evict_all()
                 if self.tiers is not None:
                     self.tiers.reset()
+                    self.ahead.moved()
                 self._events.append(Description(request, self.view()))
             case _:  # grammars belong to the executor, Shutdown to the worker's loop
                 pass
@@ -229,7 +231,7 @@ class EngineCore:
         return self.scheduler.has_work
 
     def begin_step(self, now: float) -> Plan | None:
-        """The next plan to run, or None. Its pages are reserved until finish_step or fail_step."""
+        """The next plan to run, or None. Its pages are reserved until it is finished or has failed."""
         if self.tiers is not None:
             self.tiers.begin(now)
         plan, preempted = self.scheduler.plan(now)
@@ -237,13 +239,11 @@ class EngineCore:
             if self.tiers is not None:
                 self.tiers.preempted(session, now)
             self._show(session, now, "pages")
-        if self.tiers is not None:
-            self._planned = plan
-        if plan is not None:
-            for chunk in plan.chunks:
-                planned = self.sessions.get(chunk.session)
-                assert planned is not None
-                self._show(planned, now)
+        self._planned = plan
+        for chunk in plan.chunks if plan is not None else ():
+            planned = self.sessions.get(chunk.session)
+            assert planned is not None
+            self._show(planned, now)
         return plan
 
     def finish_step(self, result: StepResult, now: float) -> None:
@@ -293,14 +293,20 @@ class EngineCore:
             return FinishReason.LENGTH
         return None
 
-    def fail_step(self, plan: Plan, error: str, now: float) -> None:
-        """The executor raised: the turns of this plan fail, everybody else goes on."""
+    def fail_step(self, plan: Plan, error: str, now: float) -> Plan | None:
+        """The executor raised. Work ahead in the plan is given up, and what else is in it returned, to be run
+        in its place: no turn is to fail for it. Without such work its turns fail; everybody else goes on."""
+        ahead = self.ahead.failed()
+        turns = tuple(chunk for chunk in plan.chunks if chunk.session not in ahead)
+        if ahead and turns:
+            self._planned = replace(plan, chunks=turns)
+            return self._planned
         self.kv.plan_done()
-        self.ahead.failed()
-        for chunk in plan.chunks:
+        for chunk in turns:
             session = self.sessions.get(chunk.session)
             if session is not None and session.phase is Phase.RUNNING and session.epoch == chunk.epoch:
                 self._end(session, FinishReason.ERROR, now, error)
+        return None
 
     def _end(self, session: Session, reason: FinishReason, now: float, error: str = "") -> None:
         """End a turn wherever it stands. STOP and LENGTH keep its tokens, all else rolls back."""
@@ -323,7 +329,7 @@ class EngineCore:
 
     def take_transfers(self) -> list[Transfer]:
         """Orders for the mover since the last call, in order. Each is to be answered once."""
-        return self.tiers.take_transfers() if self.tiers is not None else []
+        return self.tiers.manager.flights.take_orders() if self.tiers is not None else []
 
     def take_changes(self) -> list[Change]:
         """What is to be said of transfers in flight since the last call, after the new ones were given."""
@@ -333,6 +339,7 @@ class EngineCore:
         """What became of orders. An answer to no open order changes nothing."""
         if self.tiers is not None and done:
             self.tiers.finish(done, now)
+            self.ahead.moved()
 
     def next_timer(self) -> float | None:
         """When to call `tick`, if nothing happens before; None: never."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 
 from agentserve.core.radix import common_prefix
 from agentserve.core.session import NO_TURN
 from agentserve.messages import Decided, pack_tokens
 from agentserve.types import SessionId, TurnId
-from tiering.copies import Standing
+from tiering.copies import Losers, Standing
 from tiering.keys import block_key
 from tiering.policy.base import Choice, Decision, Hints, Residency, Rest
 from tiering.retention import Runs, runs_of, weight_at
@@ -53,6 +54,7 @@ class Known:
     runs: Runs = ()  # what its blocks weigh beside each other, if its client said
     told: bool = False  # the policy knows that it is at rest
     devalued: bool = False
+    cleared: int = 0  # leading keys that bear no mark of lost worth, as long as it is of worth
     service: float = 0.0  # seconds of steps that it took part in
     decision: Decision | None = None
     residency: Residency = NOWHERE
@@ -86,6 +88,10 @@ class Known:
     def keep(self) -> bool:
         """The last decision wants its blocks on the device."""
         return self.decision is not None and self.decision.choice in (Choice.HOLD, Choice.RESTORE)
+
+
+# (standing, number of its session, -start, end, session) of a run of blocks that weigh alike
+Ranked = tuple[Standing, int, int, int, Known]
 
 
 class Ledger:
@@ -150,6 +156,7 @@ class Ledger:
                 del self._sharers[key]
                 self.orphaned.append(key)
         del known.keys[keep:]
+        known.cleared = min(known.cleared, keep)
 
     # --- worth -----------------------------------------------------------------------------
 
@@ -193,15 +200,18 @@ class Ledger:
         sharers = self._sharers.get(key, ())
         return max((self.standing_of(self.known[sharer], index, tier)[0] for sharer in sharers), default=0.0)
 
-    def losers(self, tier: Tier, below: Standing) -> Iterator[bytes]:
+    def losers(self, tier: Tier) -> Losers:
         """Blocks in the order in which they go: the least worth session's first, tail before head, each
         after its last sharer's turn has come. A session with runs of several weights has a turn for each."""
-        ranked: list[tuple[Standing, int, int, int, Known]] = []
+        ranked: list[Ranked] = []
         for number, known in enumerate(self.known.values()):
             standing = self.standing(known, tier)
             for start, end, weight in known.parts():
                 ranked.append((_weighed(standing, weight), number, -start, end, known))
         ranked.sort(key=lambda entry: entry[:3])
+        return partial(self._going, ranked)
+
+    def _going(self, ranked: Sequence[Ranked], below: Standing) -> Iterator[bytes]:
         seen: dict[bytes, int] = {}
         for standing, _, tailward, end, known in ranked:
             if standing >= below:

@@ -142,11 +142,6 @@ class Valuation:
         """Of these, blocks that nobody else counts on. promised: brought for turns that wait."""
         return self.without_loss - promised - self._queues.spoken_for
 
-    @property
-    def room(self) -> int:
-        """Blocks to be had that no running session counts on, whatever is lost."""
-        return self._kv.available - self._queues.spoken_for
-
     def measure(self, known: Known) -> Residency:
         """Where the full blocks of a session are."""
         kv, blocks = self._kv, len(known.tokens) // self._kv.page_size

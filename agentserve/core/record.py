@@ -57,7 +57,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """`fail_step(plan, error, now)`, of the plan begun last."""
+    """`fail_step(plan, error, now)`, of the plan begun last, or of what was run again of it."""
 
     now: float
     error: str

@@ -121,7 +121,7 @@ class Restores:
         known = self._ledger.known.get(session)
         if known is None or index >= len(known.tokens) // self._kv.page_size:
             return False
-        return bool(self._manager.run([self._ledger.key(known, index)]))
+        return self._manager.where(self._ledger.key(known, index)) is not None
 
     def lacking(self, known: Known) -> int:
         """Tokens of the session that have KV neither on the device nor below."""

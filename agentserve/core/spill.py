@@ -31,6 +31,7 @@ class Spill:
     saved: int = 0  # leading blocks that need no save any more
     written: int = 0  # leading blocks that need no write any more
     full: bool = False  # nothing is left to save, or the host has no room for it
+    last: int | None = None  # nothing is left to order: the transfer that was ordered last by then
 
 
 class Spills:
@@ -45,8 +46,8 @@ class Spills:
         """free_only: nobody else's copies make room for these. Where the host only stages, to the disk."""
         if self._manager.host_slots:
             to_disk = choice is Choice.DISK or self._manager.staging
-            self._spills[known.id] = Spill(known, to_disk, free_only)
-            self.go_on(now)
+            spill = self._spills[known.id] = Spill(known, to_disk, free_only)
+            self._order((spill,), now)  # for the others nothing has happened
 
     def stop(self, session: SessionId) -> None:
         """Order nothing more for it. What is in flight arrives."""
@@ -61,43 +62,49 @@ class Spills:
                 flights.recall(transfer.id)
 
     def go_on(self, now: float) -> None:
-        """Order what there is room for now."""
+        """Order what there is room for now: transfers have ended, or the disk is tried again."""
+        self._order(list(self._spills.values()), now)
+
+    def _order(self, spills: Sequence[Spill], now: float) -> None:
         manager = self._manager
-        spills = list(self._spills.values())
-        # Writes first: what they read is pinned then, and saves cannot take its slots.
-        over = [spill for spill in spills if spill.to_disk and self._write_on(spill, now)]
-        for spill in spills:
-            self._save_on(spill, now)
-        over += [spill for spill in spills if spill.full and not spill.to_disk]
-        # What a spill counts on may yet fail, or have been taken back before: then it is ordered again.
-        writing, recalling = manager.flights.blocks(Move.WRITE) > 0, manager.flights.recalling
-        for spill in over:
-            if not (recalling or (spill.to_disk and writing)):
-                del self._spills[spill.known.id]
         paused = manager.disk_back > now
+        # Writes first: what they read is pinned then, and saves cannot take its slots.
+        for spill in spills if not paused else ():
+            if not spill.to_disk or spill.last is not None:
+                continue
+            if manager.write_room < 1:
+                break
+            if self._write(spill, manager.write_room, now):
+                spill.last = manager.flights.last
+        for spill in spills if not (paused and manager.staging) else ():
+            if spill.full or (spill.free_only and not manager.host_free):
+                continue
+            room = self._save_room
+            if room < 1:
+                break
+            self._save(spill, min(room, manager.host_free) if spill.free_only else room)
+        self._close(spills)
         if not manager.moving:  # nothing will end that could make room
             kept = {name: spill for name, spill in self._spills.items() if spill.to_disk and paused}
             self._spills = kept
         waits = paused and any(spill.to_disk for spill in self._spills.values())
         self.next_try = manager.disk_back if waits else None
 
-    def _write_on(self, spill: Spill, now: float) -> bool:
-        """True if there is nothing left to order for it."""
-        room = self._manager.write_room
-        if self._manager.disk_back > now:
-            return False
-        return room > 0 and self._write(spill, room, now)
+    def _close(self, spills: Sequence[Spill]) -> None:
+        """End those that have nothing left to order, once all that they count on has come true: till then
+        it may fail, or have been taken back before, and is ordered again."""
+        flights = self._manager.flights
+        for spill in spills:
+            if spill.full and not spill.to_disk and spill.last is None:
+                spill.last = flights.last
+            if spill.last is not None and spill.last < flights.oldest:
+                del self._spills[spill.known.id]
 
-    def _save_on(self, spill: Spill, now: float) -> None:
-        manager = self._manager
-        if spill.full or (manager.staging and manager.disk_back > now):
-            return
-        room = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE - self._kv.moving
-        room = min(room, manager.save_room)
-        if spill.free_only:
-            room = min(room, manager.host_free)
-        if room > 0:
-            self._save(spill, room)
+    @property
+    def _save_room(self) -> int:
+        """Blocks that may be ordered to be saved now."""
+        share = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE
+        return min(share - self._kv.moving, self._manager.save_room)
 
     def _save(self, spill: Spill, room: int) -> None:
         """Save the next blocks, at most `room`."""
@@ -122,7 +129,9 @@ class Spills:
                 fresh.append(self._block(known, end, pages))
                 places.append(end)
             end += 1
-        accepted = manager.save(fresh, self._ledger.standing_of(known, first, Tier.HOST))
+        accepted = 0
+        if fresh:
+            accepted = manager.save(fresh, self._ledger.standing_of(known, first, Tier.HOST))
         for block in fresh[:accepted]:
             kv.pin(block.pages)
         short = accepted < len(fresh)
@@ -146,11 +155,11 @@ class Spills:
                 batch.append(self._block(known, end, ()))
                 places.append(end)
             end += 1
-        first = places[0] if places else 0
-        accepted = manager.write(batch, self._ledger.standing_of(known, first, Tier.DISK), now)
-        if accepted < len(batch):
-            spill.written = places[accepted]
-            return False
+        if batch:
+            accepted = manager.write(batch, self._ledger.standing_of(known, places[0], Tier.DISK), now)
+            if accepted < len(batch):
+                spill.written = places[accepted]
+                return False
         spill.written = end
         if end == blocks:
             return True
@@ -175,6 +184,6 @@ class Spills:
         if all(ok) or (transfer.move is Move.SAVE and not recalled):
             return
         for spill in self._spills.values():
-            spill.written = 0
+            spill.written, spill.last = 0, None
             if recalled:
                 spill.saved, spill.full = 0, False

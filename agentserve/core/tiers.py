@@ -26,7 +26,7 @@ from agentserve.messages import SessionView, TiersView
 from agentserve.types import SessionId
 from tiering.manager import TierManager
 from tiering.policy.base import Choice, Departure, Hints, Park, Rest, Signal, Watched
-from tiering.types import Move, Tier, Transfer, TransferDone
+from tiering.types import Move, Tier, TransferDone
 
 SETTLE = 0.05  # seconds after a turn's end in which the API process says what the end means
 SOONEST = 0.01  # seconds until a decision is looked at again, at the earliest
@@ -75,7 +75,6 @@ class Tiers:
             if not known.told:
                 self._tell(known)
             self.policy.resumed(session.id, now, max(0.0, now - known.since))
-        self._marks.revalue(known)
         self.spills.stop(session.id)
         self.ledger.rename(known, session.namespace, session.tokens)
         self._marks.value_again(known)
@@ -164,7 +163,8 @@ class Tiers:
         self._sync()
 
     def departed(self, session: SessionId, why: Departure, now: float) -> None:
-        """Nobody is likely to come back to its KV."""
+        """Nobody is likely to come back to its KV. A turn that waits still wants all of it; one that runs
+        keeps its pages, and what it has below goes first. What its end means is said then, as always."""
         self._at(now)
         known = self.ledger.known.get(session)
         if known is None:
@@ -172,8 +172,9 @@ class Tiers:
         if known.stage is Stage.RESTING and not known.told:
             self._tell(known)
         self.policy.gone(session, now, why)
-        if known.stage is Stage.RESTING:
+        if known.stage is not Stage.WAITING:
             self._give_up(known)
+        if known.stage is Stage.RESTING:
             self._decide(known)
         self._sync()
 
@@ -268,7 +269,7 @@ class Tiers:
             transfer = self.manager.finished(done, now)
             if transfer is None:
                 continue
-            ok = [index < len(done.ok) and done.ok[index] for index in range(len(transfer.blocks))]
+            ok = done.moved(len(transfer.blocks))
             if transfer.move in (Move.SAVE, Move.WRITE):
                 self.spills.finished(transfer, ok, recalled=recalled)
             elif transfer.move is Move.PROBE:
@@ -289,7 +290,8 @@ class Tiers:
             if not known.told:
                 self._tell(known)
             self._decide(known)
-        self.spills.go_on(now)
+        if self.spills.next_try is not None and self.spills.next_try <= now:
+            self.spills.go_on(now)
         self._sync()
 
     def next_timer(self) -> float | None:
@@ -301,9 +303,6 @@ class Tiers:
             self.spills.next_try,
         )
         return min((time for time in times if time is not None), default=None)
-
-    def take_transfers(self) -> list[Transfer]:
-        return self.manager.flights.take_orders()
 
     def _at(self, now: float) -> None:
         self._now = now
@@ -394,4 +393,5 @@ class Tiers:
         self.ledger.check()
         self._value.check()
         self.restores.check()
+        self._marks.check()
         assert not self.manager.lost, "a lost copy was not passed on"

@@ -27,12 +27,13 @@ from tiering.types import Block, Move, Transfer
 pytestmark = pytest.mark.process
 
 BLOCKS = chain(40)
+ROOMY = 32 * BUDGET  # what is freed while the system holds up a reader in its transaction stays: room for all
 OWNER = """
 import random, sys
 from pathlib import Path
 from tests.kv_blocks import chain, open_store, put
 namespace = bytes.fromhex(sys.argv[2])
-store, blocks = open_store(Path(sys.argv[1]), namespace), chain(40)
+store, blocks = open_store(Path(sys.argv[1]), namespace, int(sys.argv[3])), chain(40)
 print("ready", flush=True)
 for line in sys.stdin:
     word, first, last = line.split()
@@ -57,9 +58,9 @@ store.close()
 class Owner:
     """A worker's process, as far as its disk goes."""
 
-    def __init__(self, folder: Path, namespace: bytes = NAMESPACE) -> None:
+    def __init__(self, folder: Path, namespace: bytes = NAMESPACE, budget: int = ROOMY) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", OWNER, str(folder), namespace.hex()],
+            [sys.executable, "-c", OWNER, str(folder), namespace.hex(), str(budget)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.expect("ready")
@@ -72,6 +73,11 @@ class Owner:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{word} {first} {last}\n")
         self.process.stdin.flush()
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has not done yet what it was told."""
+        return not select.select([self.process.stdout], [], [], 0)[0]
 
     def do(self, word: str, first: int, last: int) -> None:
         self.tell(word, first, last)
@@ -97,7 +103,7 @@ class Owner:
 
 def peers_of(data_dir: Path) -> Peers:
     """What worker 0 sees of the others."""
-    return Peers(data_dir, lambda: (worker_folder(data_dir, 0),), NAMESPACE, BUDGET, BLOCK_BYTES)
+    return Peers(data_dir, lambda: (worker_folder(data_dir, 0),), NAMESPACE, ROOMY, BLOCK_BYTES)
 
 
 def read(peers: Peers, block: Block) -> bool:
@@ -176,15 +182,13 @@ def test_a_writer_at_full_speed_and_its_readers_do_not_hurt_each_other(tmp_path:
     choose, hits, misses = random.Random(1), 0, 0
     with closing(peers_of(tmp_path)) as peers:
         owner.tell("churn", 7, 300)
-        for _ in range(1500):
+        while owner.busy or hits < 100 or not misses:
             if read(peers, choose.choice(BLOCKS)):
                 hits += 1
             else:
                 misses += 1
         owner.expect("done")
         assert peers.distrusted == 0, "a short transaction sees one state"
-    assert hits > 100
-    assert misses > 0
 
 
 def test_a_peer_may_be_killed_at_any_moment_and_starts_again_beside_its_readers(tmp_path: Path) -> None:
@@ -202,22 +206,23 @@ def test_a_peer_may_be_killed_at_any_moment_and_starts_again_beside_its_readers(
     assert hits > 8 * 10
 
 
-def test_a_reader_killed_in_a_read_keeps_no_room(tmp_path: Path, owner: Owner) -> None:
+def test_a_reader_killed_in_a_read_keeps_no_room(tmp_path: Path) -> None:
     """Its place in the table of readers is taken back when the writer needs what it held."""
-    owner.do("put", 0, 40)
-    reader = subprocess.Popen(
-        [sys.executable, "-c", HANGING_READER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == "reading\n"
-    reader.kill()
-    reader.wait()
-    reader.stdout.close()
-    for seed in range(4):
-        owner.do("churn", seed, 60)  # refuses nothing, though its budget holds little more than one state
-    owner.do("put", 0, 40)
-    with closing(peers_of(tmp_path)) as peers:
-        assert all(read(peers, block) for block in BLOCKS)
+    with closing(Owner(worker_folder(tmp_path, 1), budget=BUDGET)) as owner:
+        owner.do("put", 0, 40)
+        reader = subprocess.Popen(
+            [sys.executable, "-c", HANGING_READER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reading\n"
+        reader.kill()
+        reader.wait()
+        reader.stdout.close()
+        for seed in range(4):
+            owner.do("churn", seed, 60)  # refuses nothing, though its budget holds little more than one state
+        owner.do("put", 0, 40)
+        with closing(peers_of(tmp_path)) as peers:
+            assert all(read(peers, block) for block in BLOCKS)
 
 
 HANGING_READER = """

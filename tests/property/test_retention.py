@@ -73,15 +73,15 @@ def test_nobody_elses_block_goes_earlier(
     client = hinted.known[SessionId(f"s{who}")]
     hinted.hinted(client, hints)
     for tier in Tier:
-        was, now = before(list(plain.losers(tier, FIRST))), before(list(hinted.losers(tier, FIRST)))
-        fair = before(list(alone.losers(tier, FIRST)))
+        was, now = before(list(plain.losers(tier)(FIRST))), before(list(hinted.losers(tier)(FIRST)))
+        fair = before(list(alone.losers(tier)(FIRST)))
         assert now.keys() == was.keys()
         for key in was:
             if client.id not in hinted.sharers(key):
                 assert now[key] >= was[key]
             elif len(hinted.sharers(key)) > 1:  # its other sharers lose it no earlier than without this one
                 assert now[key] & fair.keys() >= fair[key]
-        keys = [key for key in hinted.losers(tier, FIRST) if key in set(client.keys)]
+        keys = [key for key in hinted.losers(tier)(FIRST) if key in set(client.keys)]
         assert keys == [key for key in reversed(client.keys) if key in set(keys)]  # the tail before the head
         for known in plain.known.values():
             for index, key in enumerate(known.keys):
@@ -101,4 +101,4 @@ def test_saying_the_same_of_everything_says_nothing(
     hints, _ = receive({"retain": [{"start": 0, "priority": 100}]}, 0.0)
     assert hints != Hints()
     hinted.hinted(client, hints)
-    assert list(hinted.losers(Tier.HOST, FIRST)) == list(plain.losers(Tier.HOST, FIRST))
+    assert list(hinted.losers(Tier.HOST)(FIRST)) == list(plain.losers(Tier.HOST)(FIRST))

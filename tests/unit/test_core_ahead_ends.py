@@ -198,3 +198,34 @@ def test_a_step_that_fails() -> None:
     assert rig.events[seen:] == []
     assert all(pool.live == 0 for pool in rig.core.kv.pools)
     take(rig, "a", [*context, *MORE, 7])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_turns_do_not_fail_for_what_was_computed_ahead_in_their_step(again: bool) -> None:
+    """What else is in the plan is run in its place, copies included; they fail if that fails."""
+    rig = Rig((64,), max_batched_tokens=32)
+    context = waiting(rig, "a", list(range(10)))
+    waiting(rig, "c", list(range(200, 211)))
+    prompt = [*range(200, 207), 1, 2, 3]  # its second page begins as that of c does
+    rig.submit("b", prompt, max_tokens=4)
+    tell(rig, "a", context + MORE)
+    plan = rig.core.begin_step(rig.now)
+    assert plan is not None
+    assert [chunk.session for chunk in plan.chunks] == ["b", "a"]
+    assert plan.copies
+    rest = rig.core.fail_step(plan, "out of memory", rig.now)
+    rig._collect()
+    assert rest == replace(plan, chunks=plan.chunks[:1])
+    if again:
+        assert rig.core.fail_step(rest, "out of memory", rig.now) is None
+        rig._collect()
+        assert rig.ended("b").error == "out of memory"
+        assert all(pool.live == 0 for pool in rig.core.kv.pools)
+    else:
+        rig.core.finish_step(rig.executor.run(rest), rig.now)
+        rig._collect()
+        rig.drain()
+        assert rig.output("b") == cold(prompt, 4)
+    assert rig.step() is None, "not again before its turn"
+    assert rig.core.view().ahead == AheadCounts()
+    take(rig, "a", [*context, *MORE, 7])

@@ -6,7 +6,7 @@ import math
 from array import array
 
 from agentserve.core.pages import DEVALUED
-from agentserve.messages import AheadCounts, Park
+from agentserve.messages import AheadCounts, Park, ResetPrefixCache
 from agentserve.sim.mover import Faults
 from agentserve.types import SessionId
 from tests.ahead_rig import MORE, quiet, tell
@@ -127,6 +127,32 @@ def test_kv_below_is_brought_and_not_computed_again() -> None:
     assert rig.core.view().ahead.computed == len(context) + 9 - 20
     assert take(rig, "a", [*context, *MORE[:9], 7]) == 1
     assert sum(len(order.blocks) for order in rig.orders if order.move is Move.LOAD) == 5
+
+
+def test_who_waits_for_kv_from_below_stands_aside_for_those_who_can_go_on() -> None:
+    policy = Told(**dict.fromkeys("bcdefghi", Choice.HOST))
+    rig = TierRig((128,), host=128, policy=policy, max_batched_tokens=16)
+    contexts = {name: waiting(rig, name, [ord(name)] * 10) for name in "bcdefghi"}
+    rig.core.kv.evict_all()
+    contexts["a"] = waiting(rig, "a", list(range(10)))
+    rig.submit("z", [5], max_tokens=30)
+    for name, context in contexts.items():
+        tell(rig, name, context + MORE)
+    steps = [rig.step() for _ in range(15)]
+    went = [any(chunk.session == "a" for chunk in plan.chunks) for plan in steps if plan is not None]
+    # Four are looked at in a step; then those below are no more in turn. Its first chunk ends on a page edge.
+    assert went == [False, False] + [True] * 11 + [False, False]
+    assert not rig.core.ahead.wants
+    rig.drain()
+    policy.choices["c"] = Choice.RESTORE
+    tell(rig, "c", contexts["c"] + MORE[:9])
+    rig.settle()
+    quiet(rig)  # the first step looks at all of them: nothing else runs
+    assert cached(rig, contexts["c"] + MORE[:9]) == len(contexts["c"]) + 9
+    rig.core.handle(ResetPrefixCache(1), rig.now)
+    quiet(rig)
+    assert cached(rig, contexts["d"] + MORE) == len(contexts["d"] + MORE), "what is below no more is computed"
+    assert take(rig, "e", [*contexts["e"], *MORE, 7]) == 1
 
 
 def test_kv_that_is_nowhere_is_computed_again() -> None:

@@ -79,6 +79,39 @@ def test_a_disk_that_stays_broken_is_tried_now_and_then_and_no_longer_than_someb
     assert orders(rig, Move.WRITE) == written
 
 
+# --- many at once -------------------------------------------------------------------------------
+
+
+def test_a_spill_ends_with_its_own_writes_whatever_others_write_and_costs_a_tick_nothing() -> None:
+    policy = Scripted(dict.fromkeys("abcd", Choice.HOST))
+    rig = TierRig((64,), host=64, disk=64, policy=policy)
+    for number, name in enumerate("abcd"):
+        turn(rig, name, [number] * 2 + list(range(20)))
+    spills = rig.tiers.spills
+    go_on, looks = spills.go_on, []
+
+    def counted(now: float) -> None:
+        looks.append(now)
+        go_on(now)
+
+    spills.go_on = counted  # type: ignore[method-assign]
+
+    def write(name: str) -> None:
+        policy.choices[name] = Choice.DISK
+        signal(rig, name)
+        rig.core.tick(rig.now)
+        rig._hand_over()
+
+    write("a")
+    for count, name in enumerate("bcd"):
+        write(name)
+        assert len(looks) == count, "nothing has ended meanwhile"
+        rig.wait()
+        assert list(spills._spills) == [name], "those before it are done, whatever is in flight"
+    rig.settle()
+    assert (rig.tiers.manager.disk_blocks, spills._spills) == (20, {})
+
+
 # --- a disk with no host tier before it --------------------------------------------------------------
 
 

@@ -33,16 +33,19 @@ from agentserve.messages import (
     Description,
     DropGrammar,
     Event,
+    Park,
     Shutdown,
     StepDone,
     Submit,
     Token,
+    ToolSignal,
     TurnEnded,
     pack_tokens,
 )
 from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
 from agentserve.server.workers.loop import Recorder, WorkerLoop
 from agentserve.types import FinishReason, KVGroup, Sampling, SessionId, TurnId
+from tiering.policy.base import Signal
 
 CONFIG = CoreConfig(page_size=4, max_model_len=64, max_num_seqs=4, max_batched_tokens=8)
 GROUPS, PAGES = (KVGroup("full", (0,), 1),), (40,)
@@ -54,10 +57,13 @@ class Executor:
     def __init__(self) -> None:
         self.grammars: list[str] = []
         self.error = ""
+        self.poison: int | None = None  # a step with this token fails
 
     def run(self, plan: Plan) -> StepResult:
         if self.error:
             raise RuntimeError(self.error)
+        if any(self.poison in chunk.tokens for chunk in plan.chunks):
+            raise RuntimeError("poisoned")
         results = []
         for chunk in plan.chunks:
             sampled = None
@@ -172,6 +178,26 @@ def test_a_failed_step_fails_its_turns_and_the_worker_goes_on(worker: Worker) ->
     worker.send(submit("b", [1, 2], 4))
     worker.until_ended(2)
     assert [event.token for event in worker.events() if isinstance(event, Token)] == expected([1, 2], 4)
+
+
+def test_a_step_that_fails_with_work_ahead_is_run_again_without_it(worker: Worker) -> None:
+    prompt, more = [1, 2, 3], [50] * 9
+    worker.send(submit("a", prompt, 2))
+    worker.until_ended()
+    context = prompt + expected(prompt, 2)
+    worker.executor.poison = 50
+    told = pack_tokens(array("i", context + more))
+    worker.send(
+        Park(SessionId("a"), TurnId(1), waiting_tool=True),
+        submit("b", [1, 2], 9),
+        ToolSignal(SessionId("a"), TurnId(1), Signal.STREAMING, told),
+    )
+    assert worker.until_ended(2)[-1].reason is FinishReason.LENGTH
+    said = [event.token for event in worker.events() if isinstance(event, Token) and event.session == "b"]
+    assert said == expected([1, 2], 9)
+    entries = list(decode_entries(worker.log.getvalue()))
+    assert [entry.error for entry in entries if isinstance(entry, Failed)] == ["RuntimeError: poisoned"]
+    replay(worker.log.getvalue())
 
 
 def test_grammars_are_defined_dropped_and_unknown_ones_refused(worker: Worker) -> None:

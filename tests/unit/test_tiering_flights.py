@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
@@ -49,9 +50,9 @@ def test_a_transfer_is_taken_back_once_and_stays_in_flight_until_it_is_answered(
         flights.recall(number)
     flights.hurry(1)
     assert flights.take_changes() == [Change(1, Word.CANCEL)]
-    assert (flights.recalled(1), flights.recalling, flights.blocks()) == (True, True, 2)
+    assert (flights.recalled(1), flights.oldest, flights.blocks()) == (True, 1, 2)
     assert flights.land(1) is not None
-    assert (flights.recalled(1), flights.recalling, flights.blocks()) == (False, False, 0)
+    assert (flights.recalled(1), flights.oldest, flights.blocks()) == (False, math.inf, 0)
 
 
 def test_what_was_taken_back_is_waited_for_only_where_it_may_be_under_way() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 import pytest
 
 from tests.engines import PRICES
-from tiering.copies import FIRST, Standing
+from tiering.copies import FIRST, Losers, Standing
 from tiering.flights import MOST_BLOCKS
 from tiering.manager import DISK_PAUSE, HEADER_BYTES, TierManager
 from tiering.types import Block, DiskEntry, Move, Tier, TierFault, Transfer, TransferDone
@@ -43,14 +41,15 @@ class Worths:
 
     def __init__(self, **worths: Standing) -> None:
         self.worths = {key(int(name[1:])): standing for name, standing in worths.items()}
+        self.rankings = 0
 
     def owned(self, key: bytes) -> bool:
         return key in self.worths
 
-    def losers(self, tier: Tier, below: Standing) -> Iterator[bytes]:
-        for name, standing in sorted(self.worths.items(), key=lambda item: item[1]):
-            if standing < below:
-                yield name
+    def losers(self, tier: Tier) -> Losers:
+        self.rankings += 1
+        ranked = sorted(self.worths.items(), key=lambda item: item[1])
+        return lambda below: (name for name, standing in ranked if standing < below)
 
 
 def saved(slots: int, *names: int, disk: int = 0) -> TierManager:
@@ -138,7 +137,7 @@ def test_the_unowned_go_first_then_the_least_worth_and_never_for_less() -> None:
 
 def test_what_the_disk_has_too_leaves_the_host_before_what_nobody_else_has() -> None:
     manager = saved(3, 1, 2, 3, disk=10)
-    manager.ranking = Worths(_1=(1.0, 0.0), _2=(9.0, 0.0), _3=(0.0, 0.0))
+    manager.ranking = worths = Worths(_1=(1.0, 0.0), _2=(9.0, 0.0), _3=(0.0, 0.0))
     assert manager.write(blocks(2), FIRST, 0.0) == 1
     end(manager)
     assert manager.save(blocks(4), (2.0, 0.0)) == 1
@@ -147,6 +146,7 @@ def test_what_the_disk_has_too_leaves_the_host_before_what_nobody_else_has() -> 
     assert manager.save(blocks(5), (2.0, 0.0)) == 1
     assert manager.where(key(2)) is Tier.DISK, "a copy is left of it, whatever it is worth"
     assert manager.where(key(1)) is Tier.HOST
+    assert worths.rankings == 2, "once per time that there was no room"
     end(manager)
     assert manager.save(blocks(6), (0.5, 0.0)) == 0, "nothing goes for less than it is worth"
 

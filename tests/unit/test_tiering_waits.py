@@ -41,7 +41,7 @@ def test_the_tool_prior_has_the_published_quantiles() -> None:
 def test_an_exponential_wait_has_its_closed_forms() -> None:
     curve = Curve([math.exp(-t / 5.0) for t in EDGES])
     assert curve.survival(3.0) == pytest.approx(math.exp(-0.6), rel=1e-6)
-    assert curve.hazard(2.0, 0.01) == pytest.approx(0.2, rel=1e-2)
+    assert curve.conditional(2.0, 0.01) / 0.01 == pytest.approx(0.2, rel=1e-2)
     assert curve.conditional(4.0, 5.0) == pytest.approx(1 - math.exp(-1), rel=1e-6)
     assert curve.expected_hold(7.0, 5.0) == pytest.approx(5 * (1 - math.exp(-1)), rel=1e-6)
     assert curve.quantile(0.5) == pytest.approx(5 * math.log(2), rel=1e-6)
@@ -73,7 +73,6 @@ def test_bad_times_are_harmless(bad: float) -> None:
             assert 0 <= value <= 1
         assert math.isfinite(wait.expected_hold(bad, bad))
         assert math.isfinite(wait.quantile(0.5))
-    assert math.isfinite(TOOL_PRIOR.hazard(bad, bad))
     assert 0 <= TOOL_PRIOR.quantile(bad) <= HORIZON
 
 
@@ -208,11 +207,18 @@ def test_calibration_of_good_and_bad_predictions() -> None:
     for i in range(2000):
         waits.started(f"s{i}", ("t",), float(i))
         waits.came(f"s{i}", random_.lognormvariate(0.0, 1.0))
-    measured = waits.calibration("t")
-    assert measured.waits == 2000
-    assert measured.by_median == pytest.approx(0.5, abs=0.05)
-    assert measured.by_p90 == pytest.approx(0.9, abs=0.04)
-    assert waits.calibration("unknown").waits == 0
+    ended, by_median, by_p90 = waits.predicted["t"]
+    assert ended == 2000
+    assert by_median / ended == pytest.approx(0.5, abs=0.05)
+    assert by_p90 / ended == pytest.approx(0.9, abs=0.04)
+
+
+def test_what_came_of_predictions_is_counted_on_when_what_was_learned_has_made_room() -> None:
+    waits = WaitCurves(WaitSettings(max_names=2))
+    for name in ("t", "u", "v", "t"):
+        waits.started("s", (name,), 0.0)
+        waits.came("s", 1.0)
+    assert waits.predicted["t"][0] == 2
 
 
 @settings(deadline=None)

@@ -55,7 +55,6 @@ class Writer:
     """Makes values in memory of its own: one at a time, each valid until the next is made."""
 
     def __init__(self, codec: int = PLAIN) -> None:
-        self._codec = codec
         self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL) if codec == ZSTD else None
         self._room: Bytes = np.empty(0, dtype=np.uint8)
 

@@ -42,7 +42,7 @@ class Core(Protocol):
     def handle(self, command: Command, now: float) -> None: ...
     def begin_step(self, now: float) -> Plan | None: ...
     def finish_step(self, result: StepResult, now: float) -> None: ...
-    def fail_step(self, plan: Plan, error: str, now: float) -> None: ...
+    def fail_step(self, plan: Plan, error: str, now: float) -> Plan | None: ...
     def take_events(self) -> list[CoreEvent]: ...
     def view(self) -> WorkerView: ...
     @property
@@ -182,6 +182,12 @@ class WorkerLoop:
             return False
         if self._exchange is not None:
             self._exchange.hand_out()  # what is moved now is moved while the step runs
+        while plan is not None:
+            plan = self._run(plan)
+        return True
+
+    def _run(self, plan: Plan) -> Plan | None:
+        """Run a plan and book what came of it; what is to be run in its place if it failed."""
         try:
             result = self._executor.run(plan)
         except Exception as error:  # whatever a kernel or torch raises: only this plan's turns fail
@@ -189,12 +195,11 @@ class WorkerLoop:
             now = self._clock.now()
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self._recorder.add(Failed(now, reason))
-            self._core.fail_step(plan, reason, now)
-            return True
+            return self._core.fail_step(plan, reason, now)
         now = self._clock.now()
         self._recorder.add(Finished(now, result))
         self._core.finish_step(result, now)
-        return True
+        return None
 
     def _report(self, news: bool) -> None:
         events = self._refused + self._core.take_events()
