@@ -8,10 +8,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentserve.server.errors import ApiError, json_response
+from agentserve.server.errors import json_response
+from agentserve.server.http import query
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.residency import decisions, placement
-from agentserve.server.http.sampling import number
+from agentserve.server.http.sampling import integer
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.identity import DEFAULT_TENANT
@@ -28,18 +29,13 @@ async def list_sessions(request: Request) -> Response:
     With `?detail=true`, for at most MOST_DETAILED, also where their KV is: each one's worker is asked.
     """
     context = context_of(request)
-    wanted = request.query_params.get("limit", "100")
-    if not wanted.isdecimal() or len(wanted) > 9:
-        raise ApiError("limit: must be a whole number", param="limit")
-    detail = request.query_params.get("detail", "false")
-    if detail not in ("true", "false"):
-        raise ApiError("detail: must be true or false", param="detail")
-    most = MOST_DETAILED if detail == "true" else MOST_LISTED
-    limit = int(number("limit", int(wanted), 100, 1, most))
+    detail = query.flag(request, "detail")
+    most = MOST_DETAILED if detail else MOST_LISTED
+    limit = integer("limit", query.whole(request, "limit"), 100, 1, most)
     context.expire()
     sessions = list(islice(context.directory.sessions(DEFAULT_TENANT), limit))
     listed = [summary(context, session) for session in sessions]
-    if detail == "true":
+    if detail:
         views = await context.engine.describe_sessions([session.key for session in sessions])
         for session, reply in zip(sessions, listed, strict=True):
             reply.update(placement(context, views.get(session.key)))

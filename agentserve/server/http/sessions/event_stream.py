@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, dump_json
+from agentserve.server.http import query
 from agentserve.server.http.context import context_of
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sse import EventStream
@@ -27,7 +28,7 @@ async def session_events(request: Request) -> Response:
     context = context_of(request)
     session = found(context, request)
     log = context.chronicle.events.of(session.key)
-    given = request.headers.get("last-event-id") or request.query_params.get("after")
+    given = request.headers.get("last-event-id") or query.text(request, "after")
     return EventStream(
         frames_of(log, *place_of(log, given)), keep_alive=context.options.keep_alive_seconds, close=_nothing
     )
