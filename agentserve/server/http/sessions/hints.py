@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import json_response
+from agentserve.server.http.bad_json import check_numbers
 from agentserve.server.http.context import context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import decode
@@ -23,6 +24,7 @@ async def session_hints(request: Request) -> Response:
     limits = context.options.limits
     found(context, request)
     raw: JsonObject = decode(await read_body(request, limits.body_bytes), JsonObject, limits)
+    check_numbers(raw)
     session = found(context, request)
     now, running = context.clock.now(), session.running is not None
     heard = hear(session.said, raw, now, running=running, held=context.engine.holds(session.key))
