@@ -23,6 +23,7 @@ import lmdb
 
 from tiering.stores.descents import cut_off, read_tree
 from tiering.stores.disk_format import VERSION
+from tiering.stores.private import make_folder, new_file
 from tiering.types import TierFault
 
 log = logging.getLogger(__name__)
@@ -230,7 +231,7 @@ def _own(folder: Path, create: bool) -> int:
     """The descriptor of the locked owner file; the lock ends with it, or with the process."""
     try:
         if create:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         owner = os.open(folder / _OWNER, flags, 0o600)
     except OSError as error:
@@ -290,7 +291,7 @@ def _trusted(folder: Path, boot: str) -> bool:
 def _mark(folder: Path, state: str, boot: str) -> None:
     """Replace the state file at once, on the medium."""
     fresh = folder / (_STATE + ".new")
-    with fresh.open("w", encoding="ascii") as file:
+    with open(fresh, "w", encoding="ascii", opener=new_file) as file:
         file.write(f"{state} {boot}\n")
         file.flush()
         os.fsync(file.fileno())
