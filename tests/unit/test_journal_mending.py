@@ -16,7 +16,7 @@ from tests.fakes import say
 from tests.journal_rig import CALL, Kept, kept, said, waiting
 from tests.session_files import PAGE, leaf_of, overflow_of, patch
 
-MOVES = {"computed_tokens": 0, "pages": 0}
+MOVES = {"computed_tokens": 0, "pages": 0, "as_of": None}
 
 
 async def facts(k: Kept) -> dict[str, Any]:

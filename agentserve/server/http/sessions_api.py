@@ -36,22 +36,23 @@ async def list_sessions(request: Request) -> Response:
     sessions = list(islice(context.directory.sessions(DEFAULT_TENANT), limit))
     listed = [summary(context, session) for session in sessions]
     if detail:
-        views = await context.engine.describe_sessions([session.key for session in sessions])
+        seen = await context.engine.describe_sessions([session.key for session in sessions])
         for session, reply in zip(sessions, listed, strict=True):
-            reply.update(placement(context, views.get(session.key)))
+            reply.update(placement(context, seen.get(session.key)))
     return json_response({"object": "list", "data": listed, "has_more": len(context.directory) > len(listed)})
 
 
 async def get_session(request: Request) -> Response:
     context = context_of(request)
     session = found(context, request)
-    view = (await context.engine.describe(session.key)).session if context.engine.alive else None
+    seen = (await context.engine.describe_sessions([session.key])).get(session.key)
+    view = seen.view if seen is not None else None
     kept = context.chronicle.transcripts.get(session.key)
     reply = summary(context, session)
     reply["pages"] = view.pages if view else 0
     reply["computed_tokens"] = view.computed if view else 0
     reply["preemptions"] = view.preemptions if view else 0
-    reply.update(placement(context, view))
+    reply.update(placement(context, seen))
     reply["decisions"] = decisions(context, view)
     reply["devalued"] = session.left.value if session.left is not None else None
     reply["hints"] = _hints(context, session)
