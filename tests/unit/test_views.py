@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentserve.clock import VirtualClock
-from agentserve.messages import Command, Describe, Description, StepDone
+from agentserve.messages import Command, Describe, Description, StepDone, Submit
 from agentserve.server.engine_port import FleetHealth, SeenSession, Silence
 from agentserve.server.workers import views
 from agentserve.server.workers.fleet import Fleet
@@ -103,6 +103,18 @@ async def test_who_has_work_and_says_nothing_is_told_and_then_not_counted_on() -
         await until(lambda: fleet.health().serving == 1)
         assert fleet.health().silent == (Silence(0, 1000.0),)
         fleet.abort(*turn.key)
+
+
+async def test_new_turns_go_to_a_worker_that_speaks() -> None:
+    clock = VirtualClock()
+    async with two(clock) as (fleet, first, second):
+        first.stopped = True
+        turns = [fleet.submit(submit(A))]
+        clock.advance_to(HANG / 2)
+        turns += [fleet.submit(submit(name)) for name in ("d", "e", "f")]
+        assert sum(isinstance(command, Submit) for command in second.sent) == 3
+        for turn in turns:
+            fleet.abort(*turn.key)
 
 
 async def test_a_long_step_of_a_worker_that_reports_is_no_silence() -> None:

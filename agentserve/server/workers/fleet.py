@@ -225,7 +225,7 @@ class Fleet:
     # --- placing turns ------------------------------------------------------------------
 
     def _place(self, turn: RunningTurn) -> None:
-        """Send a turn to its session's worker, else the least loaded; with none up it waits."""
+        """Send a turn to its session's worker, else the least loaded that speaks; with none up it waits."""
         session = turn.command.session
         home = self._homes.get(session)
         slot = self._slots[home] if home is not None else None
@@ -244,7 +244,12 @@ class Fleet:
             if turn.slot is not None:
                 load[turn.slot] += 1
         up = [slot for slot in self._slots if slot.worker is not None]
-        return min(up, key=lambda slot: (load[slot.index], slot.pages_live, slot.index), default=None)
+        silent = {silence.worker for silence in self._views.silent()}
+        return min(
+            up,
+            key=lambda slot: (slot.index in silent, load[slot.index], slot.pages_live, slot.index),
+            default=None,
+        )
 
     def _remember(self, session: SessionId, home: int) -> None:
         self._homes[session] = home

@@ -118,20 +118,19 @@ class Views:
 
     def health(self) -> FleetHealth:
         """As far as it is known now. Who has nothing to do is asked, so that the next to look may know."""
-        now = self._clock.now()
-        silent, lost, alive = [], 0, 0
-        for slot in self._slots:
-            if slot.worker is None:
-                continue
-            alive += 1
-            quiet = self._silence(slot, now)
-            if quiet >= self._hang_seconds / SILENT_SHARE:
-                silent.append(Silence(slot.index, now - quiet))
-            lost += quiet >= self._hang_seconds / LOST_SHARE
+        now, silent = self._clock.now(), self.silent()
+        lost = sum(now - silence.since >= self._hang_seconds / LOST_SHARE for silence in silent)
+        alive = [slot for slot in self._slots if slot.worker is not None]
+        for slot in alive:
             if not self._has_work(slot):
                 self.owes(slot)
                 self._questions.poke(slot)
-        return FleetHealth(len(self._slots), alive - lost, tuple(silent))
+        return FleetHealth(len(self._slots), len(alive) - lost, silent)
+
+    def silent(self) -> tuple[Silence, ...]:
+        now, longest = self._clock.now(), self._hang_seconds / SILENT_SHARE
+        quiet = [(slot.index, self._silence(slot, now)) for slot in self._slots if slot.worker is not None]
+        return tuple(Silence(index, now - seconds) for index, seconds in quiet if seconds >= longest)
 
     def _silence(self, slot: Slot, now: float) -> float:
         """Seconds for which it has had something to say and said nothing."""
