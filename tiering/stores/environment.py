@@ -112,6 +112,8 @@ class Environment:
     def __init__(self, folder: Path, handle: lmdb.Environment, owner: int, writable: bool) -> None:
         self.folder = folder
         self.handle = handle
+        found = (folder / DATA).stat()
+        self._place = (found.st_dev, found.st_ino)
         self.blocks = handle.open_db(_BLOCKS, create=writable)
         self.index = handle.open_db(_INDEX, create=writable)
         self.stock = self._found()
@@ -154,6 +156,13 @@ class Environment:
         txn.delete(key, db=self.blocks)
         txn.delete(key, db=self.index)
 
+    def clear(self) -> None:
+        """Forget all blocks. lmdb.Error."""
+        with self.handle.begin(write=True) as txn:
+            for table in (self.blocks, self.index):
+                txn.drop(table, delete=False)
+        self.stock = []
+
     def touch(self) -> None:
         """A transaction that changes nothing."""
         with self.handle.begin(db=self._meta, write=True) as txn:
@@ -165,6 +174,20 @@ class Environment:
         """Do not open this again as it is."""
         self._distrusted = True
         distrust(self.folder)
+
+    @property
+    def there(self) -> bool:
+        """Whether its file still lies where it was opened."""
+        try:
+            found = (self.folder / DATA).stat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._place
+
+    def abandon(self) -> None:
+        """Let go of it as it is: what lies in its folder now is another's."""
+        self._distrusted = True
+        self.close()
 
     def close(self, remove: bool = False) -> None:
         """remove: delete everything in it, too."""
@@ -217,7 +240,7 @@ def adopt_environment(folder: Path, namespace: bytes) -> Environment:
         try:
             check_content(handle, folder, namespace)
             return Environment(folder, handle, owner, writable=False)
-        except (lmdb.Error, Untrusted):
+        except (lmdb.Error, OSError, Untrusted):
             handle.close()
             raise
     except (lmdb.Error, OSError, Untrusted) as error:
