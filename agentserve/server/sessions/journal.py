@@ -18,7 +18,16 @@ from pathlib import Path
 
 from agentserve.clock import Clock
 from agentserve.server.sessions.book import booked
-from agentserve.server.sessions.changes import Change, Check, Delete, Fold, Forget, Put, turn_name
+from agentserve.server.sessions.changes import (
+    Change,
+    Check,
+    Delete,
+    Fold,
+    Forget,
+    Look,
+    Put,
+    turn_name,
+)
 from agentserve.server.sessions.damage import Damage
 from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.errors import StorageFailed
@@ -58,6 +67,7 @@ class Journal:
         self._writer = GroupWriter(store.write, wall, patience)
         self._mender = Mender(self._whole)
         self._tried: Future[None] | None = None
+        self._looked: Future[None] | None = None
         self.words_of: Callable[[SessionId], bytes] | None = None  # a session's transcript, as it is now
         self.skipped = 0  # sessions that could not be read at the start
         self.transcripts: list[Transcript] = []  # of those that could, as `sessions` found them
@@ -93,6 +103,14 @@ class Journal:
             if probe:
                 self._tried.add_done_callback(self._tidy)
         return self._tried
+
+    def look(self) -> None:
+        """See whether the file is still where it was, though nothing is to be written; try a disk that failed
+        once more."""
+        if self.failure is not None:
+            self.retry()
+        elif self._looked is None or self._looked.done():
+            self._looked = self._put(Look(), lasting=False)
 
     def _tidy(self, tried: Future[None]) -> None:
         """On the writer's thread: a probe that went in takes no room any more."""
