@@ -38,6 +38,7 @@ from agentserve.server.sessions.stored import head_bytes, read_session, turn_byt
 from agentserve.server.sessions.transcript import Transcript, read_transcript
 from agentserve.server.sessions.writer import PATIENCE, Failure, GroupWriter
 from agentserve.types import SessionId
+from tiering.hints import MOST_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -211,6 +212,10 @@ class Journal:
         """Nothing kept is of the future, whatever was done to the machine's clock meanwhile."""
         return min(at - self._ahead, self._clock.now())
 
+    def _to_come(self, at: float) -> float:
+        """A deadline: nobody could name one that is further away."""
+        return min(at - self._ahead, self._clock.now() + MOST_SECONDS)
+
     # --- the start -------------------------------------------------------------------
 
     def sessions(self) -> list[tuple[Session, float | None]]:
@@ -245,4 +250,7 @@ class Journal:
     def _read(self, key: bytes, stored: Stored) -> tuple[Session, float | None]:
         if stored.damaged or stored.head is None:
             raise ValueError(f"{stored.damaged} damaged record(s)" if stored.damaged else "no head")
-        return read_session(key.decode("ascii"), stored.head, stored.turns, self._text, self._monotonic)
+        name = key.decode("ascii")
+        return read_session(
+            name, stored.head, stored.turns, self._text, self._monotonic, to_come=self._to_come
+        )
