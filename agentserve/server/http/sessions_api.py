@@ -39,7 +39,8 @@ async def list_sessions(request: Request) -> Response:
         seen = await context.engine.describe_sessions([session.key for session in sessions])
         for session, reply in zip(sessions, listed, strict=True):
             reply.update(placement(context, seen.get(session.key)))
-    return json_response({"object": "list", "data": listed, "has_more": len(context.directory) > len(listed)})
+    total = len(context.directory)
+    return json_response({"object": "list", "data": listed, "has_more": total > len(listed), "total": total})
 
 
 async def get_session(request: Request) -> Response:
