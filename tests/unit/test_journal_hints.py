@@ -159,6 +159,7 @@ async def test_a_directory_that_an_earlier_version_wrote_is_read(tmp_path: Path)
     store.close()
     async with kept(SessionStore(tmp_path)) as k:
         nothing = msgspec.to_builtins(Hints())
+        assert before["waiting_for"] == ["weather"]
         changed = {"hints": nothing, "pages": 0, "computed_tokens": 0, "as_of": None}
         assert (k.journal.skipped, await k.rig.session("mine")) == (0, before | changed)
         await hint(k, **ALL)

@@ -38,7 +38,7 @@ async def list_sessions(request: Request) -> Response:
     if detail:
         seen = await context.engine.describe_sessions([session.key for session in sessions])
         for session, reply in zip(sessions, listed, strict=True):
-            reply.update(placement(context, seen.get(session.key)))
+            reply.update(placement(context, session, seen.get(session.key)))
     total = len(context.directory)
     return json_response({"object": "list", "data": listed, "has_more": total > len(listed), "total": total})
 
@@ -53,7 +53,7 @@ async def get_session(request: Request) -> Response:
     reply["pages"] = view.pages if view else 0
     reply["computed_tokens"] = view.computed if view else 0
     reply["preemptions"] = view.preemptions if view else 0
-    reply.update(placement(context, seen))
+    reply.update(placement(context, session, seen))
     reply["decisions"] = decisions(context, view)
     reply["devalued"] = session.left.value if session.left is not None else None
     reply["hints"] = _hints(context, session)
