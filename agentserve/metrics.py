@@ -67,6 +67,15 @@ class Metrics:
             )
         ]
         self._workers = Gauge("agentserve_workers", "Workers that can take a turn", registry=made)
+        self._ages = Gauge(
+            "agentserve_worker_report_age_seconds",
+            "Since a worker said what the gauges of KV and turns show of it",
+            ["worker"],
+            registry=made,
+        )
+        self._silent = Gauge(
+            "agentserve_workers_silent", "Workers that have work and say nothing", registry=made
+        )
         self._pages = Gauge("agentserve_kv_pages", "KV pages in the pool, all workers", registry=made)
         self._free = Gauge("agentserve_kv_pages_free", "Pages that hold nothing", registry=made)
         self._kept = Gauge("agentserve_kv_pages_cached", "Idle pages, evictable", registry=made)
@@ -124,6 +133,12 @@ class Metrics:
         self._running.set(sum(view.running for view in views))
         self._waiting.set(sum(view.waiting for view in views))
         self.tiers.set_workers(views)
+
+    def set_silence(self, ages: Mapping[int, float], silent: int) -> None:
+        """ages: by worker, seconds since it told of itself."""
+        for worker, age in ages.items():
+            self._ages.labels(str(worker)).set(age)
+        self._silent.set(silent)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

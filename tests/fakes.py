@@ -23,7 +23,16 @@ from agentserve.messages import (
     WorkerView,
     unpack_tokens,
 )
-from agentserve.server.engine_port import EngineDown, FleetView, Hear, News, TierReport, TurnEvent
+from agentserve.server.engine_port import (
+    EngineDown,
+    FleetHealth,
+    FleetView,
+    Hear,
+    News,
+    SeenSession,
+    TierReport,
+    TurnEvent,
+)
 from agentserve.types import FinishReason, SessionId, SessionState, TurnId
 from tests.hello import made_up_hello
 from tiering.policy.base import Hints
@@ -230,9 +239,12 @@ class ScriptedEngine:
         tiers = self.tier_reports[0].view if self.tier_reports else None
         return FleetView((WorkerView(len(self.live), 0, 1, 64, 40, 20, 4, tiers),), view)
 
-    async def describe_sessions(self, sessions: Sequence[SessionId]) -> dict[SessionId, SessionView]:
-        views = [(await self.describe(session)).session for session in sessions]
-        return {view.session: view for view in views if view is not None}
+    async def describe_sessions(self, sessions: Sequence[SessionId]) -> dict[SessionId, SeenSession]:
+        views = [(await self.describe(session)).session for session in sessions if self.alive]
+        return {view.session: SeenSession(view, 0.0) for view in views if view is not None}
+
+    def health(self) -> FleetHealth:
+        return FleetHealth(1, self.alive)
 
     def tiers(self) -> tuple[TierReport, ...]:
         return self.tier_reports

@@ -51,7 +51,7 @@ def path(name: str, rest: str) -> str:
 async def followed(rig: Rig, name: str, query: str = "", **headers: str) -> list[Any]:
     """All events of a session that is being closed: the stream has an end then."""
     asked = asyncio.create_task(rig.client.get(path(name, f"events{query}"), headers=headers))
-    log = rig.context.chronicle.events.of(rig.context.directory.get("default", name).key)
+    log = rig.context.chronicle.log_of(rig.context.directory.get("default", name))
     await settled(lambda: log.waited_for)
     await rig.client.delete(f"/agentserve/sessions/{name}")
     reply = await asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tiering.types import SHUT, Move, TierFault, TransferDone
+from tiering.types import NEWS, SHUT, Move, TierFault, TransferDone
 
 
 class DiskHealth:
@@ -28,6 +28,13 @@ class DiskHealth:
         """There should be a disk, and there is none."""
         self._errors[Move.WRITE] = error
         self.note((TierFault.UNOPENED,))
+
+    def hear(self, done: TransferDone) -> None:
+        """The disk says how it is, though nobody ordered anything. Of other ends nothing is heard."""
+        if done.id == NEWS:
+            self.note(done.faults)
+            if done.ok or done.error:
+                self.judge(Move.WRITE, any(done.ok), done)
 
     def judge(self, move: Move, any_ok: bool, done: TransferDone) -> bool:
         """A transfer of the disk has ended; any_ok: blocks were moved. True if writes had better wait.

@@ -237,9 +237,9 @@ class TierManager:
 
     def finished(self, done: TransferDone, now: float) -> Transfer | None:
         """A transfer has ended: unpin what it named, keep what arrived, forget what was found bad.
-        None if it is not known (any more): then nothing happens."""
-        transfer = self.flights.land(done.id)
-        if transfer is None:
+        None if it is not known (any more): then nothing moves."""
+        if (transfer := self.flights.land(done.id)) is None:
+            self.health.hear(done)
             return None
         ok = done.moved(len(transfer.blocks))
         for block, good in zip(transfer.blocks, ok, strict=True):

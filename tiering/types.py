@@ -48,6 +48,7 @@ class TierFault(Enum):
     LATE = "late"  # a turn has stopped waiting for blocks, and computes
     DISCARDED = "discarded"  # all blocks of a folder: of another model, cut off, unsynced, broken
     UNOPENED = "unopened"  # the disk cannot be had: a worker serves without it
+    VANISHED = "vanished"  # the disk's folder was moved or deleted while it was in use
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -82,6 +83,9 @@ class Change(msgspec.Struct, frozen=True):
 
     id: int  # the transfer's
     word: Word
+
+
+NEWS = -1  # in place of a transfer's id: nobody ordered it, the disk says how it is
 
 
 class TransferDone(msgspec.Struct, frozen=True):

@@ -19,6 +19,9 @@ Session = Mapping[str, Any]
 
 PLACES = {"device": ("█", "green"), "host": ("▓", "yellow"), "disk": ("▒", "blue"), "gone": ("░", "red")}
 BAR = 40  # columns
+WIDE = 120  # columns of a terminal in which a list has room for everything
+GAP, LEAST = 2, 12  # columns between those of a list, and of its last one
+NUMBERS = ("turns", "tokens", "last turn", "next look", "costs s/s")
 
 
 def plain(value: object, longest: int = 60) -> str:
@@ -38,27 +41,55 @@ def ago(seconds: float) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-def listing(sessions: Sequence[Session], now: float) -> Table:
-    """One row per session, as the server sent them. `now`: Unix time."""
+def listing(sessions: Sequence[Session], now: float, width: int = WIDE) -> Table:
+    """One row per session, the last active first. `now`: Unix time. `width`: columns of the terminal."""
     table = Table(box=None, pad_edge=False)
-    for name in ("session", "state", "turns", "tokens", "age", "KV is", "asked again", "price", "decision"):
-        right = name in ("turns", "tokens", "age", "asked again", "price")
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for session in sessions:
-        state = plain(session.get("state", "?"))
-        decision = session.get("decision") or {}
-        table.add_row(
-            Text(plain(session.get("id", "?"), 40)),
-            Text(state, COLOURS.get(state, "white")),
-            str(session.get("turns", 0)),
-            str(session.get("tokens", 0)),
-            ago(now - float(session.get("last_active_at", now))),
-            Text(place(session.get("residency"))),
-            _until(decision, now),
-            _price(decision),
-            Text(_decision(decision)),
+    names = ["session", "state", "turns", "tokens", "last turn", "KV is", "decision"]
+    if width >= WIDE:
+        names[5:6] = ["waits for", "KV is", "next look", "costs s/s"]
+    rows = [
+        _cells(session, now)
+        for session in sorted(sessions, key=lambda each: -float(each.get("last_active_at", now)))
+    ]
+    taken = sum(max(len(name), *(len(row[name]) for row in rows)) + GAP for name in names[:-1] if rows)
+    for name in names:
+        fold = name in ("session", "KV is")
+        table.add_column(
+            name,
+            justify="right" if name in NUMBERS else "left",
+            overflow="fold" if fold else "ellipsis",
+            no_wrap=not fold,
+            max_width=max(LEAST, width - taken) if name == "decision" else None,
         )
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
     return table
+
+
+def _cells(session: Session, now: float) -> dict[str, Text]:
+    state = plain(session.get("state", "?"))
+    decision = session.get("decision") or {}
+    waits_for = ", ".join(dict.fromkeys(map(plain, session.get("waiting_for") or ())))
+    return {
+        "session": Text(plain(session.get("id", "?"), 128)),
+        "state": Text(state, COLOURS.get(state, "white")),
+        "turns": Text(str(session.get("turns", 0))),
+        "tokens": Text(str(session.get("tokens", 0))),
+        "last turn": Text(ago(now - float(session.get("last_active_at", now)))),
+        "waits for": Text(plain(waits_for, 24) if state == "WAITING_TOOL" else ""),
+        "KV is": Text(place(session.get("residency")) + _old(session, now)),
+        "next look": Text(_until(decision, now)),
+        "costs s/s": Text(_price(decision)),
+        "decision": Text(_decision(decision)),
+    }
+
+
+def _old(session: Session, now: float) -> str:
+    """That it is not known how it is now: its worker does not answer."""
+    if not session.get("old"):
+        return ""
+    as_of = session.get("as_of")
+    return " (worker silent)" if as_of is None else f" ({ago(now - float(as_of))} ago)"
 
 
 def place(residency: Mapping[str, Any] | None) -> str:
@@ -119,12 +150,21 @@ def _said(session: Session, now: float) -> Iterator[RenderableType]:
     hints = {name: value for name, value in (session.get("hints") or {}).items() if value}
     if hints.get("deadline"):
         hints["deadline"] = f"in {ago(float(hints['deadline']) - now)}"
+    if hints.get("expected_wait"):
+        hints["expected_wait"] = ago(float(hints["expected_wait"]))
+    if isinstance(hints.get("retain"), list):
+        hints["retain"] = "tokens " + ", ".join(map(_span, hints["retain"]))
     if hints:
         yield Text(
-            "client says: " + ", ".join(f"{plain(name)} {plain(value)}" for name, value in hints.items())
+            "client says: " + ", ".join(f"{plain(name)} {plain(value, 300)}" for name, value in hints.items())
         )
     if session.get("devalued"):
         yield Text(f"nobody is expected back: {plain(session['devalued'])}", "yellow")
+
+
+def _span(span: Mapping[str, Any]) -> str:
+    end = span.get("end")
+    return f"{span.get('start', 0)}-{'' if end is None else end}: {span.get('priority', '?')}"
 
 
 def waits(history: Sequence[Mapping[str, Any]], now: float) -> dict[str, list[float]]:
@@ -154,6 +194,18 @@ def _waits_table(waited: Mapping[str, Sequence[float]]) -> Table:
 
 
 def _places(session: Session, now: float) -> Iterator[RenderableType]:
+    outstanding = session.get("pending_tool_calls") or []
+    if outstanding:
+        told = (
+            f"{plain(call.get('name', '?'))} ({plain(call.get('id', '?'))}"
+            f"{', its result is here' if call.get('result_taken') else ''})"
+            for call in outstanding
+        )
+        yield Text("waits for " + ", ".join(told))
+    if session.get("old"):
+        as_of = session.get("as_of")
+        when = "never said how it is" if as_of is None else f"said this {ago(now - float(as_of))} ago"
+        yield Text(f"its worker does not answer; it {when}", "yellow")
     residency = session.get("residency")
     if not residency:
         yield Text(f"KV: {session.get('pages', 0)} pages on the device; no tiers below it are known of")
@@ -169,9 +221,6 @@ def _places(session: Session, now: float) -> Iterator[RenderableType]:
             f"{'; looked at again ' + again if again else ''})"
         )
     yield from _decisions(session.get("decisions") or [], session)
-    outstanding = session.get("pending_tool_calls") or []
-    if outstanding:
-        yield Text("    waits for " + ", ".join(plain(call.get("name", "?")) for call in outstanding))
 
 
 def _decisions(made: Sequence[Mapping[str, Any]], session: Session) -> Iterator[RenderableType]:

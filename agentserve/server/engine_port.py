@@ -6,7 +6,7 @@ shows here: its running turns go on elsewhere and `Token.index` stays continuous
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -38,10 +38,36 @@ class EngineDown(Exception):
 
 
 class FleetView(msgspec.Struct, frozen=True):
-    """What all workers report, one `WorkerView` each; `session` when one was asked for and is known."""
+    """What all workers report, one `WorkerView` each; `session` when one was asked for and is known.
+    `ages`: by worker, seconds since it told."""
 
     workers: tuple[WorkerView, ...]
     session: SessionView | None = None
+    ages: Mapping[int, float] = {}
+
+
+class SeenSession(msgspec.Struct, frozen=True):
+    """A session as its worker told of it `at` (monotonic seconds; None, as the view: it never did). old: its
+    worker did not answer now."""
+
+    view: SessionView | None
+    at: float | None
+    old: bool = False
+
+
+class Silence(msgspec.Struct, frozen=True):
+    """A worker that has had something to say or to do `since` (monotonic seconds), and said nothing."""
+
+    worker: int
+    since: float
+
+
+class FleetHealth(msgspec.Struct, frozen=True):
+    """places: workers that there should be. serving: those that live and can be counted on."""
+
+    places: int
+    serving: int
+    silent: tuple[Silence, ...] = ()
 
 
 class TierReport(msgspec.Struct, frozen=True):
@@ -112,10 +138,16 @@ class Engine(Protocol):
         """Make a compiled grammar known on every worker, also on those started later."""
         ...
 
-    async def describe(self, session: SessionId | None = None) -> FleetView: ...
+    async def describe(self, session: SessionId | None = None) -> FleetView:
+        """Of workers that do not answer within a moment, what they last reported."""
+        ...
 
-    async def describe_sessions(self, sessions: Sequence[SessionId]) -> dict[SessionId, SessionView]:
-        """Views of those that a worker knows; of those alone whose worker answers in time."""
+    async def describe_sessions(self, sessions: Sequence[SessionId]) -> dict[SessionId, SeenSession]:
+        """Those that a worker should know; of a worker that does not answer, what it last told."""
+        ...
+
+    def health(self) -> FleetHealth:
+        """As far as it is known now; waits for nobody."""
         ...
 
     def tiers(self) -> tuple[TierReport, ...]:

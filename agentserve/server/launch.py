@@ -37,6 +37,7 @@ from agentserve.server.workers.supervisor import (
 )
 from agentserve.values import show_size
 from tiering.stores.environment import distrust, worker_folder
+from tiering.stores.private import close_to_others
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,9 @@ def run(
     runs the service starts it anew, rather than have it answer 503 for good.
     """
     check_memory(config, available_memory())
+    if (data_dir := config.storage.data_dir) is not None:
+        for name in ("kv", "sessions"):  # all else that may lie there is not ours
+            close_to_others(data_dir / name)
     with (
         contextlib.closing(bind(config.http.host, config.http.port)) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

@@ -168,10 +168,25 @@ def full(server: Life) -> None:
     assert server.faults() == before | {"unwritable": 1}
 
 
+def moved(server: Life, plain: Said) -> None:
+    """The folder is moved away under the running worker: its blocks are missed, and it is made again."""
+    before = server.faults()
+    kv = server.folder / "data" / "kv"
+    kv.rename(kv.with_name("moved"))
+    assert agents(server.client, 1) == plain[:AGENTS]
+    until(lambda: "vanished" in server.faults())
+    counted = server.faults() | {"late": 0}  # a machine may be slow
+    assert counted == before | {"vanished": 1, "late": 0}
+    assert server.disk()["state"] == "ok"
+    assert (kv / "worker-0" / "data.mdb").stat().st_mode & 0o777 == 0o600
+    assert agents(server.client, 1) == plain[:AGENTS]
+
+
 def lost(server: Life, plain: Said) -> None:
     """The worker dies and the disk cannot be had any more."""
     before = server.faults()
     kv, worker = server.folder / "data" / "kv", server.worker()
+    os.kill(worker, signal.SIGSTOP)  # else it may see for itself that the folder is gone
     kv.rename(kv.with_name("elsewhere"))
     kv.write_text("not a folder")
     os.kill(worker, signal.SIGKILL)
@@ -184,9 +199,10 @@ def lost(server: Life, plain: Said) -> None:
     assert server.client.get("/health").status_code == 200
 
 
-def test_a_disk_that_is_slow_then_full_then_gone(folder: Path, plain: Said) -> None:
+def test_a_disk_that_is_slow_then_full_then_moved_then_gone(folder: Path, plain: Said) -> None:
     with life(folder) as server:
         slow(server, plain)
         full(server)
+        moved(server, plain)
         lost(server, plain)
         until(lambda: server.worker() > 0)

@@ -60,11 +60,12 @@ async def test_the_list_says_where_each_sessions_kv_is_and_why(rig: tuple[Rig, s
     result = await run("--url", rig[1])
     assert result.exit_code == 0, result.output
     head, idle, waiting = result.output.splitlines()
-    assert " ".join(head.split()) == "session state turns tokens age KV is asked again price decision"
+    names = "session state turns tokens last turn waits for KV is next look costs s/s decision"
+    assert " ".join(head.split()) == names
     assert idle.split()[:3] == ["idle", "IDLE", "1"]
     assert "device" not in idle, "no worker says anything of it"
     assert waiting.split()[:3] == ["waits", "WAITING_TOOL", "1"]
-    for part in ("device 1, host 2, gone 1", "in 60 min", "0.25", "host: a long wait"):
+    for part in (" s  weather ", "device 1, host 2, gone 1", "in 60 min", "0.25", "host: a long wait"):
         assert part in waiting
 
 
@@ -73,7 +74,8 @@ async def test_the_list_as_json_and_its_limit(rig: tuple[Rig, str]) -> None:
     found = json.loads(result.output)
     assert ([session["id"] for session in found["data"]], found["has_more"]) == (["idle"], True)
     assert found["data"][0]["residency"] is None
-    assert "--limit shows more than 1" in (await run("--url", rig[1], "--limit", "1")).output
+    shown = (await run("--url", rig[1], "--limit", "1")).output
+    assert "... and older ones: this is 1 of 2; --limit shows up to 200" in shown
     assert (await run("--url", rig[1], "--limit", "201")).exit_code == 2
 
 
@@ -105,6 +107,53 @@ async def test_one_session_is_drawn(rig: tuple[Rig, str]) -> None:
     assert [made["choice"] for made in shown["decisions"]] == ["hold", "host"]
     assert shown["decisions"][0]["residency"]["device"] == 4
     assert "no tiers below it" in (await run("show", "idle", "--url", rig[1])).output
+
+
+async def test_what_is_said_before_show_holds_for_it(rig: tuple[Rig, str]) -> None:
+    bare = rig[1].removeprefix("http://")
+    result = await run("--url", bare, "--json", "show", "waits")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["id"] == "waits"
+    result = await run("--url", "http://127.0.0.1:9", "show", "waits", "--url", bare)
+    assert result.output.startswith("waits  WAITING_TOOL")
+
+
+def test_a_narrow_terminal_shows_what_matters_in_lines_of_their_own() -> None:
+    session = {
+        "id": "agent-7-task-12", "state": "WAITING_TOOL", "turns": 3, "tokens": 12345,
+        "last_active_at": 900.0, "waiting_for": ["grep", "grep", "find"],
+        "residency": {"device": 12, "host": 0, "disk": 7, "gone": 0, "copied": 0},
+        "decision": {"choice": "disk", "reason": "host is cheapest, a copy is cheap", "price": 1e-6},
+    }  # fmt: skip
+    out = io.StringIO()
+    Console(file=out, width=80).print(listing([session], 1000.0, 80))
+    _, row, *more = out.getvalue().splitlines()
+    assert row.startswith("agent-7-task-  WAITING_TOOL  ")
+    assert "100 s" in row
+    assert "disk: host" in row
+    assert [line.split() for line in more] == [["12", "disk", "7"]], "nothing of a name is lost"
+    out = io.StringIO()
+    Console(file=out, width=160).print(listing([session], 1000.0, 160))
+    assert out.getvalue().count("\n") == 2
+    assert "grep, find" in out.getvalue()
+
+
+def test_who_was_active_last_comes_first() -> None:
+    sessions = [{"id": name, "last_active_at": at} for name, at in (("a", 5.0), ("b", 9.0), ("c", 7.0))]
+    lines = drawn(listing(sessions, 10.0)).splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["b", "c", "a"]
+
+
+def test_what_a_silent_worker_told_is_shown_with_its_age() -> None:
+    session = {
+        "id": "s", "state": "IDLE", "old": True, "as_of": 40.0, "last_active_at": 1.0,
+        "residency": {"device": 1, "host": 0, "disk": 0, "gone": 0, "copied": 0},
+    }  # fmt: skip
+    assert "device 1 (60 s ago)" in drawn(listing([session], 100.0))
+    assert "its worker does not answer; it said this 60 s ago" in drawn(*story(session, 100.0))
+    never = session | {"as_of": None, "residency": None}
+    assert "(worker silent)" in drawn(listing([never], 100.0))
+    assert "never said how it is" in drawn(*story(never, 100.0))
 
 
 async def test_what_goes_wrong_is_one_line(rig: tuple[Rig, str]) -> None:
@@ -173,12 +222,15 @@ def test_what_was_said_and_who_is_not_expected_is_shown() -> None:
         "deadline": 1060.0,
         "priority": 2,
         "final": False,
-        "retain": [{"start": 0}],
+        "retain": [
+            {"start": 0, "end": 64, "priority": 90},
+            {"start": 64, "end": None, "priority": 7},
+        ],
     }
     for part in story({"id": "s", "hints": hints, "devalued": "abandoned"}, 1000.0):
         Console(file=out, width=120).print(part)
     shown = out.getvalue()
-    assert "client says: deadline in 60 s, priority 2, retain [{'start': 0}]" in shown
+    assert "client says: deadline in 60 s, priority 2, retain tokens 0-64: 90, 64-: 7" in shown
     assert "nobody is expected back: abandoned" in shown
     assert "final" not in shown
 

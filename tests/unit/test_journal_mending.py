@@ -16,7 +16,7 @@ from tests.fakes import say
 from tests.journal_rig import CALL, Kept, kept, said, waiting
 from tests.session_files import PAGE, leaf_of, overflow_of, patch
 
-MOVES = {"computed_tokens": 0, "pages": 0}
+MOVES = {"computed_tokens": 0, "pages": 0, "as_of": None}
 
 
 async def facts(k: Kept) -> dict[str, Any]:
@@ -87,6 +87,54 @@ async def test_a_folder_that_was_deleted_is_written_again_from_memory(tmp_path: 
     async with kept(SessionStore(folder)) as k:
         assert await facts(k) == before
         await goes_on(k, calls)
+
+
+async def looked(k: Kept) -> None:
+    """As the server does every few seconds."""
+    k.journal.look()
+    await settled(lambda: k.journal._looked is not None and k.journal._looked.done())
+    await settled(lambda: k.journal._tried is None or k.journal._tried.done())
+
+
+async def test_a_folder_that_is_gone_is_found_though_nothing_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "sessions"
+    async with kept(SessionStore(folder)) as k:
+        await lived(k)
+        before, written = await facts(k), (folder / DATA).stat().st_mtime_ns
+        for _ in range(3):
+            await looked(k)
+        assert (folder / DATA).stat().st_mtime_ns == written, "a look writes nothing"
+        folder.rename(tmp_path / "elsewhere")
+        await looked(k)
+        await mended(k)
+        health = (await k.rig.client.get("/health")).json()
+        assert "deleted or moved" in health["sessions_disk"]["damages"][0]["reason"]
+        shutil.copytree(folder, tmp_path / "copy")
+    async with kept(SessionStore(tmp_path / "copy")) as k:  # as after a kill at that moment
+        assert await facts(k) == before
+
+
+async def test_where_it_cannot_be_made_again_health_says_so_until_it_can(tmp_path: Path) -> None:
+    folder = tmp_path / "sessions"
+    async with kept(SessionStore(folder)) as k:
+        await lived(k)
+        folder.rename(tmp_path / "elsewhere")
+        folder.write_text("in the way")
+        for _ in range(2):
+            await looked(k)
+            health = (await k.rig.client.get("/health")).json()
+            assert health["status"] == "degraded"
+            assert [fault["part"] for fault in health["degraded"]] == ["sessions_disk"]
+        refused = await k.rig.post(CHAT, {"messages": [user("a")]})
+        assert refused.status_code == 503
+        folder.unlink()
+        await looked(k)
+        await mended(k)
+        assert (await k.rig.client.get("/health")).json()["status"] == "ok"
+        shutil.copytree(folder, tmp_path / "copy")
+        before = await facts(k)
+    async with kept(SessionStore(tmp_path / "copy")) as k:
+        assert await facts(k) == before
 
 
 async def test_a_turn_that_runs_meanwhile_is_committed_and_whole(tmp_path: Path) -> None:

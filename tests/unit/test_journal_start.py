@@ -91,7 +91,7 @@ def test_a_clock_that_was_set_back_makes_nothing_future() -> None:
     key = run_turn(directory, Claim("t", None, (), (b"u",)), "c1")
     directory._sessions[key].created = 5000.0
     directory._waits[key] = 5000.0
-    directory._keep(directory._sessions[key], 5000.0)
+    directory.keep(directory._sessions[key])
     assert journal._writer.close(30)
     found, journal = a_directory(store)
     assert (found._sessions[key].created, found._waits[key]) == (0.0, 0.0)

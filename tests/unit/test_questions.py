@@ -98,9 +98,10 @@ async def test_each_sessions_own_worker_is_asked() -> None:
     async with Fleet(Starter(*workers), 2, POLICY) as fleet:
         turns = [fleet.submit(submit(name)) for name in ("a", "b", "c")]
         names = [SessionId(name) for name in ("c", "never seen", "a")]
-        views = await fleet.describe_sessions(names)
-        assert sorted(views) == ["a", "c"]
-        assert all(view.session == name for name, view in views.items())
+        seen = await fleet.describe_sessions(names)
+        assert sorted(seen) == ["a", "c"]
+        assert all(found.view and found.view.session == name for name, found in seen.items())
+        assert not any(found.old for found in seen.values())
         asked = [c.session for worker in workers for c in worker.sent if isinstance(c, Describe)]
         assert sorted(asked) == ["a", "c"], "one question each"
         assert await fleet.describe_sessions([]) == {}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentserve.messages import TiersView
-from agentserve.server.engine_port import TierReport
+from agentserve.clock import VirtualClock
+from agentserve.messages import SessionView, TiersView
+from agentserve.server.engine_port import FleetHealth, SeenSession, Silence, TierReport
+from agentserve.types import SessionId, SessionState, TurnId
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, user
 from tests.fakes import END, START, ScriptedEngine, say
 from tests.hello import made_up_hello
@@ -21,6 +25,47 @@ async def test_health_shows_the_backend_and_fails_without_a_worker() -> None:
     rig.engine.alive = 0
     reply = await rig.client.get("/health")
     assert (reply.status_code, reply.json()["status"]) == (503, "unavailable")
+
+
+async def test_a_worker_that_is_silent_or_missing_is_told_and_does_not_end_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = VirtualClock()
+    rig = Rig(clock=clock)
+    clock.advance_to(clock.now() + 40.0)
+    workers = FleetHealth(3, 1, (Silence(2, clock.now() - 12.0),))
+    monkeypatch.setattr(rig.engine, "health", lambda: workers)
+    reply = await rig.client.get("/health")
+    assert (reply.status_code, reply.json()["status"]) == (200, "degraded")
+    silent, missing = reply.json()["degraded"]
+    assert (silent["part"], silent["reason"]) == ("worker 2", "it has said nothing for 12 s")
+    assert silent["since"] == pytest.approx(rig.context.unix(clock.now() - 12.0), abs=1e-3)
+    assert missing == {"part": "workers", "reason": "1 of 3 run", "since": None}
+    assert "agentserve_workers_silent 1.0" in (await rig.client.get("/metrics")).text
+    workers = FleetHealth(1, 0, (Silence(0, clock.now() - 40.0),))
+    reply = await rig.client.get("/health")
+    assert (reply.status_code, reply.json()["status"]) == (503, "unavailable")
+    assert [fault["part"] for fault in reply.json()["degraded"]] == ["worker 0"]
+
+
+async def test_what_a_silent_worker_told_of_a_session_is_shown_as_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+    reply = await rig.chat([user("a")])
+    key, name = rig.engine.submits[0].session, reply["session_id"]
+    assert not (await rig.session(name))["old"]
+    view = SessionView(key, SessionState.IDLE, TurnId(1), 7, 7, 1, 0)
+    for seen, shown in ((SeenSession(view, 0.0, old=True), 1), (SeenSession(None, None, old=True), 0)):
+
+        async def told(names: Sequence[SessionId], seen: SeenSession = seen) -> dict[SessionId, SeenSession]:
+            return dict.fromkeys(names, seen)
+
+        monkeypatch.setattr(rig.engine, "describe_sessions", told)
+        found = await rig.session(name)
+        listed = (await rig.client.get("/agentserve/sessions?detail=true")).json()["data"]
+        assert (found["old"], listed[0]["old"], found["pages"]) == (True, True, shown)
+        assert (found["as_of"] is None) == (seen.at is None)
 
 
 async def test_the_numbers_and_the_reason_for_the_backend() -> None:
@@ -177,6 +222,8 @@ async def test_health_says_since_when_and_why_a_disk_fails() -> None:
     reply = await rig.client.get("/health")
     assert (reply.status_code, reply.json()["status"]) == (200, "ok"), "it serves without its disk"
     disk = reply.json()["tiers"]["disk"]
+    (fault,) = reply.json()["degraded"]
+    assert fault == {"part": "tiers.disk", "reason": disk["reason"], "since": disk["since"]}
     assert (disk["state"], disk["reason"], disk["workers"]) == ("failing", "no space left on device", [1])
     assert disk["since"] == pytest.approx(context.started + 2.0, abs=1e-3)
     absent = msgspec.structs.replace(fine, disk_budget=0, disk_bytes=0, disk_error="no KV can be kept in d")

@@ -55,11 +55,13 @@ async def test_old_events_make_room_and_a_reader_hears_how_many_are_gone() -> No
         assert first.size_bytes <= 1000
     gap = await anext(stream)
     assert gap.kind == "gap"
-    assert gap.data == {"lost": first.first - 2, "next": first.first}
+    assert gap.data == {"lost": first.first - 2, "next": first.first, "turns_whole": False}
     assert (await anext(stream)).number == first.first
     kept.forget(A)
     assert [event.number for event in await rest(stream)] == list(range(first.first + 1, 52))
-    assert await rest(read(first, gap.id)) == (await rest(read(first)))
+    anew = await rest(read(first))
+    assert anew[0].data == {"lost": first.first - 1, "next": first.first, "turns_whole": False}
+    assert await rest(read(first, gap.id)) == anew[1:]
 
 
 @pytest.mark.parametrize("given", ["9-3", "1-99"])
@@ -70,8 +72,78 @@ async def test_an_id_of_another_log_is_a_gap_and_then_all_there_is(given: str) -
     log = kept.of(A)
     kept.forget(A)
     gap, *events = await rest(read(log, given))
-    assert (gap.kind, gap.data) == ("gap", {"lost": None, "next": 1})
+    assert (gap.kind, gap.data) == ("gap", {"lost": None, "next": 1, "turns_whole": False})
     assert [event.number for event in events] == [1, 2, 3]
+
+
+async def test_a_flood_of_hints_leaves_turns_as_they_were() -> None:
+    kept = logs(log_bytes=4000)
+    log, turns = kept.of(A), [1, 2, 3]
+    for turn in turns:
+        kept.publish(A, "turn_started", {"turn": turn})
+        for each in range(500):
+            kept.publish(A, ("hints", "decision", "devalued", "forked")[each % 4], {"turn": turn})
+            assert log.size_bytes <= 4000
+    stream = read(log)
+    kept.forget(A)
+    story = await rest(stream)
+    assert [event.data["turn"] for event in story if event.kind == "turn_started"] == turns
+    gaps = [event for event in story if event.kind == "gap"]
+    assert all(gap.data["turns_whole"] for gap in gaps)
+    others = [event.number for event in story if event.kind not in ("gap", "turn_started")]
+    assert others == list(range(log.last - len(others) + 1, log.last + 1)), "the latest are there"
+    assert sum(gap.data["lost"] for gap in gaps) + len(story) - len(gaps) == log.last
+    assert log.size_bytes <= 1000 + 3 * 200
+    for at, event in enumerate(story):  # wherever a reader takes it up again
+        assert await rest(read(log, event.id)) == story[at + 1 :]
+
+
+async def test_turns_push_out_turns_and_hints_alike() -> None:
+    kept = logs(log_bytes=4000)
+    log = kept.of(A)
+    for turn in range(100):
+        kept.publish(A, "hints", {"turn": turn})
+        kept.publish(A, "delta", {"turn": turn})
+        assert log.size_bytes <= 4000
+    kept.forget(A)
+    story = await rest(read(log))
+    assert sum(event.kind == "delta" for event in story) > 15
+    assert sum(event.kind == "hints" for event in story) > 4
+    assert not story[0].data["turns_whole"]
+    assert all(event.data["turns_whole"] for event in story[1:] if event.kind == "gap")
+
+
+def test_a_session_that_is_only_talked_about_counts_as_silent() -> None:
+    kept = logs(log_bytes=1000, max_bytes=2000)
+    for _ in range(5):
+        kept.publish(A, "delta", {"turn": 1})
+        kept.publish(B, "delta", {"turn": 1})
+    kept.publish(A, "hints", {"turn": 1})
+    for _ in range(5):
+        kept.publish(C, "delta", {"turn": 1})
+    assert (kept.of(A).size_bytes, kept.of(B).size_bytes > 0) == (0, True)
+
+
+async def test_a_reader_of_a_log_that_was_emptied_hears_of_it() -> None:
+    kept = logs()
+    for _ in range(3):
+        kept.publish(A, "delta", {"turn": 1})
+    log = kept.of(A)
+    log.clear()
+    stream = read(log)
+    log.close()
+    assert [event.data["lost"] for event in await rest(stream)] == [3]
+
+
+async def test_of_what_an_earlier_server_told_nobody_knows() -> None:
+    kept = logs()
+    log = kept.of(A, goes_on=True)
+    kept.publish(A, "state", {"turn": 7})
+    kept.forget(A)
+    story = await rest(read(log))
+    assert [event.kind for event in story] == ["gap", "state"]
+    assert story[0].data == {"lost": None, "next": 1, "turns_whole": False}
+    assert await rest(read(log, story[0].id)) == story[1:]
 
 
 async def test_now_skips_what_was() -> None:

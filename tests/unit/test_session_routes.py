@@ -77,6 +77,21 @@ async def test_events_tell_the_whole_story_whichever_way_its_turns_came() -> Non
     assert kinds[-1] == "closed"
 
 
+async def test_a_server_that_did_not_see_the_beginning_says_so() -> None:
+    s = await waiting()
+    s.rig.context.chronicle.events.forget(s.rig.engine.submits[0].session)  # as after a restart
+    story = await followed(s.rig, s.id)
+    assert [event.kind for event in story] == ["gap", "closed"]
+    assert story[0].data["lost"] is None
+
+
+async def test_of_a_session_with_one_turn_nothing_is_missing() -> None:
+    s = await waiting()
+    fork = (await s.rig.post(path(s.id, "fork"), {})).json()["id"]
+    assert (await followed(s.rig, fork))[0].kind == "forked_from"
+    assert (await followed(s.rig, s.id))[0].number == 1
+
+
 async def test_a_rolled_back_turn_is_told_and_so_is_its_epoch() -> None:
     s = await waiting()
     s.rig.engine.reply = Script(list(b"It"), FinishReason.ERROR, "the worker broke")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentserve.messages import ToolSignal, unpack_tokens
-from agentserve.server.http.sessions import growing
+from agentserve.server.http.sessions.certain import Certain
 from agentserve.server.http.sessions.growing import Growing
 from agentserve.server.limits import Limits
 from agentserve.types import TurnId
@@ -101,7 +101,7 @@ async def test_a_tool_that_pauses_often_costs_few_renderings(monkeypatch: pytest
         rendered.append(len(text))
         return array("i")
 
-    monkeypatch.setattr(growing, "certain_tokens", none)
+    monkeypatch.setattr(Certain, "tokens", none)
     s = await waiting()
     session = s.rig.context.directory.find(s.rig.engine.submits[0].session)
     assert session is not None
@@ -123,7 +123,7 @@ async def test_a_rendering_that_breaks_is_logged_once_and_the_result_is_taken(
     def broken(*_: object, **__: object) -> array[int]:
         raise RuntimeError("a template's")
 
-    monkeypatch.setattr(growing, "certain_tokens", broken)
+    monkeypatch.setattr(Certain, "tokens", broken)
     s = await waiting()
     upload = Upload(s, 0)
     for count in range(4):

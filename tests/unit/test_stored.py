@@ -51,7 +51,7 @@ def test_a_session_comes_back_with_texts_that_are_no_utf8() -> None:
     turns = [a_turn(1), a_turn(2, ("c1",))]
     session = a_session(*turns)
     head, records = written(session, *turns)
-    found, since = read_session("s1", head, records, MINE, same)
+    found, since = read_session("s1", head, records, MINE, same, to_come=same)
     for name in Session.__slots__:
         if name not in ("history", "active"):
             assert getattr(found, name) == getattr(session, name), name
@@ -64,18 +64,18 @@ def test_ids_of_another_tokenizer_or_template_are_rendered_again() -> None:
     session = a_session(*turns)
     head, records = written(session, *turns)
     records[2] = turn_bytes(turns[1], b"another model", same)
-    found, _ = read_session("s1", head, records, MINE, same)
+    found, _ = read_session("s1", head, records, MINE, same, to_come=same)
     assert found.replies == {1: array("i", [1, 1 << 30])}
     assert found.points == {b"a1": 100, b"a2": 0}  # how many tokens these are now, nobody knows
     assert (found.length, found.committed, found.chain) == (0, 2, session.chain)
-    back, _ = read_session("s1", head, records, b"another model", same)
+    back, _ = read_session("s1", head, records, b"another model", same, to_come=same)
     assert back.replies == {3: array("i", [2, 1 << 30])}  # a model that comes back finds its own
 
 
 def test_a_turn_that_was_cut_off_still_runs() -> None:
     session = a_session(a_turn(1, ("c1",)))
     session.last_turn, session.running = 2, TurnId(2)
-    found, since = read_session("s1", *written(session, a_turn(1, ("c1",))), MINE, same)
+    found, since = read_session("s1", *written(session, a_turn(1, ("c1",))), MINE, same, to_come=same)
     assert (found.running, found.committed, since) == (2, 1, None)
     assert found.pending.keys() == {"c1"}
 
@@ -84,7 +84,7 @@ def test_a_turn_whose_record_is_there_was_committed() -> None:
     session = a_session(a_turn(1))
     session.last_turn, session.running = 2, TurnId(2)
     head, records = written(session, a_turn(1), a_turn(2, ("c1",)))
-    found, since = read_session("s1", head, records, MINE, same)
+    found, since = read_session("s1", head, records, MINE, same, to_come=same)
     assert (found.running, found.committed, found.state, since) == (None, 2, SessionState.WAITING_TOOL, 20.0)
     assert found.active == 20.0
 
@@ -110,9 +110,9 @@ def changed(head: bytes, **fields: Any) -> bytes:
 def test_a_head_that_contradicts_its_turns_makes_no_session(fields: dict[str, Any]) -> None:
     turns = [a_turn(1), a_turn(2)]
     head, records = written(a_session(*turns), *turns)
-    read_session("s1", changed(head), records, MINE, same)
+    read_session("s1", changed(head), records, MINE, same, to_come=same)
     with pytest.raises(ValueError):
-        read_session("s1", changed(head, **fields), records, MINE, same)
+        read_session("s1", changed(head, **fields), records, MINE, same, to_come=same)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_a_turn_that_does_not_fit_makes_no_session(broken: bytes) -> None:
     turns = [a_turn(1), a_turn(2)]
     head, records = written(a_session(*turns), *turns)
     with pytest.raises(ValueError):
-        read_session("s1", head, {**records, 2: broken}, MINE, same)
+        read_session("s1", head, {**records, 2: broken}, MINE, same, to_come=same)
     with pytest.raises(ValueError):
-        read_session("s1", head, {1: records[1]}, MINE, same)
+        read_session("s1", head, {1: records[1]}, MINE, same, to_come=same)
     with pytest.raises(ValueError):
-        read_session("s1", broken, records, MINE, same)
+        read_session("s1", broken, records, MINE, same, to_come=same)

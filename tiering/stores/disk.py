@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 PAGE = mmap.PAGESIZE  # LMDB's pages are the system's
 HEADER_ROOM = 256  # what who plans writes counts for a block besides its KV
 _LMDB_HEAD = 16  # bytes of LMDB's own before a value with pages of its own
+CLOSED = "the disk store is closed"
 LEAST_HEADROOM = 1 << 20
 HEADROOM_SHARE = 16  # one part in so many
 
@@ -114,6 +115,7 @@ class DiskStore:
         self._order = self._own.stock[-1].order if self._own.stock else 0
         self._condemned: dict[bytes, None] = {}  # to be deleted as soon as something can be
         self._broken = ""
+        self._absent = ""  # why there is no environment; empty: there is one
         self._grown = False  # the map is larger than the budget, for the sake of a deletion
         self.used = sum(self._sizes.values())  # bytes of the capacity, own blocks
 
@@ -157,8 +159,8 @@ class DiskStore:
     def put_many(self, blocks: Sequence[tuple[Block, Bytes]]) -> Stored:
         """Write blocks in one transaction (more, if room is scarce); those that would pass the capacity
         are refused."""
-        if self._broken:
-            return Stored((False,) * len(blocks), self._broken)
+        if why_not := self._broken or self._look():
+            return Stored((False,) * len(blocks), why_not)
         if self._condemned and not self._delete([key for key in self._condemned if key in self._sizes]):
             self._condemned.clear()
         for attempt in range(3):
@@ -216,8 +218,9 @@ class DiskStore:
                 theirs.pop(key, None)
             if not theirs:
                 self._disown(environment, remove=True)
+        error = self._broken or self._look()
         mine = [key for key in keys if key in self._sizes]
-        error = self._broken or self._delete(mine)
+        error = error or self._delete(mine)
         return Stored(tuple(key not in self._sizes for key in keys), error)
 
     def _delete(self, keys: Sequence[bytes]) -> str:
@@ -250,8 +253,8 @@ class DiskStore:
         Returns why not, else "". Then, and when `take` raises (which passes, unless it is an OSError),
         the block is deleted: whoever wanted it forgets it, and its room must not be lost.
         """
-        if self._broken:
-            return self._broken
+        if why_not := self._broken or self._look():
+            return why_not
         source = self._source(block.key)
         if source is None:
             return "missing on disk"
@@ -285,16 +288,45 @@ class DiskStore:
             return self._own
         return next((environment for environment, theirs in self._adopted if key in theirs), None)
 
+    # --- its folder -----------------------------------------------------------------------
+
+    def look(self) -> str:
+        """See whether the disk is still there: why not, else ""."""
+        return self._broken or self._look()
+
+    def _look(self) -> str:
+        """Where the folder was moved or deleted, all blocks are missed, and it is begun afresh in its place,
+        as soon as that can be."""
+        if not self._absent:
+            if self._own.there:
+                return ""
+            log.error("KV on disk is gone: %s was moved or deleted while it was in use", self._own.folder)
+            self._faults.append(TierFault.VANISHED)
+            self._own.abandon()
+            self._sizes, self._condemned, self.used, self._grown = {}, {}, 0, False
+        folder = self._own.folder
+        try:
+            self._own = open_environment(folder, self._namespace, self.budget)
+            self._own.clear()
+        except (StoreError, lmdb.Error) as error:
+            self._absent = f"{folder} is gone, and cannot be made again: {' '.join(str(error).split())}"
+            return self._absent
+        self._absent = ""
+        self._faults += self._own.faults
+        log.warning("KV on disk begins afresh in %s", folder)
+        return ""
+
     # --- ends ------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Write everything out and let go of the folders. Idempotent."""
-        if self._own.closed:
+        if self._broken == CLOSED:
             return
         for environment, _ in self._adopted:
             environment.close()
-        self._own.close()
-        self._broken = "the disk store is closed"
+        if not self._own.closed:
+            self._own.close()
+        self._broken = CLOSED
 
     def _make_room(self) -> bool:
         """Take back what readers held that are no more, and let what was freed come of age. False if the

@@ -23,6 +23,7 @@ import lmdb
 
 from tiering.stores.descents import cut_off, read_tree
 from tiering.stores.disk_format import VERSION
+from tiering.stores.private import make_folder, new_file
 from tiering.types import TierFault
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,8 @@ class Environment:
     def __init__(self, folder: Path, handle: lmdb.Environment, owner: int, writable: bool) -> None:
         self.folder = folder
         self.handle = handle
+        found = (folder / DATA).stat()
+        self._place = (found.st_dev, found.st_ino)
         self.blocks = handle.open_db(_BLOCKS, create=writable)
         self.index = handle.open_db(_INDEX, create=writable)
         self.stock = self._found()
@@ -153,6 +156,13 @@ class Environment:
         txn.delete(key, db=self.blocks)
         txn.delete(key, db=self.index)
 
+    def clear(self) -> None:
+        """Forget all blocks. lmdb.Error."""
+        with self.handle.begin(write=True) as txn:
+            for table in (self.blocks, self.index):
+                txn.drop(table, delete=False)
+        self.stock = []
+
     def touch(self) -> None:
         """A transaction that changes nothing."""
         with self.handle.begin(db=self._meta, write=True) as txn:
@@ -164,6 +174,20 @@ class Environment:
         """Do not open this again as it is."""
         self._distrusted = True
         distrust(self.folder)
+
+    @property
+    def there(self) -> bool:
+        """Whether its file still lies where it was opened."""
+        try:
+            found = (self.folder / DATA).stat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._place
+
+    def abandon(self) -> None:
+        """Let go of it as it is: what lies in its folder now is another's."""
+        self._distrusted = True
+        self.close()
 
     def close(self, remove: bool = False) -> None:
         """remove: delete everything in it, too."""
@@ -216,7 +240,7 @@ def adopt_environment(folder: Path, namespace: bytes) -> Environment:
         try:
             check_content(handle, folder, namespace)
             return Environment(folder, handle, owner, writable=False)
-        except (lmdb.Error, Untrusted):
+        except (lmdb.Error, OSError, Untrusted):
             handle.close()
             raise
     except (lmdb.Error, OSError, Untrusted) as error:
@@ -230,7 +254,7 @@ def _own(folder: Path, create: bool) -> int:
     """The descriptor of the locked owner file; the lock ends with it, or with the process."""
     try:
         if create:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         owner = os.open(folder / _OWNER, flags, 0o600)
     except OSError as error:
@@ -290,7 +314,7 @@ def _trusted(folder: Path, boot: str) -> bool:
 def _mark(folder: Path, state: str, boot: str) -> None:
     """Replace the state file at once, on the medium."""
     fresh = folder / (_STATE + ".new")
-    with fresh.open("w", encoding="ascii") as file:
+    with open(fresh, "w", encoding="ascii", opener=new_file) as file:
         file.write(f"{state} {boot}\n")
         file.flush()
         os.fsync(file.fileno())

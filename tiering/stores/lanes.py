@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from agentserve.clock import Clock
-from tiering.types import Move, TierFault, Transfer, TransferDone
+from tiering.types import NEWS, Move, TierFault, Transfer, TransferDone
 
 LOADS = (Move.LOAD, Move.FETCH, Move.BORROW, Move.PROBE)
 
@@ -50,6 +50,9 @@ class Task:
         return TransferDone(self.transfer.id, ok, self.seconds, error, cancelled, self.faults)
 
 
+_NOTHING = Task(Transfer(NEWS, Move.WRITE, ()))  # nobody has ordered anything for a while
+
+
 class Lane:
     """First come, first served, urgent ones before the others; also between the steps of another.
 
@@ -63,7 +66,13 @@ class Lane:
         run: Callable[[Task], Iterator[None]],
         report: Callable[[TransferDone], None],
         clock: Clock,
+        *,
+        idle: Callable[[], None] | None = None,
+        idle_seconds: float | None = None,
     ) -> None:
+        """idle: called on the thread whenever there was nothing to do for `idle_seconds`; must not raise."""
+        self._idle = idle
+        self._idle_seconds = idle_seconds
         self._run = run
         self._report = report
         self._clock = clock
@@ -123,6 +132,10 @@ class Lane:
 
     def _work(self) -> None:
         while (task := self._next()) is not None:
+            if task is _NOTHING:
+                assert self._idle is not None
+                self._idle()
+                continue
             last = self._step(task)
             with self._changed:
                 if last or task.cancelled:
@@ -133,7 +146,8 @@ class Lane:
             while not (self._urgent or self._plain):
                 if self._closing:
                     return None
-                self._changed.wait()
+                if not self._changed.wait(self._idle_seconds):
+                    return _NOTHING
             task = (self._urgent or self._plain)[0]
             if task.steps is None:
                 task.steps = self._run(task)

@@ -19,11 +19,12 @@ from tiering.stores.host import HostStore
 from tiering.stores.lanes import Lane, Task, one_line
 from tiering.stores.pages import DevicePages
 from tiering.stores.peers import Peers
-from tiering.types import Block, Change, Move, Transfer, TransferDone, Word
+from tiering.types import NEWS, Block, Change, Move, Transfer, TransferDone, Word
 
 STEP_BYTES = 8 << 20  # between two looks whether something urgent has come; and of one LMDB transaction
 STEP_KEYS = 256  # the same of a question, which moves nothing
 CLOSE_SECONDS = 5.0
+LOOK_SECONDS = 5.0  # without an order, after which it is seen whether the disk is still there
 NO_DISK = "there is no disk tier"
 HOST_MOVES = (Move.SAVE, Move.LOAD)
 OWN_DISK = (Move.WRITE, Move.FETCH, Move.DROP)
@@ -45,6 +46,7 @@ class Mover:
         *,
         peers: Peers | None = None,
         step_bytes: int = STEP_BYTES,
+        look_seconds: float = LOOK_SECONDS,
         fault: Fault = no_fault,
     ) -> None:
         if host is not None and host.block_bytes != device.block_bytes:
@@ -62,8 +64,16 @@ class Mover:
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
         self._closed: bool | None = None
+        self._failing = ""  # what the disk has said of itself last; the disk lane's own
         self._host_lane = Lane("kv-host", self._run, self._report, clock)
-        self._disk_lane = Lane("kv-disk", self._run, self._report, clock)
+        self._disk_lane = Lane(
+            "kv-disk",
+            self._run,
+            self._report,
+            clock,
+            idle=self._look,
+            idle_seconds=None if disk is None else look_seconds,
+        )
 
     @property
     def pending(self) -> int:
@@ -104,7 +114,7 @@ class Mover:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._reader, 1)
         for end in done:
-            del self._open[end.id]
+            self._open.pop(end.id, None)  # of NEWS nobody knew
         return done
 
     def fileno(self) -> int:
@@ -133,6 +143,15 @@ class Mover:
             self._done.append(done)
             if len(self._done) == 1 and self._closed is None:
                 os.write(self._writer, b"\0")
+
+    def _look(self) -> None:
+        """A disk that nobody uses may be gone all the same: said once, and once that it is back."""
+        assert self._disk is not None
+        error, faults = self._disk.look(), self._disk.take_faults()
+        if error != self._failing or faults:
+            back = (True,) if self._failing and not error else ()
+            self._report(TransferDone(NEWS, back, 0.0, error, faults=faults))
+        self._failing = error
 
     # --- on the lanes' threads ---------------------------------------------------------------
 

@@ -50,6 +50,7 @@ from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 
 LOOK_SECONDS = 1.0  # between looks for waits that are over
+DISK_LOOKS = 5  # at every how many of them it is seen whether the disk of the sessions is there
 CLIENT_GONE_STATUS = 499  # nobody reads it; the access log does
 
 
@@ -165,6 +166,8 @@ async def _look(context: ServerContext) -> None:
             context.expire()
         else:
             context.end_waits()
+        if context.journal is not None and looks % DISK_LOOKS == 0:
+            context.journal.look()
 
 
 def _routes() -> list[Route]:

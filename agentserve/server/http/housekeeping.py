@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.metrics import CONTENT_TYPE
+from agentserve.server.engine_port import FleetHealth
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http import history, sampling
 from agentserve.server.http.chat_request import render, template_of
@@ -24,19 +25,23 @@ _SHOWN = 8  # damages that /health tells of, the latest
 
 
 async def health(request: Request) -> Response:
-    """200 while a worker lives, 503 otherwise; says what runs.
+    """200 while a worker can be counted on, 503 otherwise; says what runs.
 
-    "degraded": chat turns are refused, for the disk that has to keep them fails; text completions run.
+    `degraded` lists what is not as it should be. Where that holds up requests, or has some refused, the
+    status is "degraded" too: with a disk that has to keep sessions and fails, chat turns are refused.
     """
     context = context_of(request)
-    alive = context.engine.alive
-    if not alive:
-        return json_response({"status": "unavailable", "workers": 0}, status=503)
+    alive, workers = context.engine.alive, context.engine.health()
+    if not workers.serving:
+        reply = {"status": "unavailable", "workers": alive, "degraded": _worker_faults(context, workers)}
+        return json_response(reply, status=503)
     hello = context.engine.hello
-    failing = context.journal is not None and context.journal.failure is not None
+    tiers = tiers_health(context)
+    faults = _worker_faults(context, workers) + _sessions_fault(context.journal)
     return json_response(
         {
-            "status": "degraded" if failing else "ok",
+            "status": "degraded" if faults else "ok",
+            "degraded": faults + _tier_faults(tiers),
             "workers": alive,
             "backend": hello.backend,
             "device": hello.device,
@@ -49,10 +54,41 @@ async def health(request: Request) -> Response:
             "page_size": hello.page_size,
             "pages": hello.pages,
             "kv_bytes": hello.kv_bytes,
-            "tiers": tiers_health(context),
+            "tiers": tiers,
             **_storage(context.journal),
         }
     )
+
+
+def _worker_faults(context: ServerContext, workers: FleetHealth) -> list[JsonObject]:
+    now = context.clock.now()
+    faults = [
+        {
+            "part": f"worker {silence.worker}",
+            "reason": f"it has said nothing for {now - silence.since:.0f} s",
+            "since": round(context.unix(silence.since), 3),
+        }
+        for silence in workers.silent
+    ]
+    if (alive := context.engine.alive) < workers.places:
+        faults.append({"part": "workers", "reason": f"{alive} of {workers.places} run", "since": None})
+    return faults
+
+
+def _sessions_fault(journal: Journal | None) -> list[JsonObject]:
+    failure = journal.failure if journal is not None else None
+    if failure is None:
+        return []
+    return [{"part": "sessions_disk", "reason": failure.reason, "since": round(failure.since, 3)}]
+
+
+def _tier_faults(tiers: JsonObject) -> list[JsonObject]:
+    """Who serves without a tier is slower, and nothing else."""
+    return [
+        {"part": f"tiers.{name}", "reason": tier["reason"], "since": tier["since"]}
+        for name, tier in tiers.items()
+        if isinstance(tier, dict) and tier["state"] != "ok"
+    ]
 
 
 def _storage(journal: Journal | None) -> JsonObject:
@@ -143,8 +179,9 @@ def _model(context: ServerContext, name: str) -> JsonObject:
 
 async def metrics(request: Request) -> Response:
     context = context_of(request)
-    views = (await context.engine.describe()).workers if context.engine.alive else ()
-    context.metrics.set_workers(context.engine.alive, views)
+    seen = await context.engine.describe()
+    context.metrics.set_workers(context.engine.alive, seen.workers if context.engine.alive else ())
+    context.metrics.set_silence(seen.ages, len(context.engine.health().silent))
     if (journal := context.journal) is not None:
         context.metrics.set_storage(
             failing=journal.failure is not None,

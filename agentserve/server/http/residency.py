@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 from agentserve.messages import Decided, Decisions, SessionView
-from agentserve.server.engine_port import TierReport
+from agentserve.server.engine_port import SeenSession, TierReport
 from agentserve.server.http.context import ServerContext
+from agentserve.server.sessions.session_record import MOST_NAMES, Session
 from agentserve.server.text_port import JsonObject
+from agentserve.types import SessionState
 from tiering.policy.base import Residency
 
 
-def placement(context: ServerContext, view: SessionView | None) -> JsonObject:
+def placement(context: ServerContext, session: Session, seen: SeenSession | None) -> JsonObject:
     """What a session's worker says of its KV and of the policy's last decision about it.
 
     Numbers of `residency` are blocks. Values are null where there are no tiers, where nothing was decided
-    yet, and where no worker knows the session.
+    yet, and where no worker knows the session. `as_of` is when its worker said so; where it does not answer
+    now, that is `old`. What it waits for is known without one.
     """
+    view = seen.view if seen is not None else None
+    waits = session.state is SessionState.WAITING_TOOL
+    outstanding = [call.name for call in islice(session.pending.values(), MOST_NAMES)] if waits else []
     residency, decision, rested = None, None, None
     if view is not None and view.residency is not None:
         residency = _blocks(view.residency)
@@ -34,7 +41,9 @@ def placement(context: ServerContext, view: SessionView | None) -> JsonObject:
         "residency": residency,
         "decision": decision,
         "rested_at": rested,
-        "waiting_for": list(view.tools) if view is not None else [],
+        "waiting_for": list(view.tools) if view is not None and view.tools else outstanding,
+        "as_of": round(context.unix(seen.at), 6) if seen is not None and seen.at is not None else None,
+        "old": seen is not None and seen.old,
     }
 
 

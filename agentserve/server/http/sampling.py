@@ -20,6 +20,8 @@ UNSUPPORTED = (
     "function_call",
 )
 
+_LARGEST_SHOWN = 10**30
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -50,7 +52,8 @@ def integer(name: str, value: int | None, default: int, low: int, high: int) -> 
         problem = f"must be at least {low}"
     else:
         problem = f"must be between {low} and {high}"
-    raise ApiError(f"{name}: {problem}, got {value}", param=name)
+    shown = str(value) if abs(value) <= _LARGEST_SHOWN else f"one of {len(str(abs(value)))} digits"
+    raise ApiError(f"{name}: {problem}, got {shown}", param=name)
 
 
 def stop_strings(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:

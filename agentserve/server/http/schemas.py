@@ -132,6 +132,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 Body = TypeVar("Body")
 
+_OUT_OF_RANGE = ("Number out of range", "Integer value out of range")
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
@@ -142,6 +143,8 @@ def decode(body: bytes, kind: type[Body], limits: Limits) -> Body:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         text = str(error)
+        if text.startswith(_OUT_OF_RANGE):
+            raise unreadable(body, error) from None
         found = _PATH.search(text)
         param = found.group(1) or None if found else None
         missing = re.search(r"missing required field `(\w+)`", text)

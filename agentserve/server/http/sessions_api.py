@@ -8,10 +8,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentserve.server.errors import ApiError, json_response
+from agentserve.server.errors import json_response
+from agentserve.server.http import query
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.residency import decisions, placement
-from agentserve.server.http.sampling import number
+from agentserve.server.http.sampling import integer
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.identity import DEFAULT_TENANT
@@ -28,34 +29,31 @@ async def list_sessions(request: Request) -> Response:
     With `?detail=true`, for at most MOST_DETAILED, also where their KV is: each one's worker is asked.
     """
     context = context_of(request)
-    wanted = request.query_params.get("limit", "100")
-    if not wanted.isdecimal() or len(wanted) > 9:
-        raise ApiError("limit: must be a whole number", param="limit")
-    detail = request.query_params.get("detail", "false")
-    if detail not in ("true", "false"):
-        raise ApiError("detail: must be true or false", param="detail")
-    most = MOST_DETAILED if detail == "true" else MOST_LISTED
-    limit = int(number("limit", int(wanted), 100, 1, most))
+    detail = query.flag(request, "detail")
+    most = MOST_DETAILED if detail else MOST_LISTED
+    limit = integer("limit", query.whole(request, "limit"), 100, 1, most)
     context.expire()
     sessions = list(islice(context.directory.sessions(DEFAULT_TENANT), limit))
     listed = [summary(context, session) for session in sessions]
-    if detail == "true":
-        views = await context.engine.describe_sessions([session.key for session in sessions])
+    if detail:
+        seen = await context.engine.describe_sessions([session.key for session in sessions])
         for session, reply in zip(sessions, listed, strict=True):
-            reply.update(placement(context, views.get(session.key)))
-    return json_response({"object": "list", "data": listed, "has_more": len(context.directory) > len(listed)})
+            reply.update(placement(context, session, seen.get(session.key)))
+    total = len(context.directory)
+    return json_response({"object": "list", "data": listed, "has_more": total > len(listed), "total": total})
 
 
 async def get_session(request: Request) -> Response:
     context = context_of(request)
     session = found(context, request)
-    view = (await context.engine.describe(session.key)).session if context.engine.alive else None
+    seen = (await context.engine.describe_sessions([session.key])).get(session.key)
+    view = seen.view if seen is not None else None
     kept = context.chronicle.transcripts.get(session.key)
     reply = summary(context, session)
     reply["pages"] = view.pages if view else 0
     reply["computed_tokens"] = view.computed if view else 0
     reply["preemptions"] = view.preemptions if view else 0
-    reply.update(placement(context, view))
+    reply.update(placement(context, session, seen))
     reply["decisions"] = decisions(context, view)
     reply["devalued"] = session.left.value if session.left is not None else None
     reply["hints"] = _hints(context, session)

@@ -50,7 +50,12 @@ class Check:
     seconds: float
 
 
-Change = Put | Delete | Forget | Fold | Check
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Changes nothing: the file has to be where it was. By itself it makes no transaction."""
+
+
+Change = Put | Delete | Forget | Fold | Check | Look
 
 
 def turn_name(session: bytes, turn: int) -> bytes:
@@ -84,7 +89,7 @@ class Draft:
                 for name in self._names(Table.TURNS, session):
                     if name <= turn_name(session, last):
                         self.delete(Table.TURNS, name)
-            case Check():
+            case Check() | Look():
                 pass
 
     def get(self, table: Table, name: bytes) -> bytes | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from agentserve.messages import StateChange
 from agentserve.server.sessions.answer import Delta, Outcome
-from agentserve.server.sessions.events import EventLogs
+from agentserve.server.sessions.events import EventLog, EventLogs
 from agentserve.server.sessions.session_record import Lease, Session
 from agentserve.server.sessions.transcript import Told, Transcripts
 from agentserve.server.sessions.turns import Piece, Started
@@ -73,8 +73,14 @@ class Chronicle:
 
     def say(self, session: Session, kind: str, **data: object) -> None:
         """An event of a session; its turn is the last one where `data` names none."""
+        self.log_of(session)
         told: Mapping[str, object] = {"turn": session.last_turn, **data}
         self.events.publish(session.key, kind, told)
+
+    def log_of(self, session: Session) -> EventLog:
+        """The session's events; they go on from others where an earlier process knew it."""
+        ended = session.last_turn - (session.running is not None)
+        return self.events.of(session.key, goes_on=ended > 0)
 
     def _state(self, session: Session, reason: str) -> None:
         self.say(session, "state", state=session.state.value, reason=reason)

@@ -107,11 +107,10 @@ class SessionDirectory:
         return evicted
 
     def restore(self, sessions: Iterable[tuple[Session, float | None]], now: float) -> None:
-        """Take in what a book gives back, each with the moment since when it waits for tools.
-
-        A turn that ran when the process died is rolled back. Of too many, those used last stay.
-        """
+        """Take in what a book gives back, each with the moment since when it waits for tools. A turn that
+        ran when the process died is rolled back. Of too many, those used last stay."""
         waits: list[tuple[float, SessionId]] = []
+        undone: list[Session] = []
         for session, since in sorted(sessions, key=lambda item: item[0].used):
             self._sessions[session.key] = self._public[(session.tenant, session.public_id)] = session
             session.booked = True
@@ -119,15 +118,14 @@ class SessionDirectory:
             self._lineages.add(session)
             self._bytes += session.cost
             self._leases = max(self._leases, session.used)
-            if session.running is not None:
-                turn, session.running = session.running, None
-                session.epoch += 1
-                session.rest(turn, now, "the server was started again")
+            if session.come_back(now):
                 since = now if session.pending else None
-                self._keep(session, since)
+                undone.append(session)
             if since is not None:
                 waits.append((since, session.key))
         self._waits = OrderedDict((key, since) for since, key in sorted(waits))
+        for session in undone:
+            self.keep(session)
         self._make_room(0)
 
     # --- whose session is it ---------------------------------------------------------
@@ -173,7 +171,7 @@ class SessionDirectory:
         if not source.ended_at(messages):
             raise ValueError(f"no turn ended with message {messages}")
         self._use(source)  # not the one to make room
-        self._keep(source, self._waits.get(source.key))
+        self.keep(source)
         child = self._open(source.tenant, None, now, parent=source)
         child.inherit(source, messages, pending)
         self._use(child)
@@ -236,7 +234,7 @@ class SessionDirectory:
         session.running = TurnId(session.last_turn)
         session.active, session.left, session.heir = now, None, None
         self._use(session)
-        booked = self._keep(session, None)
+        booked = self.keep(session)
         # Its chain is a beginning of `keys` here, so all its replies are among the request's messages.
         replies = dict(session.replies)
         return Lease(
@@ -318,7 +316,9 @@ class SessionDirectory:
             self._waits[session.key] = now
         session.rest(turn, now, reason)
 
-    def _keep(self, session: Session, since: float | None) -> Future[None] | None:
+    def keep(self, session: Session) -> Future[None] | None:
+        """Tell the book how a session is now, but for its turns. None: nothing of it is kept, or not yet."""
+        since = self._waits.get(session.key)
         return self._book.keep(session, since) if self._book is not None and session.booked else None
 
     # --- waits for tools -------------------------------------------------------------
@@ -349,14 +349,14 @@ class SessionDirectory:
                     issuer.heir = lease.key
                 self._release(issuer, now, f"answered in {lease.session.public_id}", Departure.SUPERSEDED)
             else:
-                self._keep(issuer, self._waits.get(issuer.key))
+                self.keep(issuer)
 
     def _release(self, session: Session, now: float, reason: str, why: Departure) -> None:
         """It waits no longer, if it still did."""
         waited = self._waits.pop(session.key, None) is not None
         if waited:
             session.move(SessionState.IDLE, TurnId(session.last_turn), now, reason)
-        self._keep(session, None)
+        self.keep(session)
         self.departures.leave(session, why, reason, now, waited=waited)
 
     # --- bounds ----------------------------------------------------------------------

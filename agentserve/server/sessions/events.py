@@ -1,20 +1,25 @@
 """The last events of every session, numbered, for readers who come and go.
 
 A reader keeps a place, not a queue: whoever reads slowly finds that events are gone and how many, and
-holds nobody's memory. Bounded per session and over all.
+holds nobody's memory. Bounded per session and over all. What clients and policies say of a session as
+often as they like has a share of its own, so that it does not push out what its turns brought.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from agentserve.types import SessionId
 
 EVENT_BYTES = 160  # of an event besides its data
+ASIDE = frozenset({"hints", "decision", "devalued", "forked"})  # kinds that turns do not bring about
+ASIDE_SHARE = 4  # they may fill one part in so many of a log
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +37,15 @@ class EventLog:
     """One session's events. `name` tells its numbers from those of another log, an earlier
     process's too."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, goes_on: bool = False) -> None:
+        """goes_on: an earlier process had events of this session, of which nothing is known here."""
         self.name = name
+        self.goes_on = goes_on
         self.size_bytes = 0
+        self._aside_bytes = 0  # of those aside
         self.closed = False  # nothing more will come
-        self._events: deque[Event] = deque()
+        self._events: list[Event] = []  # by number; of those behind the first only some aside are gone
+        self._aside: deque[Event] = deque()
         self._last = 0
         self._changed: asyncio.Event | None = None
 
@@ -60,25 +69,44 @@ class EventLog:
         event = Event(self._last, kind, data)
         self._events.append(event)
         self.size_bytes += event.cost
+        if kind in ASIDE:
+            self._aside.append(event)
+            self._aside_bytes += event.cost
         self._wake()
 
-    def drop(self) -> None:
-        """Forget the oldest event."""
-        self.size_bytes -= self._events.popleft().cost
+    def bound(self, most: int) -> None:
+        """Forget the oldest until all fit into `most` bytes, and those that turns did not bring about into
+        their share; the latest stays."""
+        while self._aside_bytes > most // ASIDE_SHARE and len(self._aside) > 1:
+            self._forget(self._after(self._aside[0].number) - 1)
+        while self.size_bytes > most and len(self._events) > 1:
+            self._forget(0)
 
     def clear(self) -> None:
         self._events.clear()
-        self.size_bytes = 0
+        self._aside.clear()
+        self.size_bytes = self._aside_bytes = 0
+
+    def _forget(self, index: int) -> None:
+        event = self._events.pop(index)
+        self.size_bytes -= event.cost
+        if event.kind in ASIDE:
+            self._aside.popleft()  # it is the oldest of them whichever way it goes
+            self._aside_bytes -= event.cost
 
     def close(self) -> None:
         self.closed = True
         self._wake()
 
     def since(self, number: int) -> tuple[int, Event | None]:
-        """(how many events after `number` are gone, the oldest one that is left)."""
-        lost = max(self.first - number - 1, 0)
-        place = max(number + 1, self.first) - self.first
-        return lost, self._events[place] if place < len(self._events) else None
+        """(how many events are gone between `number` and the oldest one after it that is left, that one)."""
+        place = self._after(number)
+        event = self._events[place] if place < len(self._events) else None
+        return (self._last if event is None else event.number - 1) - number, event
+
+    def _after(self, number: int) -> int:
+        """Where the events after `number` begin."""
+        return bisect_right(self._events, number, key=attrgetter("number"))
 
     async def wait(self) -> None:
         """Until something is appended, or the log is closed."""
@@ -119,11 +147,12 @@ class EventLogs:
     def size_bytes(self) -> int:
         return self._bytes
 
-    def of(self, key: SessionId) -> EventLog:
-        """The session's log, begun now if it has none. Only for sessions that exist."""
+    def of(self, key: SessionId, *, goes_on: bool = False) -> EventLog:
+        """The session's log, begun now if it has none. Only for sessions that exist. goes_on: of the log, if
+        it is begun now."""
         log = self._logs.get(key)
         if log is None:
-            log = self._logs[key] = EventLog(self._new_name())
+            log = self._logs[key] = EventLog(self._new_name(), goes_on=goes_on)
             if self._shut:
                 log.close()
         return log
@@ -134,11 +163,11 @@ class EventLogs:
         if len(line) + EVENT_BYTES > self._log_bytes:
             line = json.dumps({"turn": data.get("turn"), "too_large": len(line)}).encode()
         log = self.of(key)
-        self._logs.move_to_end(key)
+        if kind not in ASIDE:
+            self._logs.move_to_end(key)
         before = log.size_bytes
         log.append(kind, line)
-        while log.size_bytes > self._log_bytes and log.first < log.last:
-            log.drop()
+        log.bound(self._log_bytes)
         self._bytes += log.size_bytes - before
         if self._bytes > self._max_bytes:
             self._make_room(log)

@@ -8,6 +8,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from tiering.stores.private import make_folder, new_file
+
 MOST_KEPT = 4  # damaged files
 
 
@@ -35,7 +37,7 @@ def place_of(path: Path) -> Place | None:
 def make(folder: Path) -> None:
     """The folder, for its owner alone (it holds what users said), and synced into its parents."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     for path in missing:
         sync(path.parent)
 
@@ -78,7 +80,8 @@ def keep_aside(data: Path) -> Path:
     try:
         os.link(data, path)
     except OSError:  # a file system without hard links
-        shutil.copyfile(data, path)
+        with data.open("rb") as old, open(path, "wb", opener=new_file) as copy:
+            shutil.copyfileobj(old, copy)
     return path
 
 

@@ -18,7 +18,16 @@ from pathlib import Path
 
 from agentserve.clock import Clock
 from agentserve.server.sessions.book import booked
-from agentserve.server.sessions.changes import Change, Check, Delete, Fold, Forget, Put, turn_name
+from agentserve.server.sessions.changes import (
+    Change,
+    Check,
+    Delete,
+    Fold,
+    Forget,
+    Look,
+    Put,
+    turn_name,
+)
 from agentserve.server.sessions.damage import Damage
 from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.errors import StorageFailed
@@ -29,6 +38,7 @@ from agentserve.server.sessions.stored import head_bytes, read_session, turn_byt
 from agentserve.server.sessions.transcript import Transcript, read_transcript
 from agentserve.server.sessions.writer import PATIENCE, Failure, GroupWriter
 from agentserve.types import SessionId
+from tiering.hints import MOST_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +68,7 @@ class Journal:
         self._writer = GroupWriter(store.write, wall, patience)
         self._mender = Mender(self._whole)
         self._tried: Future[None] | None = None
+        self._looked: Future[None] | None = None
         self.words_of: Callable[[SessionId], bytes] | None = None  # a session's transcript, as it is now
         self.skipped = 0  # sessions that could not be read at the start
         self.transcripts: list[Transcript] = []  # of those that could, as `sessions` found them
@@ -93,6 +104,14 @@ class Journal:
             if probe:
                 self._tried.add_done_callback(self._tidy)
         return self._tried
+
+    def look(self) -> None:
+        """See whether the file is still where it was, though nothing is to be written; try a disk that failed
+        once more."""
+        if self.failure is not None:
+            self.retry()
+        elif self._looked is None or self._looked.done():
+            self._looked = self._put(Look(), lasting=False)
 
     def _tidy(self, tried: Future[None]) -> None:
         """On the writer's thread: a probe that went in takes no room any more."""
@@ -193,6 +212,10 @@ class Journal:
         """Nothing kept is of the future, whatever was done to the machine's clock meanwhile."""
         return min(at - self._ahead, self._clock.now())
 
+    def _to_come(self, at: float) -> float:
+        """A deadline: nobody could name one that is further away."""
+        return min(at - self._ahead, self._clock.now() + MOST_SECONDS)
+
     # --- the start -------------------------------------------------------------------
 
     def sessions(self) -> list[tuple[Session, float | None]]:
@@ -227,4 +250,7 @@ class Journal:
     def _read(self, key: bytes, stored: Stored) -> tuple[Session, float | None]:
         if stored.damaged or stored.head is None:
             raise ValueError(f"{stored.damaged} damaged record(s)" if stored.damaged else "no head")
-        return read_session(key.decode("ascii"), stored.head, stored.turns, self._text, self._monotonic)
+        name = key.decode("ascii")
+        return read_session(
+            name, stored.head, stored.turns, self._text, self._monotonic, to_come=self._to_come
+        )

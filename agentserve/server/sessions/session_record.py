@@ -103,7 +103,8 @@ class Session:
     booking: Future[None] | None = None  # of a fork: when it is on disk; None: it need not be
     history: deque[Transition] = field(default_factory=deque)
     usage: dict[str, int] = field(default_factory=dict)  # sums over committed turns
-    said: Said = field(default_factory=Said)  # by its client; not kept on disk, nor is what follows
+    said: Said = field(default_factory=Said)  # by its client
+    # What follows is not kept on disk.
     left: Departure | None = None  # why nobody is expected back, since its last turn
     heir: SessionId | None = None  # the session that took its place, since its last turn
 
@@ -181,6 +182,16 @@ class Session:
             self.inherited = frozenset(turn.handed)
         for name, amount in turn.usage.items():
             self.usage[name] = self.usage.get(name, 0) + amount
+
+    def come_back(self, now: float) -> bool:
+        """It was read from disk. A turn that ran when the process died is rolled back: whether one did."""
+        turn, self.running = self.running, None
+        if turn is not None:
+            self.epoch += 1
+            self.said = self.said.rolled_back(now)
+            self.rest(turn, now, "the server was started again")
+        self.left = Departure.FINISHED if self.said.final else None
+        return turn is not None
 
     def rest(self, turn: TurnId, at: float, reason: str = "") -> None:
         """Its turn is over; it waits for the results that are still to come."""

@@ -29,7 +29,7 @@ from typing import Any
 import lmdb
 
 from agentserve.server.sessions.book import StorageError
-from agentserve.server.sessions.changes import Change, Check, Draft
+from agentserve.server.sessions.changes import Change, Check, Draft, Look
 from agentserve.server.sessions.damage import DAMAGE, Damage, one_line
 from agentserve.server.sessions.environment import (
     DATA,
@@ -126,6 +126,9 @@ class SessionStore:
 
     def write(self, changes: Sequence[Change]) -> None:
         """All of it, in order and synced, or nothing: StorageError."""
+        if all(isinstance(change, Look) for change in changes):
+            self._transact(None)
+            return
 
         def work(draft: Draft) -> None:
             for change in changes:
@@ -215,16 +218,18 @@ class SessionStore:
 
     # --- writing ---------------------------------------------------------------------
 
-    def _transact(self, work: Work, *, check: float | None = None) -> None:
-        """`check`: seconds to look at the file first."""
+    def _transact(self, work: Work | None, *, check: float | None = None) -> None:
+        """`work` None: there is nothing to write. `check`: seconds to look at the file first."""
         try:
             try:
                 self._be_there()
                 if check is not None:
                     self._look(check)
-                self._commit(work)
+                if work is not None:
+                    self._commit(work)
             except DAMAGE as error:
                 self._mend(one_line(error))
+                work = work or (lambda draft: None)
                 try:
                     self._commit(work)
                 except DAMAGE as again:

@@ -22,9 +22,29 @@ import msgspec
 from agentserve.messages import pack_tokens, unpack_tokens
 from agentserve.server.sessions.session_record import CommittedTurn, Folded, PendingCall, Session, Transition
 from agentserve.types import SessionId, SessionState, TurnId
+from tiering.hints import OneWait, Said
+from tiering.policy.base import Span
 
 Moment = Callable[[float], float]
 """From one clock to another, in seconds."""
+
+
+class StoredWait(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`OneWait`."""
+
+    expected: float | None = None
+    since: float | None = None
+    deadline: float | None = None
+    final: bool = False
+
+
+class StoredSaid(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`Said`."""
+
+    wait: StoredWait = StoredWait()
+    ahead: StoredWait = StoredWait()
+    priority: int = 0
+    retain: float | tuple[Span, ...] | None = None
 
 
 class StoredHead(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,6 +63,7 @@ class StoredHead(msgspec.Struct, frozen=True, omit_defaults=True):
     since: float | None = None  # it waits for tools
     pending: tuple[str, ...] = ()  # of the last turn's calls, those that still have no result
     history: tuple[tuple[str, float, int, bytes, tuple[bytes, ...]], ...] = ()
+    said: StoredSaid = StoredSaid()  # absent in what earlier versions wrote
 
 
 class StoredTurn(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -84,6 +105,12 @@ def head_bytes(session: Session, since: float | None, unix: Moment) -> bytes:
             (step.state.value, unix(step.at), step.turn, _raw(step.reason), tuple(map(_raw, step.tools)))
             for step in session.history
         ),
+        said=StoredSaid(
+            _stored_wait(session.said.wait, unix),
+            _stored_wait(session.said.ahead, unix),
+            session.said.priority,
+            session.said.retain,
+        ),
     )
     return msgspec.msgpack.encode(head)
 
@@ -108,11 +135,18 @@ def turn_bytes(turn: CommittedTurn, text: bytes, unix: Moment) -> bytes:
 
 
 def read_session(
-    key: str, head_raw: bytes, turns_raw: Mapping[int, bytes], text: bytes, monotonic: Moment
+    key: str,
+    head_raw: bytes,
+    turns_raw: Mapping[int, bytes],
+    text: bytes,
+    monotonic: Moment,
+    *,
+    to_come: Moment,
 ) -> tuple[Session, float | None]:
     """A session, and since when it waits for tools. ValueError where its records do not make one.
 
-    A turn that was cut off is still `running` in it.
+    A turn that was cut off is still `running` in it. `monotonic` is for moments that are past, `to_come` for
+    those that need not be.
     """
     head = msgspec.msgpack.decode(head_raw, type=StoredHead)
     session = Session(
@@ -133,28 +167,49 @@ def read_session(
         raise ValueError(f"{session.committed} turns up to {last}, its head knows {head.committed}")
     if head.running not in (None, head.last_turn):
         raise ValueError(f"it runs turn {head.running} after turn {head.last_turn}")
-    _complete(session, head, done, monotonic)
+    _complete(session, head, done, monotonic, to_come)
     if not done:
         return session, None if head.since is None else monotonic(head.since)
     session.rest(TurnId(last), session.active)
     return session, session.active if session.pending else None
 
 
-def _complete(session: Session, head: StoredHead, done: bool, monotonic: Moment) -> None:
+def _complete(session: Session, head: StoredHead, done: bool, monotonic: Moment, to_come: Moment) -> None:
     """What the turns do not say; `done`: the last of them came after the head."""
     session.state = SessionState(head.state)
     session.last_turn, session.epoch, session.used = head.last_turn, head.epoch, head.used
+    session.said = _said(head.said, monotonic, to_come)
     session.history = deque(
         Transition(SessionState(state), monotonic(at), TurnId(turn), _text(reason), tuple(map(_text, tools)))
         for state, at, turn, reason, tools in head.history
     )
     if done:
+        session.said = session.said.completed(session.active)
         return
     session.running = None if head.running is None else TurnId(head.running)
     session.active = monotonic(head.active)
     if not set(head.pending) <= session.pending.keys():
         raise ValueError("it waits for calls that it did not make")
     session.pending = {id_: session.pending[id_] for id_ in head.pending}
+
+
+def _stored_wait(wait: OneWait, unix: Moment) -> StoredWait:
+    since = None if wait.since is None else unix(wait.since)
+    deadline = None if wait.deadline is None else unix(wait.deadline)
+    return StoredWait(wait.expected, since, deadline, wait.final)
+
+
+def _said(stored: StoredSaid, monotonic: Moment, to_come: Moment) -> Said:
+    waits = [
+        OneWait(
+            wait.expected,
+            None if wait.since is None else monotonic(wait.since),
+            None if wait.deadline is None else to_come(wait.deadline),
+            wait.final,
+        )
+        for wait in (stored.wait, stored.ahead)
+    ]
+    return Said(waits[0], waits[1], stored.priority, stored.retain)
 
 
 def _turn(number: int, raw: bytes, text: bytes, monotonic: Moment, chain: int) -> CommittedTurn:

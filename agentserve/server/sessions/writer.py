@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentserve.server.sessions.book import Booking, StorageError
-from agentserve.server.sessions.changes import Change, Check, Fold, Forget, Put
+from agentserve.server.sessions.changes import Change, Check, Fold, Forget, Look, Put
 
 log = logging.getLogger(__name__)
 
@@ -142,8 +142,8 @@ def _latest(changes: Sequence[Change]) -> list[Change]:
         match change:
             case Forget(session) | Fold(session):
                 place: tuple[object, bytes] = (type(change), session)
-            case Check():
-                place = (Check, b"")
+            case Check() | Look():
+                place = (type(change), b"")
             case _:
                 place = (change.table, change.name)
         kept.pop(place, None)

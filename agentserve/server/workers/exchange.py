@@ -14,7 +14,7 @@ from typing import Protocol
 from agentserve.clock import Clock
 from agentserve.core.record import Entry, Ordered, Ticked, Transferred, orders_digest
 from agentserve.server.workers.fault_log import FaultLog
-from tiering.types import Change, TierFault, Transfer, TransferDone
+from tiering.types import NEWS, Change, TierFault, Transfer, TransferDone
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Exchange:
                 continue
             if each.error and each.error != self._said:
                 self._said = each.error
-                log.warning("transfer %d: %s", each.id, each.error)
+                log.warning("%s: %s", "the disk" if each.id == NEWS else f"transfer {each.id}", each.error)
 
     def sleep_at_most(self, limit: float | None) -> float | None:
         """Seconds to wait for news: until the next timer or line of the log, and no longer than `limit`;

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from types import TracebackType
 
 from agentserve.clock import Clock, WallClock
@@ -21,22 +20,28 @@ from agentserve.messages import (
     Command,
     Decisions,
     DefineGrammar,
-    Describe,
     Description,
     DropGrammar,
     Fork,
     Hello,
     Park,
     ResetPrefixCache,
-    SessionView,
     StepDone,
     Submit,
 )
-from agentserve.server.engine_port import EngineDown, FleetView, Hear, News, TierReport
-from agentserve.server.workers.questions import Questions
+from agentserve.server.engine_port import (
+    EngineDown,
+    FleetHealth,
+    FleetView,
+    Hear,
+    News,
+    SeenSession,
+    TierReport,
+)
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy, Slot
 from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess, check_same
+from agentserve.server.workers.views import Views
 from agentserve.server.workers.watch import kill_when_hung
 from agentserve.types import FinishReason, SessionId, TurnId
 
@@ -46,7 +51,7 @@ MAX_MOVES = 3  # a turn that was running at this many deaths is taken for their 
 MAX_HOMES = 100_000  # sessions whose worker is remembered; beyond, only cache hits are lost
 MAX_GRAMMARS = 256
 MAX_GRAMMAR_BYTES = 128 * 2**20
-ANSWER_SECONDS = 5.0  # a worker answers between two steps
+RESET_SECONDS = 30.0  # that workers have to drop their caches
 HANG_SECONDS = 120.0  # far beyond any step; a worker reports each one
 
 StartWorker = Callable[[int], Awaitable[WorkerProcess]]
@@ -72,7 +77,7 @@ class Fleet:
         self._turns: dict[tuple[SessionId, TurnId], RunningTurn] = {}
         self._homes: OrderedDict[SessionId, int] = OrderedDict()
         self._grammars: OrderedDict[str, str] = OrderedDict()
-        self._questions = Questions()
+        self._views = Views(self._slots, self._homes, self._clock, self._has_work, hang_seconds)
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._lost = asyncio.Event()
@@ -184,6 +189,7 @@ class Fleet:
     def close(self, session: SessionId) -> None:
         self._send_home(session, Close(session))
         self._homes.pop(session, None)
+        self._views.forget(session)
         for turn in [turn for turn in self._turns.values() if turn.key[0] == session]:
             turn.aborted = True  # should its worker die before it reads this, the turn does not go on
             if turn.slot is None:
@@ -199,44 +205,27 @@ class Fleet:
             self._drop_old_grammars()
 
     async def describe(self, session: SessionId | None = None) -> FleetView:
-        """Workers that are busy for longer than ANSWER_SECONDS show what they last reported."""
-        home = self._homes.get(session) if session is not None else None
-        answers = await self._questions.ask(
-            [
-                (slot, partial(Describe, session=session if slot.index == home else None))
-                for slot in self._slots
-                if slot.worker is not None
-            ],
-            ANSWER_SECONDS,
-        )
-        found = next((answer.session for answer in answers if answer and answer.session), None)
-        return FleetView(tuple(view for slot in self._slots if (view := slot.view) is not None), found)
+        return await self._views.fleet(session)
 
-    async def describe_sessions(self, sessions: Sequence[SessionId]) -> dict[SessionId, SessionView]:
-        """One question each, to its worker only, all at once."""
-        homes = [(self._slots[self._homes[name]], name) for name in sessions if name in self._homes]
-        answers = await self._questions.ask(
-            [(slot, partial(Describe, session=name)) for slot, name in homes], ANSWER_SECONDS
-        )
-        return {answer.session.session: answer.session for answer in answers if answer and answer.session}
+    async def describe_sessions(self, sessions: Sequence[SessionId]) -> dict[SessionId, SeenSession]:
+        return await self._views.sessions(sessions)
+
+    def health(self) -> FleetHealth:
+        return self._views.health()
 
     def tiers(self) -> tuple[TierReport, ...]:
-        return tuple(
-            TierReport(slot.index, view.tiers, slot.disk_failing_since)
-            for slot in self._slots
-            if (view := slot.last_view) is not None and view.tiers is not None
-        )
+        return self._views.tiers()
 
     async def reset_prefix_cache(self) -> bool:
-        answers = await self._questions.ask(
-            [(slot, ResetPrefixCache) for slot in self._slots if slot.worker is not None], 6 * ANSWER_SECONDS
+        answers = await self._views.ask(
+            [(slot, ResetPrefixCache) for slot in self._slots if slot.worker is not None], RESET_SECONDS
         )
         return bool(answers) and all(answer is not None for answer in answers)
 
     # --- placing turns ------------------------------------------------------------------
 
     def _place(self, turn: RunningTurn) -> None:
-        """Send a turn to its session's worker, else the least loaded; with none up it waits."""
+        """Send a turn to its session's worker, else the least loaded that speaks; with none up it waits."""
         session = turn.command.session
         home = self._homes.get(session)
         slot = self._slots[home] if home is not None else None
@@ -244,6 +233,7 @@ class Fleet:
             slot = self._least_loaded()
         if slot is None:
             return
+        self._views.owes(slot)
         turn.slot = slot.index
         self._remember(session, slot.index)
         slot.send(turn.continuation())
@@ -254,7 +244,12 @@ class Fleet:
             if turn.slot is not None:
                 load[turn.slot] += 1
         up = [slot for slot in self._slots if slot.worker is not None]
-        return min(up, key=lambda slot: (load[slot.index], slot.pages_live, slot.index), default=None)
+        silent = {silence.worker for silence in self._views.silent()}
+        return min(
+            up,
+            key=lambda slot: (slot.index in silent, load[slot.index], slot.pages_live, slot.index),
+            default=None,
+        )
 
     def _remember(self, session: SessionId, home: int) -> None:
         self._homes[session] = home
@@ -295,7 +290,7 @@ class Fleet:
             if isinstance(event, Description):
                 slot.report(event.worker, now)
                 slot.unanswered = False
-                self._questions.answered(event)
+                self._views.answered(event)
                 continue
             if isinstance(event, Decisions):
                 self._hear(event)
@@ -349,8 +344,9 @@ class Fleet:
 
     def _abandon(self, slot: Slot) -> None:
         """The worker in `slot` is gone: nothing waits for it, its turns move."""
-        self._questions.abandon(slot.index)
-        for session in [session for session, home in self._homes.items() if home == slot.index]:
+        homeless = [session for session, home in self._homes.items() if home == slot.index]
+        self._views.abandon(slot, homeless)
+        for session in homeless:
             del self._homes[session]
         now = self._clock.now()
         for turn in [turn for turn in self._turns.values() if turn.slot == slot.index]:

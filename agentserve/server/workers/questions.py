@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agentserve.messages import Command, Description
+from agentserve.messages import Command, Describe, Description
 from agentserve.server.workers.slot import Slot
 
 
@@ -52,6 +52,12 @@ class Questions:
             for request in requests:
                 self._open.pop(request, None)
         return [answer.result() if answer.done() else None for answer in answers]
+
+    def poke(self, slot: Slot) -> None:
+        """Ask a worker how it is; nobody waits for the answer."""
+        self._asked += 1
+        slot.unanswered = True
+        slot.send(Describe(self._asked))
 
     def answered(self, description: Description) -> None:
         question = self._open.pop(description.request, None)

@@ -20,6 +20,7 @@ from agentserve.values import show_size
 from kernels.ops import AttentionShape, Ops, Span
 from tiering.stores.disk import PAGE, block_footprint, capacity_of
 from tiering.stores.host import slot_bytes, staging_slots
+from tiering.stores.private import make_folder
 
 GPU_SHARE = 0.8  # of a GPU's free memory, once the weights are there; the rest is for activations
 
@@ -129,7 +130,7 @@ def tier_sizes(spec: WorkerSpec, groups: tuple[KVGroup, ...], available: int | N
 def check_data_dir(folder: Path) -> None:
     """Make the folder if need be. ValueError, one line, where nothing can be written in it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

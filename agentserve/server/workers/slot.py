@@ -36,6 +36,8 @@ class Slot:
         self.quick_deaths = 0
         self.given_up = False
         self.unanswered = False  # it was asked something since it last answered
+        self.heard_at = 0.0  # when it last said something, or began
+        self.owed_at = 0.0  # when it was last given something to answer or to do, having had nothing
         self._policy = policy
         self._since = 0.0
 
@@ -55,6 +57,7 @@ class Slot:
     def report(self, view: WorkerView, now: float) -> None:
         """Its worker says how it is."""
         self.last_view = view
+        self.heard_at = now
         if view.tiers is None or not view.tiers.disk_error:
             self.disk_failing_since = None
         elif self.disk_failing_since is None:
@@ -63,7 +66,7 @@ class Slot:
     def up(self, worker: WorkerProcess, now: float) -> None:
         self.worker = worker
         self.unanswered = False
-        self._since = now
+        self._since = self.heard_at = now
 
     def down(self, now: float) -> None:
         """Its worker is gone, and with it its load."""

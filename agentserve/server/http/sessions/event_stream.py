@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, dump_json
+from agentserve.server.http import query
 from agentserve.server.http.context import context_of
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sse import EventStream
@@ -20,14 +21,15 @@ NOW = "now"
 
 async def session_events(request: Request) -> Response:
     """From the event after `Last-Event-ID` (or `?after=`) on; without one from the oldest that is
-    kept, with `after=now` what comes from now on. Where events were lost in between, a `gap` says so.
+    kept, with `after=now` what comes from now on. Where events were lost before or in between, a `gap`
+    says so.
 
     The stream ends with the session.
     """
     context = context_of(request)
     session = found(context, request)
-    log = context.chronicle.events.of(session.key)
-    given = request.headers.get("last-event-id") or request.query_params.get("after")
+    log = context.chronicle.log_of(session)
+    given = request.headers.get("last-event-id") or query.text(request, "after")
     return EventStream(
         frames_of(log, *place_of(log, given)), keep_alive=context.options.keep_alive_seconds, close=_nothing
     )
@@ -36,7 +38,7 @@ async def session_events(request: Request) -> Response:
 def place_of(log: EventLog, given: str | None) -> tuple[int, bool]:
     """(the event after which to begin, whether others were lost before it)."""
     if given is None:
-        return log.first - 1, False
+        return (log.first - 1, True) if log.goes_on else (0, False)
     if given == NOW:
         return log.last, False
     found = _ID.fullmatch(given)
@@ -55,8 +57,9 @@ async def frames_of(log: EventLog, after: int, broken: bool) -> AsyncGenerator[b
     while True:
         lost, event = log.since(after)
         if lost:
+            turns_whole = after + 1 >= log.first
             after += lost
-            yield _gap(log, after, lost)
+            yield _gap(log, after, lost, turns_whole=turns_whole)
         elif event is not None:
             after = event.number
             yield _event(log, after, event.kind, event.data)
@@ -66,9 +69,11 @@ async def frames_of(log: EventLog, after: int, broken: bool) -> AsyncGenerator[b
             await log.wait()
 
 
-def _gap(log: EventLog, after: int, lost: int | None) -> bytes:
-    """Events up to `after` are gone. `lost` None: it is not known how many."""
-    return _event(log, after, "gap", dump_json({"lost": lost, "next": after + 1}))
+def _gap(log: EventLog, after: int, lost: int | None, *, turns_whole: bool = False) -> bytes:
+    """Events up to `after` are gone. `lost` None: it is not known how many. turns_whole: none of them was of
+    a turn."""
+    told = {"lost": lost, "next": after + 1, "turns_whole": turns_whole}
+    return _event(log, after, "gap", dump_json(told))
 
 
 def _event(log: EventLog, number: int, kind: str, data: bytes) -> bytes:

@@ -11,10 +11,12 @@ from starlette.responses import Response
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
+from agentserve.server.http.sampling import integer
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sessions.taking import transcript_gone
 from agentserve.server.http.sessions_api import summary
+from agentserve.server.limits import INT64_MAX, INT64_MIN
 from agentserve.server.sessions.advice import park, settle
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.session_record import PendingCall, Session
@@ -35,6 +37,7 @@ async def fork_session(request: Request) -> Response:
     found(context, request)
     raw = await read_body(request, limits.body_bytes)
     body = decode(raw, ForkBody, limits) if raw.strip() else ForkBody()
+    integer("at_turn", body.at_turn, 0, INT64_MIN, INT64_MAX)
     session = found(context, request)
     kept = context.chronicle.transcripts.get(session.key)
     if not session.committed:

@@ -1,4 +1,4 @@
-"""What is certain of a session's next prompt while a tool's output still grows."""
+"""Tells a session's worker what is certain of its next prompt while a tool's output still grows."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import asyncio
 import logging
 import math
 from array import array
-from collections.abc import Mapping, Sequence
-
-import msgspec
+from collections.abc import Sequence
 
 from agentserve.messages import ToolSignal, pack_tokens
 from agentserve.server.errors import ApiError
-from agentserve.server.http import history
-from agentserve.server.http.chat_request import render, template_of
+from agentserve.server.http.chat_request import template_of
 from agentserve.server.http.context import ServerContext
-from agentserve.server.http.sessions.going_on import TurnOptions, next_request
+from agentserve.server.http.sessions.certain import Certain
 from agentserve.server.http.sessions.taking import outstanding
-from agentserve.server.limits import Limits
 from agentserve.server.sessions.session_record import Session
-from agentserve.server.sessions.transcript import Held, Transcript
-from agentserve.server.text_port import ChatTemplate
+from agentserve.server.sessions.transcript import Transcript
 from agentserve.types import TurnId
 from tiering.policy.base import Signal
 
@@ -28,13 +23,10 @@ log = logging.getLogger(__name__)
 
 FIRST_CHARS = 512  # less is not worth a chunk of prefill
 STEP_CHARS = 2048
-GROWTH = 1.5  # each time the whole prompt is rendered anew, twice
+GROWTH = 1.5  # each time the whole prompt is rendered anew
 PAUSE = 0.1  # seconds without a piece, after which less growth is told, too
 PAUSE_CHARS = 256
 PAUSE_SHARE = 0.2  # of all that has come: the longer it is, the more a rendering costs
-UNCERTAIN_TOKENS = 4  # the last ones may come out otherwise when the text goes on
-_EMPTY = Held(b'""', b"", 0)
-_PROBE = "\n#"  # goes on otherwise than any end of a message
 
 
 class Growing:
@@ -45,6 +37,7 @@ class Growing:
         self._context = context
         self._session = session
         self._call = call
+        self._certain = Certain()
         self._parts: Sequence[str] = ()
         self._size = 0
         self._told = 0  # characters that had come when it was last rendered
@@ -106,7 +99,7 @@ class Growing:
         cut = {call for call, whole in session.issued.items() if not whole and was_cut(session.tenant, call)}
         try:
             tokens = await context.off_loop(
-                certain_tokens,
+                self._certain.tokens,
                 template_of(context),
                 kept,
                 calls=list(session.pending),
@@ -127,35 +120,3 @@ class Growing:
             self._next = math.inf  # such a prompt is refused: the worker need not go on either
         if len(tokens) > session.length and session.engine_turn == turn:
             self.signal(Signal.STREAMING, tokens[:most])
-
-
-def certain_tokens(
-    template: ChatTemplate,
-    kept: Transcript,
-    *,
-    calls: Sequence[str],
-    growing: str,
-    text: str,
-    cut: set[str],
-    spliced: Mapping[int, array[int]],
-    limits: Limits,
-) -> array[int]:
-    """The beginning of the next prompt that stays as it is however `growing`'s result `text` goes on.
-
-    Up to a few tokens, where a tokenizer looks far ahead: good enough to be computed ahead.
-    """
-
-    def prompt(content: str) -> array[int]:
-        held = {call: kept.held.get(call, _EMPTY) for call in calls}
-        held[growing] = Held(msgspec.json.encode(content), b"", 0)
-        fields = next_request(kept, held, TurnOptions())
-        messages = history.message_dicts(fields.messages, limits, cut)
-        tools = history.tool_dicts(fields.tools, limits)
-        return render(template, fields, messages, tools, spliced)
-
-    one, other = prompt(text), prompt(text + _PROBE)
-    same = next(
-        (i for i, (left, right) in enumerate(zip(one, other, strict=False)) if left != right),
-        min(len(one), len(other)),
-    )
-    return one[: max(same - UNCERTAIN_TOKENS, 0)]

@@ -12,12 +12,13 @@ from starlette.responses import Response
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
+from agentserve.server.http.sampling import integer
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sessions import taking
 from agentserve.server.http.sessions.going_on import TurnOptions, next_turn, respond
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sessions.taking import Incoming, Taking
-from agentserve.server.limits import Limits, check_text
+from agentserve.server.limits import INT64_MAX, INT64_MIN, Limits, check_text
 from agentserve.server.sessions.advice import welcome_back
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.transcript import Held, Transcript
@@ -170,8 +171,10 @@ def _checked(body: ResultsBody, limits: Limits) -> list[Incoming]:
     if not given and not body.go_on:
         raise ApiError("call_id: missing; a result or `continue` is needed", param="call_id")
     checked: list[Incoming] = []
+    integer("epoch", body.epoch, 0, INT64_MIN, INT64_MAX)
     for param, result in given:
         epoch = body.epoch if result.epoch is None else result.epoch
+        integer(f"{param}.epoch", epoch, 0, INT64_MIN, INT64_MAX)
         checked.append(Incoming.checked(result.call_id, result.content, epoch, param))
     check_text((text for result in checked for text in _texts(result.content)), limits, "content")
     return checked

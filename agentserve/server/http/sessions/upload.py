@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http import query
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.sessions.going_on import TurnOptions
 from agentserve.server.http.sessions.growing import Growing
@@ -30,10 +31,8 @@ async def tool_result_stream(request: Request) -> Response:
     """`?epoch=`, `?stream=true` and `?max_tokens=` are as in the body of a plain result."""
     context = context_of(request)
     call = request.path_params["call_id"]
-    epoch = _number(request, "epoch")
-    options = TurnOptions(
-        stream=request.query_params.get("stream") in ("1", "true"), max_tokens=_number(request, "max_tokens")
-    )
+    epoch = query.whole(request, "epoch")
+    options = TurnOptions(stream=query.flag(request, "stream"), max_tokens=query.whole(request, "max_tokens"))
     options.check()
     session = found(context, request)
     _check_call(context, session, call, epoch)
@@ -80,12 +79,3 @@ async def _text(request: Request, limits: Limits, growing: Growing) -> str:
     except UnicodeDecodeError:
         raise ApiError("The tool's output is not UTF-8.", param="body", code="invalid_text") from None
     return "".join(parts)
-
-
-def _number(request: Request, name: str) -> int | None:
-    given = request.query_params.get(name)
-    if given is None:
-        return None
-    if not (given.isascii() and given.isdecimal()) or len(given) > 18:
-        raise ApiError(f"{name}: must be a whole number", param=name, code="invalid_value")
-    return int(given)
