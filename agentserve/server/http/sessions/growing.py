@@ -93,8 +93,8 @@ class Growing:
         return True  # else what stands before it in the prompt is not known yet
 
     async def end(self, *, broken: bool = False) -> None:
-        """No signal comes after this. broken: nor will the result, as far as is known; what was to be computed
-        of the prompt with it need not be."""
+        """No signal comes after this. broken: nor does the result, as far as is known; what was to be
+        computed of the prompt with it need not be."""
         if self._timer is not None:
             self._timer.cancel()
         if self._work is not None:
