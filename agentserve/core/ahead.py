@@ -1,11 +1,11 @@
 """Prefill ahead: the beginning of a waiting session's next prompt, computed while its tool still talks.
 
 As a tool's output arrives, `expect` says how far a session's next prompt is certain by now. A chunk of
-that is computed in what a step leaves over: of its tokens and its predicted time, and of pages that can
-go without loss (where there are no tiers, those used least recently). In a step after which somebody
-waits nothing is. A chunk holds pages while its step runs; then they are idle KV in the tree like any
-other, the partly filled one as a tail, and the next turn simply matches them. It samples nothing, and if
-the prompt comes out otherwise its KV is a plain miss.
+that is computed in what a step leaves over: of its tokens (a page of them, where turns run) and its
+predicted time, and of pages that can go without loss (where there are no tiers, those used least
+recently). In a step after which somebody waits nothing is. A chunk holds pages while its step runs; then
+they are idle KV in the tree like any other, the partly filled one as a tail, and the next turn simply
+matches them. It samples nothing, and if the prompt comes out otherwise its KV is a plain miss.
 
 What one session can have computed before its next turn is bounded by the context, whatever it is sent.
 """
@@ -29,6 +29,8 @@ from agentserve.messages import AheadCounts
 from agentserve.types import SessionId
 
 SHARE = 4  # at most one in so many of a step's tokens: a turn that arrives meanwhile waits for no more
+# In a step with turns it is a page: a decode step is short, and a share of its tokens would take many times
+# as long, again and again, as long as tools talk.
 EXAMINED = 4  # sessions looked at per step, each in its turn
 IDLE_EXAMINED = 64  # where nothing else runs: no step comes soon that would look at the next ones
 
@@ -133,7 +135,7 @@ class Ahead:
 
     def fill(self, draft: Draft) -> None:
         """Add a chunk to a plan that is otherwise done, from what it leaves over."""
-        most = min(draft.tokens, self._share)
+        most = min(draft.tokens, self._config.page_size if draft.chunks else self._share)
         if most < 1 or len(draft.chunks) >= self._config.max_num_seqs or self._room < 1:
             return
         for name in list(islice(self._open, EXAMINED if draft.chunks else IDLE_EXAMINED)):

@@ -130,6 +130,9 @@ class EngineCore:
             case ToolSignal(turn=turn, signal=signal, tokens=tokens):
                 if session.turn is not None or session.last_turn != turn:
                     return
+                if signal is Signal.BROKEN:
+                    self.ahead.stop(session.id)
+                    return
                 if tiers is not None:
                     tiers.signalled(session.id, signal, now)
                 if tokens and session.phase is Phase.WAITING_TOOL:

@@ -27,6 +27,7 @@ from tiering.types import Tier
 NO_HINTS = Hints()
 NOWHERE = Residency(0, 0, 0, 0)
 MOST_DECISIONS = 16  # kept per session, for operators
+MANY = 16  # sharers of a block that a tuple is good for: more come and go in a dict
 
 
 class Stage(Enum):
@@ -103,7 +104,8 @@ class Ledger:
         self.adopted: list[bytes] = []  # keys that got their first; emptied by the reader
         self._size = page_size
         self._worth = worth
-        self._sharers: dict[bytes, tuple[SessionId, ...]] = {}
+        # In the order in which they came. Most blocks have one, a system prompt's have thousands.
+        self._sharers: dict[bytes, tuple[SessionId, ...] | dict[SessionId, None]] = {}
 
     def open(self, session: SessionId, now: float) -> Known:
         found = self.known.get(session)
@@ -141,18 +143,28 @@ class Ledger:
             parent = keys[-1] if at else known.namespace
             key = block_key(parent, pack_tokens(known.tokens[at * size : (at + 1) * size]))
             keys.append(key)
-            before = self._sharers.get(key, ())
-            if not before:
-                self.adopted.append(key)
-            self._sharers[key] = (*before, known.id)
+            self._own(key, known.id)
         return keys
+
+    def _own(self, key: bytes, session: SessionId) -> None:
+        before = self._sharers.get(key, ())
+        if not before:
+            self.adopted.append(key)
+        if isinstance(before, dict):
+            before[session] = None
+        elif len(before) < MANY:
+            self._sharers[key] = (*before, session)
+        else:
+            self._sharers[key] = dict.fromkeys((*before, session))
 
     def _disown(self, known: Known, keep: int) -> None:
         for key in known.keys[keep:]:
-            left = tuple(sharer for sharer in self._sharers[key] if sharer != known.id)
-            if left:
-                self._sharers[key] = left
+            sharers = self._sharers[key]
+            if isinstance(sharers, dict):
+                del sharers[known.id]
             else:
+                sharers = self._sharers[key] = tuple(sharer for sharer in sharers if sharer != known.id)
+            if not sharers:
                 del self._sharers[key]
                 self.orphaned.append(key)
         del known.keys[keep:]
@@ -164,7 +176,7 @@ class Ledger:
         return key in self._sharers
 
     def sharers(self, key: bytes) -> tuple[SessionId, ...]:
-        return self._sharers.get(key, ())
+        return tuple(self._sharers.get(key, ()))
 
     def valued(self, key: bytes) -> bool:
         """Does anybody share the block who is expected back?"""
@@ -197,8 +209,12 @@ class Ledger:
 
     def best(self, key: bytes, index: int, tier: Tier) -> float:
         """What the block, at place `index`, is worth: what it is to its best sharer; 0 if it has none."""
-        sharers = self._sharers.get(key, ())
-        return max((self.standing_of(self.known[sharer], index, tier)[0] for sharer in sharers), default=0.0)
+        worth = 0.0
+        for sharer in reversed(self._sharers.get(key, ())):
+            worth = max(worth, self.standing_of(self.known[sharer], index, tier)[0])
+            if worth == math.inf:
+                break  # of thousands of forks the latest has just begun to rest: the others need no price
+        return worth
 
     def losers(self, tier: Tier) -> Losers:
         """Blocks in the order in which they go: the least worth session's first, tail before head, each

@@ -102,6 +102,24 @@ def test_it_takes_a_share_of_a_step_and_no_more_than_is_left() -> None:
     assert rig.output("b") == cold([900 + i for i in range(60)], 4)
 
 
+def test_beside_turns_it_takes_a_page_of_a_step_however_much_is_told() -> None:
+    rig = Rig((256,), max_batched_tokens=256)
+    contexts = {name: waiting(rig, name, [ord(name) * 10 + i for i in range(10)]) for name in "xyz"}
+    more = [500 + i for i in range(200)]
+    rig.submit("b", [1, 2, 3], max_tokens=12)
+    for name, context in contexts.items():
+        tell(rig, name, context + more)
+    beside, alone = 0, 0
+    for plan in quiet(rig):
+        ahead = sum(len(chunk.tokens) for chunk in plan.chunks if chunk.session != "b")
+        if len(plan.chunks) > 1:
+            beside = max(beside, ahead)
+        elif chunks([plan], "b") == []:
+            alone = max(alone, ahead)
+    assert (beside, alone) == (rig.config.page_size, 256 // SHARE)
+    assert rig.output("b") == cold([1, 2, 3], 12)
+
+
 def test_a_step_takes_no_longer_for_it_than_allowed() -> None:
     cost = StepCost(fixed=0.01, per_row=0.01, per_token=0.001)
     rig = Rig((64,), cost=cost, max_step_seconds=0.035)

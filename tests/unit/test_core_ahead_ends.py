@@ -7,11 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from agentserve.messages import Abort, AheadCounts, Close, Command, Devalue, Park, ResetPrefixCache
+from agentserve.messages import (
+    Abort,
+    AheadCounts,
+    Close,
+    Command,
+    Devalue,
+    Park,
+    ResetPrefixCache,
+    ToolSignal,
+)
 from agentserve.types import SessionId, TurnId
 from tests.ahead_rig import MORE, quiet, take, tell, waiting
 from tests.engines import Rig, cold
-from tiering.policy.base import Departure
+from tiering.policy.base import Departure, Signal
 
 # --- its end ----------------------------------------------------------------------------------
 
@@ -21,6 +30,7 @@ ENDS = {
     "devalue": Devalue(SessionId("a"), Departure.ABANDONED),
     "abort": Abort(SessionId("a"), TurnId(1)),
     "park": Park(SessionId("a"), TurnId(1), waiting_tool=False),
+    "broken": ToolSignal(SessionId("a"), TurnId(1), Signal.BROKEN),
 }
 
 

@@ -185,6 +185,19 @@ async def test_a_bad_upload_takes_nothing(content: bytes, status: int, code: str
     assert not (await s.rig.session(s.id))["pending_tool_calls"][0]["result_taken"]
 
 
+@pytest.mark.parametrize("end", [b"\xff", b"a" * 70000])
+async def test_of_an_upload_that_failed_nothing_more_is_computed(end: bytes) -> None:
+    s = await waiting(Rig(ScriptedEngine(), limits=Limits(body_bytes=65536)))
+    upload = Upload(s, 0)
+    upload.pieces.put_nowait(b"rain " * 200)
+    await settled(lambda: len(news(s)) == 3)
+    upload.pieces.put_nowait(end)
+    upload.pieces.put_nowait(None)
+    assert (await upload.reply).status_code in (400, 413)
+    key, turn = s.rig.engine.submits[0].session, s.rig.engine.submits[0].turn
+    assert news(s)[3:] == [ToolSignal(key, turn, Signal.BROKEN)]
+
+
 @pytest.mark.parametrize(
     ("query", "status", "code"),
     [

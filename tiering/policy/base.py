@@ -42,6 +42,7 @@ class Signal(Enum):
     CONNECTED = "connected"  # somebody opened the connection that will bring it
     STREAMING = "streaming"  # its first bytes are here
     EXPECTED = "expected"  # the client says when (`Hints.expected_wait`, counted from now)
+    BROKEN = "broken"  # that connection has ended without it; a policy is not told
 
 
 class Span(msgspec.Struct, frozen=True):

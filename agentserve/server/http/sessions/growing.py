@@ -85,13 +85,16 @@ class Growing:
             self._work = asyncio.create_task(self._tell(kept, turn, "".join(self._parts)))
         return True  # else what stands before it in the prompt is not known yet
 
-    async def end(self) -> None:
-        """No signal comes after this."""
+    async def end(self, *, broken: bool = False) -> None:
+        """No signal comes after this. broken: nor does the result, as far as is known; what was to be
+        computed of the prompt with it need not be."""
         if self._timer is not None:
             self._timer.cancel()
         if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
+            if broken:
+                self.signal(Signal.BROKEN)
 
     async def _tell(self, kept: Transcript, turn: TurnId | None, text: str) -> None:
         context, session = self._context, self._session

@@ -41,8 +41,10 @@ async def tool_result_stream(request: Request) -> Response:
     try:
         growing.signal(Signal.CONNECTED)
         content = await _text(request, context.options.limits, growing)
-    finally:
-        await growing.end()
+    except BaseException:
+        await growing.end(broken=True)
+        raise
+    await growing.end()
     check_text([content], context.options.limits, "body")
     return await take(context, request, [Incoming.checked(call, content, epoch, "body")], options)
 
