@@ -33,9 +33,21 @@ class FunctionName(msgspec.Struct):
     name: str
 
 
+class AllowedTool(msgspec.Struct):
+    type: str = "function"
+    function: FunctionName | None = None
+    name: str | None = None  # the same in the flat shape of the Responses API
+
+
+class AllowedTools(msgspec.Struct):
+    mode: str = "auto"
+    tools: list[AllowedTool] = []
+
+
 class NamedChoice(msgspec.Struct):
     type: str
     function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class JsonSchemaFormat(msgspec.Struct):
@@ -47,6 +59,17 @@ class JsonSchemaFormat(msgspec.Struct):
 class ResponseFormat(msgspec.Struct):
     type: str
     json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct):
+    """vLLM's; one of these."""
+
+    json: JsonObject | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: JsonObject | str | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -82,14 +105,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
-    # not supported: known by name, because an answer without the asked-for form is worse than none
-    structured_outputs: object = None
-    guided_json: object = None
-    guided_regex: object = None
-    guided_choice: object = None
-    guided_grammar: object = None
-    functions: object = None
-    function_call: object = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonObject | str | None = None  # vLLM's older names for the same
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    vllm_xargs: object = None  # may have a session_id
+    nvext: object = None  # Dynamo's; may have agent_hints
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -100,9 +122,13 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[ToolDef] | None = None
     tool_choice: str | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
+    # not supported: known by name, because an answer without the asked-for form is worse than none
+    functions: list[JsonObject] | None = None
+    function_call: object = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
