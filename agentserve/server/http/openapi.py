@@ -61,21 +61,27 @@ OPERATIONS: Mapping[object, Operation] = {
 async def openapi(request: Request) -> Response:
     """OpenAPI 3.1."""
     routes: Sequence[BaseRoute] = request.app.routes
-    return json_response(document(routes, context_of(request).options.version))
+    options = context_of(request).options
+    return json_response(document(routes, options.version, [options.model, *options.aliases]))
 
 
-def document(routes: Sequence[BaseRoute], version: str) -> JsonObject:
-    """Of all routes but this one. Those that have no `Operation` take and give any JSON."""
+def document(routes: Sequence[BaseRoute], version: str, models: Sequence[str]) -> JsonObject:
+    """Of all routes but this one, for a server of these models. Routes that have no `Operation` take and
+    give any JSON."""
     shown = [route for route in routes if isinstance(route, Route) and route.endpoint is not openapi]
-    operations = {route: OPERATIONS.get(route.endpoint, Operation()) for route in shown}
-    types = [kind for operation in operations.values() for kind in (operation.body, operation.reply) if kind]
-    schemas, components = msgspec.json.schema_components([ErrorReply, *types], ref_template=_REFS)
-    named = dict(zip([ErrorReply, *types], schemas, strict=True))
+    described = [(route, OPERATIONS.get(route.endpoint, Operation())) for route in shown]
+    kinds = (kind for _, operation in described for kind in (operation.body, operation.reply))
+    types = list(dict.fromkeys([ErrorReply, *(kind for kind in kinds if kind is not None)]))
+    schemas, components = msgspec.json.schema_components(types, schema_hook=_anything, ref_template=_REFS)
+    named = dict(zip(types, schemas, strict=True))
+    for operation in OPERATIONS.values():
+        if operation.body is not None:
+            _name_models(components.get(operation.body.__name__, {}), models)
     paths: JsonObject = {}
-    for route in shown:
+    for route, operation in described:
         path = _PARAMETER.sub(r"{\1}", route.path)
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            paths.setdefault(path, {})[method.lower()] = _operation(route, method, operations[route], named)
+            paths.setdefault(path, {})[method.lower()] = _operation(route, method, operation, named)
     return {
         "openapi": "3.1.0",
         "info": {"title": "AgentServe", "version": version},
@@ -90,6 +96,19 @@ def document(routes: Sequence[BaseRoute], version: str) -> JsonObject:
     }
 
 
+def _name_models(schema: JsonObject, models: Sequence[str]) -> None:
+    """What only the running server knows."""
+    if "model" in schema.get("properties", {}):
+        schema["properties"]["model"] = {"enum": list(models)}
+
+
+def _anything(kind: type) -> JsonObject:
+    """Of fields whose value is looked at elsewhere, or by nobody."""
+    if kind is object:
+        return {"description": "Any value."}
+    raise NotImplementedError
+
+
 def _operation(
     route: Route, method: str, operation: Operation, named: Mapping[type, JsonObject]
 ) -> JsonObject:
@@ -98,7 +117,7 @@ def _operation(
         content["text/event-stream"] = {"schema": {"type": "string"}}
     error = {"description": "An error", "content": {"application/json": {"schema": named[ErrorReply]}}}
     said: JsonObject = {
-        "operationId": f"{route.name}_{method.lower()}",
+        "operationId": re.sub(r"\W+", "_", f"{method.lower()}{_PARAMETER.sub('by', route.path)}"),
         "summary": _summary(route.endpoint),
         "responses": {
             "200": {"description": "The answer", "content": content},

@@ -7,7 +7,7 @@ the text room: what a valid history is, one place decides.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -15,6 +15,24 @@ from agentserve.server.errors import ApiError
 from agentserve.server.http.bad_json import unreadable
 from agentserve.server.limits import Limits, check_depth
 from agentserve.server.text_port import JsonObject
+from agentserve.text.conversation import ROLES
+
+RawMessage = Annotated[
+    JsonObject,
+    msgspec.Meta(
+        extra_json_schema={
+            "properties": {
+                "role": {"enum": list(ROLES)},
+                "content": {"anyOf": [{"type": "string"}, {"type": "array"}, {"type": "null"}]},
+                "tool_calls": {"type": "array"},
+                "tool_call_id": {"type": "string"},
+                "reasoning_content": {"type": "string"},
+            },
+            "required": ["role"],
+        }
+    ),
+]
+"""What the text room decides about, with a sketch of it for who reads the schema."""
 
 
 class FunctionDef(msgspec.Struct):
@@ -115,7 +133,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(SamplingFields, kw_only=True):
-    messages: list[JsonObject]
+    messages: list[RawMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -142,7 +160,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
-    messages: list[JsonObject] | None = None
+    messages: list[RawMessage] | None = None
     tools: list[ToolDef] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
