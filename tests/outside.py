@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +33,10 @@ def obliging_rig(**options: Any) -> Rig:
     return Rig(ScriptedEngine(reply), **options)
 
 
-async def command(code: str, *arguments: str, limit: float) -> tuple[int, str, str]:
-    """Run a command's entry point in this Python: (status, what it said, errors)."""
+async def command(
+    code: str, *arguments: str, limit: float, folder: Path | None = None
+) -> tuple[int, str, str]:
+    """Run a command's entry point in this Python, in `folder`: (status, what it said, errors)."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -41,6 +44,7 @@ async def command(code: str, *arguments: str, limit: float) -> tuple[int, str, s
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        cwd=folder,
     )
     try:
         out, err = await asyncio.wait_for(process.communicate(), limit)
@@ -69,13 +73,15 @@ async def comply(url: str, kind: str, *flags: str, model: str = "tiny") -> dict[
     }
 
 
-async def schemathesis(url: str, *flags: str, limit: float) -> tuple[int, str]:
-    """`st run` over the server's OpenAPI document, but for streams that have no end of their own."""
+async def schemathesis(url: str, folder: Path, *flags: str, limit: float) -> tuple[int, str]:
+    """`st run` over the server's OpenAPI document, but for streams that have no end of their own. `folder`:
+    where it keeps what it learns."""
     status, out, err = await command(
         "from schemathesis.cli import schemathesis; schemathesis()",
         *("run", f"{url}/openapi.json", "--exclude-path-regex", "/events$"),
         *("--checks", "not_a_server_error,response_schema_conformance,status_code_conformance"),
         *("--no-color", *flags),
         limit=limit,
+        folder=folder,
     )
     return status, out + err

@@ -4,8 +4,10 @@ session, whose second turn begins with the first one's tokens."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -162,3 +164,27 @@ async def test_smolagents(rig: Rig, base: str) -> None:
     assert asked == ["Oslo"]
     assert all(submit.sampling.stop == ("Observation:", "Calling tools:") for submit in rig.engine.submits)
     check_one_prefix(rig)  # it writes calls into its history as text, which is no session's any more
+
+
+VERCEL = Path(__file__).parent.parent.parent / "examples" / "vercel_ai"
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (VERCEL / "node_modules").exists(),
+    reason="needs node, and `npm install` in examples/vercel_ai",
+)
+async def test_vercel_ai_sdk(rig: Rig, base: str) -> None:
+    node = await asyncio.create_subprocess_exec(
+        *("node", "agent.mjs", base.removesuffix("/v1"), "tiny"),
+        cwd=VERCEL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(node.communicate(), 60)
+    assert node.returncode == 0, err.decode()
+    tool, answer, first, second = out.decode().splitlines()
+    assert (tool, answer) == ("tool: weather(Oslo)", f"answer: {ANSWER}")
+    assert first.startswith("step: tool-calls, ")
+    assert second.startswith("step: stop, ")
+    assert " 0 cached" not in second
+    check_one_session(rig)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.api_rig import served, user
 from tests.outside import comply, obliging_rig, schemathesis, suite
 
@@ -21,12 +23,12 @@ async def test_llm_comply_finds_chat_completions_in_order() -> None:
 
 
 @suite("schemathesis")
-async def test_schemathesis_finds_no_server_error() -> None:
+async def test_schemathesis_finds_no_server_error(tmp_path: Path) -> None:
     rig = obliging_rig()
     await rig.chat([user("a")], session_id="s")
     async with served(rig.app) as url:
         flags = ("--phases", "coverage,fuzzing", "--max-examples", "3", "--seed", "1")
-        status, said = await schemathesis(url, *flags, limit=150)
+        status, said = await schemathesis(url, tmp_path, *flags, limit=150)
     assert status == 0, said
     assert "passed" in said
     assert not rig.engine.live
