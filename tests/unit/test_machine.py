@@ -47,9 +47,7 @@ def test_usable_cores_are_those_of_the_affinity(monkeypatch: pytest.MonkeyPatch)
     assert usable_cores() == (os.cpu_count() or 1)
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity"), reason="needs the list of cores"
-)
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs the list of cores")
 def test_workers_have_cores_of_their_own_if_together_they_take_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {9, 2, 3, 8})
     assert own_cores(0, 1, 4) == (2, 3, 8, 9)
