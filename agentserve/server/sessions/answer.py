@@ -105,6 +105,7 @@ class Outcome:
     generated: array[int] | None
     usage: TurnUsage
     reasoning: str = ""  # no part of `text`
+    stop: str | None = None  # the stop string that ended it
 
     @property
     def has_calls(self) -> bool:
@@ -185,6 +186,7 @@ class Answer:
             ids=tuple(token.token for token in self._tokens),
             generated=self._generated(ended_by_token),
             usage=usage,
+            stop=self._cutter.hit,
         )
         return delta, outcome
 

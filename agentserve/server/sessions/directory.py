@@ -15,14 +15,14 @@ A *book*, where there is one, is told every change that must outlive the process
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
 from agentserve.server.sessions.book import Book
 from agentserve.server.sessions.departures import Departures
-from agentserve.server.sessions.lineage import Lineages
+from agentserve.server.sessions.lineage import Lineages, Replies
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
     Claim,
@@ -83,8 +83,7 @@ class SessionDirectory:
         return self._public.get((tenant, public_id))
 
     def find(self, key: SessionId) -> Session | None:
-        """The session, unless it was closed or forgotten."""
-        return self._sessions.get(key)
+        return self._sessions.get(key)  # None: it was closed or forgotten
 
     def sessions(self, tenant: str) -> Iterator[Session]:
         """Most recently used first."""
@@ -95,11 +94,13 @@ class SessionDirectory:
         key = self._lineages.maker(tenant, call_id)
         return key is not None and not self._sessions[key].issued[call_id]
 
+    def replies(self, claim: Claim) -> Replies:
+        """What `begin` would give to splice; nothing is leased."""
+        return self._lineages.replies(claim, self._public, self._sessions)
+
     def by_state(self) -> dict[SessionState, int]:
-        counts = dict.fromkeys(SessionState, 0)
-        for session in self._sessions.values():
-            counts[session.state] += 1
-        return counts
+        counts = Counter(session.state for session in self._sessions.values())
+        return {state: counts[state] for state in SessionState}
 
     def take_evicted(self) -> list[SessionId]:
         """Sessions forgotten since the last call; the engine may forget them too."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
+from typing import TypeAlias
 
-from agentserve.server.sessions.session_record import Claim, Session
+from agentserve.server.sessions.session_record import Claim, Session, common
 from agentserve.types import SessionId
+
+Replies: TypeAlias = "Mapping[int, array[int]]"
+"""Generated ids by the index of their message."""
 
 
 class Lineages:
@@ -73,3 +78,23 @@ class Lineages:
             if at_key:
                 return max(at_key, key=lambda s: (s.tip == key, s is anchor, not s.running, s.active))
         return None
+
+    def replies(
+        self,
+        claim: Claim,
+        public: Mapping[tuple[str, str], Session],
+        sessions: Mapping[SessionId, Session],
+    ) -> Replies:
+        """Of the claim's messages, those that its session generated."""
+        if claim.named is not None:
+            anchor = public.get((claim.tenant, claim.named))
+            if anchor is None:
+                return {}
+        else:
+            issuer = self.issuer(claim)
+            anchor = None if issuer is None else sessions[issuer]
+        source = self.longest(claim, anchor, sessions) or anchor
+        if source is None:
+            return {}
+        shared = common(source.chain, claim.keys)
+        return {index: ids for index, ids in source.replies.items() if index < shared}

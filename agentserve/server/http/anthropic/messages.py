@@ -1,0 +1,164 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's dialect of a chat turn."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentserve.server.errors import ApiError, json_response
+from agentserve.server.http.anthropic.asked import Asked, asked
+from agentserve.server.http.anthropic.errors import REQUEST_ID, error_body, event_frame
+from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
+from agentserve.server.http.anthropic.told import PING, Asking, Telling, whole
+from agentserve.server.http.chat_request import ChatJob, prepare
+from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.names import SESSION_HEADER
+from agentserve.server.http.prompt_size import prompt_tokens
+from agentserve.server.http.reading import read_body
+from agentserve.server.http.schemas import decode
+from agentserve.server.http.sse import StreamForm, unless_gone
+from agentserve.server.http.streaming import open_stream
+from agentserve.server.http.translate import api_error
+from agentserve.server.sessions.answer import Delta, Outcome
+from agentserve.server.sessions.identity import new_session_id
+from agentserve.server.sessions.seats import OneShotSeat
+from agentserve.server.sessions.turns import Started
+from agentserve.server.text_port import JsonObject
+from agentserve.types import SessionId
+
+KEEP_ALIVE = event_frame(PING)
+
+
+async def messages(request: Request) -> Response:
+    context = context_of(request)
+    limits = context.options.limits
+    fields = decode(await read_body(request, limits.body_bytes), MessagesRequest, limits)
+    ours = asked(fields)
+    warms = fields.max_tokens == 0
+    if warms:
+        if fields.stream:
+            raise ApiError("max_tokens: 0 is not for streams", param="max_tokens")
+        ours.chat.max_completion_tokens = 1
+    async with _told_as(ours):
+        job = await prepare(context, request, ours.chat)
+        if warms:
+            return await _warmed(context, request, fields, job)
+        return await _answer(context, request, fields, ours, job)
+
+
+async def count_tokens(request: Request) -> Response:
+    """The size of the prompt that /v1/messages would make of the same body."""
+    context = context_of(request)
+    limits = context.options.limits
+    fields = decode(await read_body(request, limits.body_bytes), CountRequest, limits)
+    ours = asked(fields)
+    async with _told_as(ours):
+        count = await prompt_tokens(context, request, ours.chat)
+    return json_response({"input_tokens": count}, headers={REQUEST_ID: request.state.request_id})
+
+
+@asynccontextmanager
+async def _told_as(ours: Asked) -> AsyncIterator[None]:
+    """Errors of the chat request come out in the words of the body."""
+    try:
+        yield
+    except Exception as error:
+        known = api_error(error)
+        if known is None:
+            raise
+        raise ours.renamed(known) from error
+
+
+async def _answer(
+    context: ServerContext, request: Request, fields: MessagesRequest, ours: Asked, job: ChatJob
+) -> Response:
+    try:
+        headers = _headers(request, job)
+        asking = Asking(
+            id=_message_id(),
+            model=fields.model,
+            prompt=len(job.prompt),
+            shows_thinking=ours.shows_thinking,
+            clamped=job.specs[0].sampling.max_tokens < fields.max_tokens,
+        )
+        events = _events(context, job, asking)
+        if fields.stream:
+            form = StreamForm(KEEP_ALIVE, lambda error: _failure(ours.renamed(error), request))
+            return await open_stream(context, request, _frames(events), headers, job.rollback, form=form)
+        body = await unless_gone(request.receive, _whole(events))
+        return json_response(body, headers=headers)
+    except BaseException:
+        job.rollback()  # of a turn that was never begun; others have ended already
+        raise
+
+
+async def _events(
+    context: ServerContext, job: ChatJob, asking: Asking
+) -> AsyncGenerator[tuple[list[JsonObject], Outcome | None], None]:
+    """What each piece of the turn is told as. The outcome comes with the last."""
+    telling = Telling(asking)
+    async with aclosing(context.runner.choices([job.specs])) as pieces:
+        async for _, piece in pieces:
+            match piece:
+                case Started():
+                    yield telling.begin(), None
+                case Delta():
+                    yield telling.push(piece), None
+                case Outcome():
+                    thought = 0
+                    if piece.reasoning:  # its text is known, which tokens were it is not
+                        thought = len(await context.off_loop(context.tokenizer.encode, piece.reasoning))
+                    yield telling.finish(piece, thought), piece
+
+
+Events = AsyncGenerator[tuple[list[JsonObject], Outcome | None], None]
+
+
+async def _frames(events: Events) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        async for told, _ in events:
+            if told:
+                yield b"".join(map(event_frame, told))
+
+
+async def _whole(events: Events) -> JsonObject:
+    told: list[JsonObject] = []
+    async with aclosing(events):
+        async for more, outcome in events:
+            told += more
+            if outcome is not None:
+                return whole(told, outcome)
+    raise AssertionError("a turn ended without an outcome")
+
+
+async def _warmed(
+    context: ServerContext, request: Request, fields: MessagesRequest, job: ChatJob
+) -> Response:
+    """Compute the prompt's KV and say nothing (`max_tokens` 0). The session does not go on by it: the
+    prompt runs for nobody, and whoever sends it next finds it computed."""
+    job.rollback()
+    [spec] = job.specs
+    seat = OneShotSeat(SessionId(new_session_id()), context.engine)
+    asking = Asking(_message_id(), fields.model, len(job.prompt))
+    alone = replace(job, specs=(replace(spec, seat=seat, watch=None),))
+    body = await unless_gone(request.receive, _whole(_events(context, alone, asking)))
+    body |= {"content": [], "stop_reason": "max_tokens", "stop_sequence": None}
+    body["usage"]["output_tokens"] = 0
+    return json_response(body, headers={REQUEST_ID: request.state.request_id})
+
+
+def _headers(request: Request, job: ChatJob) -> dict[str, str]:
+    return {SESSION_HEADER: job.session_id, REQUEST_ID: request.state.request_id}
+
+
+def _failure(error: ApiError, request: Request) -> bytes:
+    return event_frame(error_body(error, request.state.request_id))
+
+
+def _message_id() -> str:
+    return f"msg_{secrets.token_hex(12)}"
