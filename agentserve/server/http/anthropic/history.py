@@ -7,7 +7,6 @@ between: so the history of a session comes back as the server told it.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -127,12 +126,14 @@ def _assistant(history: History, run: Sequence[tuple[Content, str]], *, last: bo
 def _call(block: Block, where: str) -> JsonObject:
     if not block.name:
         raise ApiError(f"{where}.name: missing", param=f"{where}.name")
-    if block.input is not None and not isinstance(block.input, dict):
-        raise ApiError(f"{where}.input: an object is expected", param=f"{where}.input")
+    try:
+        arguments = bytes(block.input).decode()
+    except UnicodeDecodeError:
+        raise ApiError(f"{where}.input: not UTF-8", param=f"{where}.input", code="invalid_json") from None
     return {
         "id": block.id,
         "type": "function",
-        "function": {"name": block.name, "arguments": json.dumps(block.input or {}, ensure_ascii=False)},
+        "function": {"name": block.name, "arguments": arguments},
     }
 
 

@@ -6,14 +6,22 @@ of shape (`asked.py` says).
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from agentserve.server.text_port import JsonObject
+
+Anything = Annotated[object, msgspec.Meta(extra_json_schema={"description": "As `type` says"})]
 
 
 class CacheControl(msgspec.Struct):
     type: str = "ephemeral"
     ttl: str | None = None  # "5m" or "1h"
+
+
+def _nothing() -> msgspec.Raw:
+    return msgspec.Raw(b"{}")
 
 
 class Block(msgspec.Struct, kw_only=True):
@@ -23,13 +31,13 @@ class Block(msgspec.Struct, kw_only=True):
     text: str | None = None
     id: str | None = None  # of a tool_use, like `name` and `input`
     name: str | None = None
-    input: object = None
+    input: msgspec.Raw = msgspec.field(default_factory=_nothing)  # as written: no number is rounded
     tool_use_id: str | None = None  # of a tool_result, like `is_error`
-    content: object = None  # text or blocks; of a tool_result, a search_result
+    content: Anything = None  # text or blocks; of a tool_result, a search_result
     is_error: bool | None = None
     thinking: str | None = None
     signature: str | None = None
-    source: object = None  # of a document or an image
+    source: Anything = None  # of a document or an image
     title: str | None = None
     context: str | None = None
     tool_name: str | None = None  # of a tool_reference
