@@ -29,9 +29,12 @@ def is_ours(path: str) -> bool:
 
 def error_body(error: ApiError, request_id: str) -> JsonObject:
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    told: JsonObject = {"type": kind, "message": _message(error)}
+    if error.details:
+        told["details"] = error.details
     return {
         "type": "error",
-        "error": {"type": kind, "message": _message(error)},
+        "error": told,
         "request_id": request_id,
     }
 

@@ -14,6 +14,7 @@ from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.anthropic.asked import Asked, asked
 from agentserve.server.http.anthropic.errors import REQUEST_ID, error_body, event_frame
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
+from agentserve.server.http.anthropic.thread import continued, message_id
 from agentserve.server.http.anthropic.told import PING, Asking, Telling, whole
 from agentserve.server.http.chat_request import ChatJob, prepare
 from agentserve.server.http.context import ServerContext, context_of
@@ -44,6 +45,7 @@ async def messages(request: Request) -> Response:
         if fields.stream:
             raise ApiError("max_tokens: 0 is not for streams", param="max_tokens")
         ours.chat.max_completion_tokens = 1
+    ours = await continued(context, ours, fields.thread)
     async with _told_as(ours):
         job = await prepare(context, request, ours.chat)
         if warms:
@@ -56,7 +58,7 @@ async def count_tokens(request: Request) -> Response:
     context = context_of(request)
     limits = context.options.limits
     fields = decode(await read_body(request, limits.body_bytes), CountRequest, limits)
-    ours = asked(fields)
+    ours = await continued(context, asked(fields), fields.thread)
     async with _told_as(ours):
         count = await prompt_tokens(context, request, ours.chat)
     return json_response({"input_tokens": count}, headers={REQUEST_ID: request.state.request_id})
@@ -80,7 +82,7 @@ async def _answer(
     try:
         headers = _headers(request, job)
         asking = Asking(
-            id=_message_id(),
+            id=message_id(job.seats[0].lease),
             model=fields.model,
             prompt=len(job.prompt),
             shows_thinking=ours.shows_thinking,
@@ -144,7 +146,7 @@ async def _warmed(
     job.rollback()
     [spec] = job.specs
     seat = OneShotSeat(SessionId(new_session_id()), context.engine)
-    asking = Asking(_message_id(), fields.model, len(job.prompt))
+    asking = Asking(f"msg_{secrets.token_hex(12)}", fields.model, len(job.prompt))
     alone = replace(job, specs=(replace(spec, seat=seat, watch=None),))
     body = await unless_gone(request.receive, _whole(_events(context, alone, asking)))
     body |= {"content": [], "stop_reason": "max_tokens", "stop_sequence": None}
@@ -158,7 +160,3 @@ def _headers(request: Request, job: ChatJob) -> dict[str, str]:
 
 def _failure(error: ApiError, request: Request) -> bytes:
     return event_frame(error_body(error, request.state.request_id))
-
-
-def _message_id() -> str:
-    return f"msg_{secrets.token_hex(12)}"

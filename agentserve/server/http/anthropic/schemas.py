@@ -85,6 +85,13 @@ class OutputConfig(msgspec.Struct):
     format: OutputFormat | None = None
 
 
+class Thread(msgspec.Struct):
+    """Server-held messages: "create", or "continue" after a reply."""
+
+    type: str
+    previous_message_id: str | None = None
+
+
 class PromptFields(msgspec.Struct, kw_only=True):
     """What makes the prompt: all that counting needs."""
 
@@ -97,6 +104,7 @@ class PromptFields(msgspec.Struct, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # where betas had `output_config.format`
     cache_control: CacheControl | None = None
+    thread: Thread | None = None
     session_id: str | None = None  # an extension, as on every dialect
 
 
