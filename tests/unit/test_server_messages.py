@@ -428,3 +428,28 @@ async def test_a_thread_that_is_not_kept_is_to_be_sent_whole() -> None:
     assert (await rig.post(MESSAGES, body)).status_code == 404
     assert (await refusal(rig, minimal(thread={"type": "end"})))[0] == 400
     rig.check_rest()
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority"),
+    [
+        ({"cache_control": {"type": "ephemeral", "ttl": "1h"}}, 1),
+        ({"cache_control": {"type": "ephemeral"}}, 0),
+        ({"tools": [TOOL | {"cache_control": {"type": "ephemeral", "ttl": "1h"}}]}, 1),
+        ({"system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]}, 1),
+        ({"system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "5m"}}]}, 0),
+    ],
+)
+async def test_an_hour_is_worth_more_than_five_minutes(fields: Any, priority: int) -> None:
+    rig = Rig(ScriptedEngine(say("Hello.")))
+    await ask(rig, session_id="s", **fields)
+    assert rig.engine.hints[-1].priority == priority
+
+
+async def test_a_priority_that_was_given_stays() -> None:
+    rig = Rig(ScriptedEngine(say("Hello.")))
+    await ask(rig, session_id="s")
+    await rig.post("/agentserve/sessions/s/hints", {"priority": -1})
+    history = [user("hi"), {"role": "assistant", "content": "Hello."}, user("b")]
+    await ask(rig, *history, session_id="s", cache_control={"type": "ephemeral", "ttl": "1h"})
+    assert rig.engine.hints[-1].priority == -1

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.anthropic.asked import Asked, asked
 from agentserve.server.http.anthropic.errors import REQUEST_ID, error_body, event_frame
+from agentserve.server.http.anthropic.retention import take_retention
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
 from agentserve.server.http.anthropic.thread import continued, message_id
 from agentserve.server.http.anthropic.told import PING, Asking, Telling, whole
@@ -80,7 +81,8 @@ async def _answer(
     context: ServerContext, request: Request, fields: MessagesRequest, ours: Asked, job: ChatJob
 ) -> Response:
     try:
-        headers = _headers(request, job)
+        take_retention(context, job.seats[0].lease.session, fields)
+        headers = {SESSION_HEADER: job.session_id, REQUEST_ID: request.state.request_id}
         asking = Asking(
             id=message_id(job.seats[0].lease),
             model=fields.model,
@@ -152,10 +154,6 @@ async def _warmed(
     body |= {"content": [], "stop_reason": "max_tokens", "stop_sequence": None}
     body["usage"]["output_tokens"] = 0
     return json_response(body, headers={REQUEST_ID: request.state.request_id})
-
-
-def _headers(request: Request, job: ChatJob) -> dict[str, str]:
-    return {SESSION_HEADER: job.session_id, REQUEST_ID: request.state.request_id}
 
 
 def _failure(error: ApiError, request: Request) -> bytes:
