@@ -15,6 +15,8 @@ from tests import claude_code
 from tests.anthropic_client import frames, put_together
 from tests.api_rig import TOOLS, Rig, hermes, served, settled, user
 from tests.fakes import Script, ScriptedEngine, say
+from tests.journal_rig import kept
+from tests.session_stores import MemoryStore
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOOL = {"name": "weather", "description": "Weather.", "input_schema": {"type": "object"}}
@@ -453,3 +455,43 @@ async def test_a_priority_that_was_given_stays() -> None:
     history = [user("hi"), {"role": "assistant", "content": "Hello."}, user("b")]
     await ask(rig, *history, session_id="s", cache_control={"type": "ephemeral", "ttl": "1h"})
     assert rig.engine.hints[-1].priority == -1
+
+
+async def test_a_thread_outlives_the_server() -> None:
+    store = MemoryStore()
+    async with kept(store) as k:
+        first = await ask(k.rig, system="Be brief.", thread={"type": "create"})
+    async with kept(store, passed=5.0) as k:
+        on = {"type": "continue", "previous_message_id": first["id"]}
+        await ask(k.rig, user("And?"), thread=on)
+        [submit] = k.rig.engine.submits
+        assert submit.turn == 2
+        prompt = k.rig.context.tokenizer.decode(unpack_tokens(submit.tokens))
+        assert prompt.index("Be brief.") < prompt.index("Hello!") < prompt.index("And?")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_end_of_the_drain_tells_the_client(stream: bool) -> None:
+    rig = Rig(ScriptedEngine(say("abc", hold_at=1)))
+    inbox: asyncio.Queue[Any] = asyncio.Queue()
+    content = json.dumps(minimal(stream=stream)).encode()
+    inbox.put_nowait({"type": "http.request", "body": content, "more_body": False})
+    sent: list[Any] = []
+
+    async def deliver(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": MESSAGES, "headers": [], "query_string": b""}
+    answer = asyncio.create_task(rig.app(scope, inbox.get, deliver))
+    await settled(
+        lambda: (
+            rig.engine.live and (not stream or b"text_delta" in b"".join(m.get("body", b"") for m in sent))
+        )
+    )
+    answer.cancel()  # as the HTTP server does
+    await answer
+    body = b"".join(message.get("body", b"") for message in sent)
+    told = frames(body)[-1] if stream else json.loads(body)
+    assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
+    assert not rig.engine.live
+    rig.check_rest()
