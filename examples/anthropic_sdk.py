@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import httpx
 from anthropic import Anthropic
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
@@ -27,7 +26,7 @@ WEATHER: Any = {
 def main() -> None:
     client = Anthropic(base_url=URL, api_key="none")
     asked: Any = {
-        "model": httpx.get(f"{URL}/v1/models").json()["data"][0]["id"],
+        "model": client.models.list().data[0].id,
         "system": "You help travellers. " * 40,
         "tools": [WEATHER],
         "extra_body": {"temperature": 0},

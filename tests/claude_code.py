@@ -1,7 +1,8 @@
-"""Requests as Claude Code sends them to a gateway: their shape, with made-up words.
+"""Requests as Claude Code 2.1.332 sends them to a gateway: their shape, with made-up words.
 
-In each the first system block has another number, the betas are many, the cache marks move to the
-latest message, and tools of Anthropic's servers stand among those that the client runs.
+In each the first system block may have another number, a system message follows the first user message
+(as blocks while it is the last, then as a string), the cache marks move to the latest message, and the
+list of tools grows in its middle by those that a tool search has found.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from typing import Any
 PATH = "/v1/messages?beta=true"
 HEADERS = {
     "anthropic-version": "2023-06-01",
-    "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27",
+    "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27,"
+    "mid-conversation-tool-changes-2026-07-01,advanced-tool-use-2025-11-20,effort-2025-11-24",
     "anthropic-dangerous-direct-browser-access": "true",
-    "user-agent": "claude-cli/2.1.36 (external, cli)",
+    "user-agent": "claude-cli/2.1.332 (external, sdk-cli)",
     "x-app": "cli",
+    "x-claude-code-session-id": "fdf58316-659d-48f6-b858-279db273079f",
     "x-stainless-lang": "js",
     "x-stainless-retry-count": "0",
     "content-type": "application/json",
 }
-MARK = {"type": "ephemeral", "ttl": "1h"}
+MARK = {"type": "ephemeral"}
 REMINDER = "<system-reminder>\nThe task list is empty. Do not mention this to the user.\n</system-reminder>"
+ENVIRONMENT = "# Environment\n - Platform: linux\n\nThese tools are deferred: CronList, NotebookEdit"
 
 
-def _tool(name: str, **properties: str) -> dict[str, Any]:
-    return {
+def _tool(name: str, deferred: bool = False, **properties: str) -> dict[str, Any]:
+    tool: dict[str, Any] = {
         "name": name,
         "description": f"{name} for the agent. " * 4,
         "input_schema": {
@@ -35,20 +39,35 @@ def _tool(name: str, **properties: str) -> dict[str, Any]:
             "additionalProperties": False,
         },
     }
+    return tool | ({"defer_loading": True} if deferred else {})
 
 
 TOOLS = [
     _tool("Bash", command="string", timeout="number"),
     _tool("Read", file_path="string"),
     {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
-    _tool("mcp__notes__find", query="string"),
+    _tool("ToolSearch", query="string"),
+    _tool("DeferredToolPlaceholder", deferred=True),
+    _tool("Write", file_path="string", content="string"),
+]
+MORE_TOOLS = [
+    TOOLS[0],
+    _tool("CronList", deferred=True),
+    _tool("NotebookEdit", deferred=True, cell="string"),
+    *TOOLS[1:],
+]
+FOUND = [
+    {"type": "tool_reference", "tool_name": "NotebookEdit"},
+    {"type": "tool_reference", "tool_name": "CronList"},
 ]
 
 
 def body(nonce: str, *turns: Any, **more: Any) -> dict[str, Any]:
-    """A request; `turns` follow the first user message. The last one carries the cache mark."""
+    """A request; `turns` follow the first question. The last message carries a cache mark."""
     first = [{"type": "text", "text": REMINDER}, {"type": "text", "text": "What is in README.md?"}]
-    messages: list[Any] = [{"role": "user", "content": first}, *turns]
+    environment = ENVIRONMENT if turns else [{"type": "text", "text": ENVIRONMENT}]
+    messages: list[Any] = [{"role": "user", "content": first}, {"role": "system", "content": environment}]
+    messages += turns
     last = dict(messages[-1])
     last["content"] = [*last["content"][:-1], last["content"][-1] | {"cache_control": MARK}]
     return {
@@ -57,18 +76,17 @@ def body(nonce: str, *turns: Any, **more: Any) -> dict[str, Any]:
         "system": [
             {
                 "type": "text",
-                "text": f"x-anthropic-billing-header: cc_version=2.1.36.d1f; cc_entrypoint=cli; cch={nonce};",
+                "text": f"x-anthropic-billing-header: cc_version=2.1.332; cc_entrypoint=cli; cch={nonce};",
             },
             {"type": "text", "text": "You are Claude Code, a command line tool.", "cache_control": MARK},
-            {"type": "text", "text": "You are an agent that helps with code. " * 8, "cache_control": MARK},
+            {"type": "text", "text": "\nYou are an agent that helps with code. " * 8, "cache_control": MARK},
         ],
         "tools": TOOLS,
-        "metadata": {"user_id": "user_0a1b_account__session_5f2c6a52-6d0f-4a52-9d7a-1f2d3c4b5a69"},
+        "metadata": {"user_id": '{"device_id":"7842","account_uuid":"","session_id":"fdf58316"}'},
         "max_tokens": 32000,
-        "temperature": 1,
-        "thinking": {"type": "adaptive"},
+        "thinking": {"type": "adaptive", "display": "omitted"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": "medium"},
+        "output_config": {"effort": "high"},
         "stream": True,
         **more,
     }

@@ -338,3 +338,60 @@ def test_errors_come_back_in_the_words_of_the_body() -> None:
     assert renamed("stop and go", None)[0] == "stop and go"
     assert renamed("response_format: bad", "response_format")[1] == "output_config.format"
     assert renamed("max_tokens: must be at least 1", "max_tokens")[1] == "max_tokens"
+
+
+# --- tools that are offered later -------------------------------------------------------------
+
+LATER = TOOL | {"name": "later", "description": "Later.", "defer_loading": True}
+REFERENCE = {"type": "tool_reference", "tool_name": "later"}
+DEFINITION = {
+    "type": "function",
+    "function": {"name": "later", "description": "Later.", "parameters": {"type": "object"}},
+}
+
+
+def names(ours: Asked) -> list[tuple[str, bool | None]]:
+    return [(tool.function.name, tool.defer_loading) for tool in ours.chat.tools or () if tool.function]
+
+
+def test_a_deferred_tool_is_there_from_its_first_reference_on() -> None:
+    searched = {"role": "assistant", "content": [use("a", "c1"), use("a", "c2")]}
+    answers = {"role": "user", "content": [result("c1", [REFERENCE]), result("c2", [REFERENCE])]}
+    assert names(ask(tools=[LATER, TOOL])) == [("weather", None)]
+    ours = ask(USER, searched, answers, tools=[LATER, TOOL])
+    assert names(ours) == [("weather", None), ("later", True)]
+    assert ours.tools == (1, 0)
+    assert json.loads(ours.chat.messages[2]["content"]) == DEFINITION
+    assert ours.chat.messages[3]["content"] == "later"  # its definition was read before
+
+
+def test_a_tool_that_must_be_called_is_not_deferred() -> None:
+    ours = ask(tools=[TOOL, LATER], tool_choice={"type": "tool", "name": "later"})
+    assert names(ours) == [("weather", None), ("later", None)]
+    assert names(ask(tools=[LATER])) == [("later", None)]
+
+
+def test_system_messages_add_tools_and_take_them_away() -> None:
+    inline = {"type": "tool_definition", "definition": TOOL | {"name": "inline"}}
+    blocks = [
+        {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "later"}},
+        {"type": "tool_addition", "tool": inline},
+        {"type": "tool_addition", "tool": inline},
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "weather"}},
+    ]
+    ours = ask(USER, {"role": "system", "content": blocks}, USER, tools=[TOOL, LATER])
+    assert names(ours) == [("weather", None), ("later", True), ("inline", True)]
+    assert ours.tools == (0, 1, -1)
+    added, *_, removed = (part["text"] for part in ours.chat.messages[1]["content"])
+    assert json.loads(added.partition(": ")[2]) == DEFINITION
+    assert removed == "This tool can no longer be used: weather"
+    told = ours.renamed(ApiError("tools[2].function.name: bad"))
+    assert told.message == "tools[2].function.name: bad"
+    bad = {"role": "system", "content": [{"type": "tool_addition", "tool": "later"}]}
+    assert refused(USER, bad, tools=[TOOL]).param == "messages[1].content[0].tool"
+
+
+def test_a_summary_is_text() -> None:
+    summary = {"type": "compaction", "content": "They talked."}
+    said = chat_of({"role": "assistant", "content": [summary, {"type": "compaction"}]}, USER)
+    assert said[0]["content"] == "They talked."

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.anthropic.history import history_of
+from agentserve.server.http.anthropic.offered import Offered
 from agentserve.server.http.anthropic.schemas import (
     MessagesRequest,
     OutputFormat,
     PromptFields,
     Thinking,
-    Tool,
     ToolChoice,
 )
 from agentserve.server.http.schemas import (
     ChatRequest,
-    FunctionDef,
     FunctionName,
     JsonSchemaFormat,
     NamedChoice,
     ResponseFormat,
-    ToolDef,
 )
 from agentserve.server.text_port import JsonObject
-
-log = logging.getLogger(__name__)
 
 _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -80,7 +74,7 @@ class Asked:
 
     def _tool(self, found: re.Match[str]) -> str:
         index = int(found[1])
-        if index >= len(self.tools):
+        if index >= len(self.tools) or self.tools[index] < 0:
             return found[0]
         field = (found[2] or "").replace(".parameters", ".input_schema")
         return f"tools[{self.tools[index]}]{field}"
@@ -88,8 +82,10 @@ class Asked:
 
 def asked(fields: PromptFields) -> Asked:
     """The same question as a chat request; an ApiError says what in the body cannot be asked here."""
-    history = history_of(fields.system, fields.messages)
-    tools = _tools(fields.tools or ())
+    choice = fields.tool_choice
+    offered = Offered(fields.tools or (), choice.name if choice is not None else None)
+    history = history_of(fields.system, fields.messages, offered)
+    tools = offered.tools
     output = fields.output_config
     chat = ChatRequest(
         model=fields.model,
@@ -100,7 +96,7 @@ def asked(fields: PromptFields) -> Asked:
         response_format=_format((output and output.format) or fields.output_format),
         chat_template_kwargs=_template_kwargs(fields.thinking, output.effort if output else None) or None,
     )
-    if (choice := fields.tool_choice) is not None:
+    if choice is not None:
         chat.tool_choice = _choice(choice)
         chat.parallel_tool_calls = False if choice.disable_parallel_tool_use else None
     if isinstance(fields, MessagesRequest):
@@ -112,18 +108,6 @@ def asked(fields: PromptFields) -> Asked:
         chat.top_k = fields.top_k
     shows = fields.thinking is None or fields.thinking.display != "omitted"
     return Asked(chat, tuple(history.places), tuple(index for index, _ in tools), shows)
-
-
-def _tools(tools: Sequence[Tool]) -> list[tuple[int, ToolDef]]:
-    """The tools that the client runs, each with its index."""
-    found: list[tuple[int, ToolDef]] = []
-    for index, tool in enumerate(tools):
-        if tool.input_schema is None:
-            log.info("tools[%d]: %r of type %r was left out", index, tool.name[:80], (tool.type or "")[:80])
-            continue
-        function = FunctionDef(tool.name, tool.description, tool.input_schema, tool.strict)
-        found.append((index, ToolDef("function", function)))
-    return found
 
 
 def _choice(choice: ToolChoice) -> str | NamedChoice:

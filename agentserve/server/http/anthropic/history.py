@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.anthropic.offered import Offered
 from agentserve.server.http.anthropic.schemas import Block, Content, Turn
 from agentserve.server.http.anthropic.signature import hidden
 from agentserve.server.text_port import JsonObject
@@ -34,6 +35,7 @@ _READS_AS_ERROR = ("error", "<tool_use_error>")
 class History:
     """Chat messages, and where in the body each of them came from."""
 
+    offered: Offered
     messages: list[JsonObject] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     goes_on: bool = False  # the last turn is the assistant's, to be continued
@@ -43,13 +45,14 @@ class History:
         self.places.append(place)
 
 
-def history_of(system: Content | None, turns: Sequence[Turn]) -> History:
-    """All of a conversation; an ApiError names the turn and block that cannot be taken."""
+def history_of(system: Content | None, turns: Sequence[Turn], offered: Offered) -> History:
+    """All of a conversation; an ApiError names the turn and block that cannot be taken. What it says of
+    tools `offered` hears."""
     if not turns:
         raise ApiError("messages: at least one message is needed", param="messages", code="empty_messages")
-    history = History()
+    history = History(offered)
     if system is not None:
-        _system(history, system, "system")
+        _system(history, system, "system", "system")
     first = 0
     for end in range(1, len(turns) + 1):
         role = turns[first].role
@@ -63,7 +66,7 @@ def history_of(system: Content | None, turns: Sequence[Turn]) -> History:
                 _assistant(history, run, last=end == len(turns))
             case "system":
                 for content, place in run:
-                    _system(history, content, place)
+                    _system(history, content, place, f"{place}.content")
             case _:
                 place = f"messages[{first}].role"
                 raise ApiError(f"{place}: {role[:40]!r} is not one of user, assistant, system", param=place)
@@ -71,9 +74,10 @@ def history_of(system: Content | None, turns: Sequence[Turn]) -> History:
     return history
 
 
-def _system(history: History, content: Content, place: str) -> None:
+def _system(history: History, content: Content, place: str, where: str) -> None:
     """A system message, unless nothing is left of it without the nonce."""
-    texts = [_NONCE.sub("", text, count=1) if _NONCE.match(text) else text for text in _texts(content, place)]
+    said = _texts(history, content, where)
+    texts = [_NONCE.sub("", text, count=1) if _NONCE.match(text) else text for text in said]
     if any(texts):
         history.add({"role": "system", "content": _parts(texts)}, place)
 
@@ -84,10 +88,10 @@ def _user(history: History, run: Sequence[tuple[Content, str]]) -> None:
     for content, place in run:
         for block, here in _blocks(content, f"{place}.content"):
             if block.type == "tool_result":
-                history.add(_result(block, here), here)
+                history.add(_result(history, block, here), here)
                 answered = True
             else:
-                texts += _text(block, here)
+                texts += _text(history, block, here)
     if any(texts) or not answered:
         history.add({"role": "user", "content": _parts(texts)}, run[0][1])
 
@@ -106,7 +110,7 @@ def _assistant(history: History, run: Sequence[tuple[Content, str]], *, last: bo
                 case "redacted_thinking":
                     pass  # none of ours: the text is with who made it
                 case _:
-                    texts += _text(block, here)
+                    texts += _text(history, block, here)
     message: JsonObject = {"role": "assistant", "content": "".join(texts)}
     place = run[0][1]
     if calls:
@@ -137,19 +141,19 @@ def _call(block: Block, where: str) -> JsonObject:
     }
 
 
-def _result(block: Block, where: str) -> JsonObject:
+def _result(history: History, block: Block, where: str) -> JsonObject:
     """A tool message. That it tells of an error no template can say but in words."""
-    texts = _texts(_content(block, where), f"{where}.content")
+    texts = _texts(history, _content(block, where), f"{where}.content")
     if block.is_error and not (texts and texts[0].lstrip().lower().startswith(_READS_AS_ERROR)):
         texts[:1] = [f"Error: {texts[0]}" if texts else "Error"]
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": _parts(texts)}
 
 
-def _texts(content: Content, where: str) -> list[str]:
-    return [text for block, here in _blocks(content, where) for text in _text(block, here)]
+def _texts(history: History, content: Content, where: str) -> list[str]:
+    return [text for block, here in _blocks(content, where) for text in _text(history, block, here)]
 
 
-def _text(block: Block, where: str) -> list[str]:
+def _text(history: History, block: Block, where: str) -> list[str]:
     """What a block says, in as many texts as it has; an ApiError where it is no text."""
     match block.type:
         case "text":
@@ -157,15 +161,20 @@ def _text(block: Block, where: str) -> list[str]:
                 raise ApiError(f"{where}.text: missing", param=f"{where}.text")
             return [block.text]
         case "document":
-            return [
-                "\n".join(text for text in (block.title, block.context, *_document(block, where)) if text)
-            ]
+            said = _document(history, block, where)
+            return ["\n".join(text for text in (block.title, block.context, *said) if text)]
         case "search_result":
             source = block.source if isinstance(block.source, str) else None
-            said = _texts(_content(block, where), f"{where}.content")
+            said = _texts(history, _content(block, where), f"{where}.content")
             return ["\n".join(text for text in (block.title, source, *said) if text)]
         case "tool_reference":
-            return [block.tool_name or ""]
+            return [history.offered.refer(block.tool_name or "")]
+        case "tool_addition":
+            return [history.offered.add(block.tool, f"{where}.tool")]
+        case "tool_removal":
+            return [history.offered.remove(block.tool, f"{where}.tool")]
+        case "compaction":
+            return [block.content] if isinstance(block.content, str) else []
     if _OTHERS_TOOLS.fullmatch(block.type):
         log.info("%s: a block of type %r was left out", where, block.type)
         return []
@@ -176,13 +185,14 @@ def _text(block: Block, where: str) -> list[str]:
     )
 
 
-def _document(block: Block, where: str) -> list[str]:
+def _document(history: History, block: Block, where: str) -> list[str]:
     """The text of a document that is text."""
     source = block.source if isinstance(block.source, dict) else {}
     if source.get("type") == "text" and isinstance(data := source.get("data"), str):
         return [data]
     if source.get("type") == "content":
-        return _texts(_convert(source.get("content"), f"{where}.source.content"), f"{where}.source.content")
+        inside = f"{where}.source.content"
+        return _texts(history, _convert(source.get("content"), inside), inside)
     raise ApiError(
         f"{where}.source: only documents of text are supported, not of type {str(source.get('type'))[:40]!r}",
         param=f"{where}.source",

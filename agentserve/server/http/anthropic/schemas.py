@@ -41,6 +41,7 @@ class Block(msgspec.Struct, kw_only=True):
     title: str | None = None
     context: str | None = None
     tool_name: str | None = None  # of a tool_reference
+    tool: Anything = None  # of a tool_addition or a tool_removal
     cache_control: CacheControl | None = None
 
 
@@ -60,6 +61,7 @@ class Tool(msgspec.Struct, kw_only=True):
     description: str | None = None
     input_schema: JsonObject | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None  # not offered before the conversation refers to it
     cache_control: CacheControl | None = None
 
 
