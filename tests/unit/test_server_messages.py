@@ -378,6 +378,30 @@ async def test_nothing_is_said_where_no_token_may_be() -> None:
     rig.check_rest()
 
 
+async def test_a_result_is_computed_ahead_beside_its_session() -> None:
+    rig = Rig(ScriptedEngine(say(CALL)))
+    first = await ask(rig, user("Oslo?"), tools=[TOOL], session_id="s")
+    before = await rig.session("s")
+    [call] = first["content"]
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "rain"}
+    turns: list[Any] = [user("Oslo?"), {"role": "assistant", "content": [call]}]
+    turns.append({"role": "user", "content": [result]})
+    warm = await ask(rig, *turns, tools=[TOOL], session_id="s", max_tokens=0)
+    assert warm["usage"]["cache_read_input_tokens"] == usage_before(first) + first["usage"]["output_tokens"]
+    assert await rig.session("s") == before
+    assert before["state"] == "WAITING_TOOL"
+    [(parent, child, shared)] = rig.engine.forked
+    assert (parent, child) == (rig.engine.submits[0].session, rig.engine.submits[1].session)
+    assert (
+        shared == usage_before(first) + first["usage"]["output_tokens"] - 1
+    )  # its end token is the template's
+    rig.engine.reply = say("It rains.")
+    second = await ask(rig, *turns, tools=[TOOL], session_id="s")
+    assert second["usage"]["input_tokens"] == 1
+    assert rig.engine.submits[2].turn == 2
+    rig.check_rest()
+
+
 async def test_a_session_goes_on_in_the_other_dialect() -> None:
     rig = Rig(ScriptedEngine(say("Let me see. " + CALL)))
     first = await ask(rig, user("Oslo?"), tools=[TOOL], session_id="s")

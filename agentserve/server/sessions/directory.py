@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from agentserve.server.sessions.book import Book
 from agentserve.server.sessions.departures import Departures
-from agentserve.server.sessions.lineage import Lineages, Replies
+from agentserve.server.sessions.lineage import Lineages
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
     Claim,
@@ -94,9 +94,9 @@ class SessionDirectory:
         key = self._lineages.maker(tenant, call_id)
         return key is not None and not self._sessions[key].issued[call_id]
 
-    def replies(self, claim: Claim) -> Replies:
-        """What `begin` would give to splice; nothing is leased."""
-        return self._lineages.replies(claim, self._public, self._sessions)
+    def foresee(self, claim: Claim) -> Session | None:
+        """Whose history `begin` would go on from; nothing is leased."""
+        return self._lineages.source(claim, self._public, self._sessions)
 
     def by_state(self) -> dict[SessionState, int]:
         counts = Counter(session.state for session in self._sessions.values())
@@ -196,8 +196,8 @@ class SessionDirectory:
         child.replies = {i: ids for i, ids in source.replies.items() if i < shared}
         child.chain = source.chain[:shared]
         self._bytes += child.cost - SESSION_BYTES
-        ends = (source.points[key] for key in reversed(child.chain) if key in source.points)
-        return self._lease(child, keys, now, answers, copied_from=source, shared=next(ends, 0), opened=True)
+        begin = source.tokens_at(shared)
+        return self._lease(child, keys, now, answers, copied_from=source, shared=begin, opened=True)
 
     def _open(self, tenant: str, named: str | None, now: float, parent: Session | None = None) -> Session:
         self._make_room()

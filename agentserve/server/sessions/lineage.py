@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
-from typing import TypeAlias
 
-from agentserve.server.sessions.session_record import Claim, Session, common
+from agentserve.server.sessions.session_record import Claim, Session
 from agentserve.types import SessionId
-
-Replies: TypeAlias = "Mapping[int, array[int]]"
-"""Generated ids by the index of their message."""
 
 
 class Lineages:
@@ -79,22 +74,18 @@ class Lineages:
                 return max(at_key, key=lambda s: (s.tip == key, s is anchor, not s.running, s.active))
         return None
 
-    def replies(
+    def source(
         self,
         claim: Claim,
         public: Mapping[tuple[str, str], Session],
         sessions: Mapping[SessionId, Session],
-    ) -> Replies:
-        """Of the claim's messages, those that its session generated."""
+    ) -> Session | None:
+        """The session that the claim goes on from, or branches off."""
         if claim.named is not None:
             anchor = public.get((claim.tenant, claim.named))
             if anchor is None:
-                return {}
+                return None
         else:
             issuer = self.issuer(claim)
             anchor = None if issuer is None else sessions[issuer]
-        source = self.longest(claim, anchor, sessions) or anchor
-        if source is None:
-            return {}
-        shared = common(source.chain, claim.keys)
-        return {index: ids for index, ids in source.replies.items() if index < shared}
+        return self.longest(claim, anchor, sessions) or anchor

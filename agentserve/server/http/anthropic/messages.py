@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
+from agentserve.server.http.ahead_of_turn import prompt_of, warming
 from agentserve.server.http.anthropic.asked import Asked, asked
 from agentserve.server.http.anthropic.errors import REQUEST_ID, error_body, event_frame
 from agentserve.server.http.anthropic.retention import take_retention
@@ -20,18 +20,14 @@ from agentserve.server.http.anthropic.told import PING, Asking, Telling, whole
 from agentserve.server.http.chat_request import ChatJob, prepare
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import SESSION_HEADER
-from agentserve.server.http.prompt_size import prompt_tokens
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sse import StreamForm, unless_gone
 from agentserve.server.http.streaming import open_stream
 from agentserve.server.http.translate import api_error
 from agentserve.server.sessions.answer import Delta, Outcome
-from agentserve.server.sessions.identity import new_session_id
-from agentserve.server.sessions.seats import OneShotSeat
-from agentserve.server.sessions.turns import Started
+from agentserve.server.sessions.turns import Started, TurnSpec
 from agentserve.server.text_port import JsonObject
-from agentserve.types import SessionId
 
 KEEP_ALIVE = event_frame(PING)
 
@@ -40,17 +36,13 @@ async def messages(request: Request) -> Response:
     context = context_of(request)
     limits = context.options.limits
     fields = decode(await read_body(request, limits.body_bytes), MessagesRequest, limits)
-    ours = asked(fields)
-    warms = fields.max_tokens == 0
-    if warms:
-        if fields.stream:
-            raise ApiError("max_tokens: 0 is not for streams", param="max_tokens")
-        ours.chat.max_completion_tokens = 1
-    ours = await continued(context, ours, fields.thread)
+    if fields.max_tokens == 0 and fields.stream:
+        raise ApiError("max_tokens: 0 is not for streams", param="max_tokens")
+    ours = await continued(context, asked(fields), fields.thread)
     async with _told_as(ours):
+        if fields.max_tokens == 0:
+            return await _warmed(context, request, ours)
         job = await prepare(context, request, ours.chat)
-        if warms:
-            return await _warmed(context, request, fields, job)
         return await _answer(context, request, fields, ours, job)
 
 
@@ -61,8 +53,8 @@ async def count_tokens(request: Request) -> Response:
     fields = decode(await read_body(request, limits.body_bytes), CountRequest, limits)
     ours = await continued(context, asked(fields), fields.thread)
     async with _told_as(ours):
-        count = await prompt_tokens(context, request, ours.chat)
-    return json_response({"input_tokens": count}, headers={REQUEST_ID: request.state.request_id})
+        prompt = await prompt_of(context, request, ours.chat)
+    return json_response({"input_tokens": len(prompt.ids)}, headers={REQUEST_ID: request.state.request_id})
 
 
 @asynccontextmanager
@@ -90,7 +82,7 @@ async def _answer(
             shows_thinking=ours.shows_thinking,
             clamped=job.specs[0].sampling.max_tokens < fields.max_tokens,
         )
-        events = _events(context, job, asking)
+        events = _events(context, job.specs, asking)
         if fields.stream:
             form = StreamForm(KEEP_ALIVE, lambda error: _failure(ours.renamed(error), request))
             return await open_stream(context, request, _frames(events), headers, job.rollback, form=form)
@@ -102,11 +94,11 @@ async def _answer(
 
 
 async def _events(
-    context: ServerContext, job: ChatJob, asking: Asking
+    context: ServerContext, specs: Sequence[TurnSpec], asking: Asking
 ) -> AsyncGenerator[tuple[list[JsonObject], Outcome | None], None]:
     """What each piece of the turn is told as. The outcome comes with the last."""
     telling = Telling(asking)
-    async with aclosing(context.runner.choices([job.specs])) as pieces:
+    async with aclosing(context.runner.choices([specs])) as pieces:
         async for _, piece in pieces:
             match piece:
                 case Started():
@@ -140,17 +132,14 @@ async def _whole(events: Events) -> JsonObject:
     raise AssertionError("a turn ended without an outcome")
 
 
-async def _warmed(
-    context: ServerContext, request: Request, fields: MessagesRequest, job: ChatJob
-) -> Response:
-    """Compute the prompt's KV and say nothing (`max_tokens` 0). The session does not go on by it: the
-    prompt runs for nobody, and whoever sends it next finds it computed."""
-    job.rollback()
-    [spec] = job.specs
-    seat = OneShotSeat(SessionId(new_session_id()), context.engine)
-    asking = Asking(f"msg_{secrets.token_hex(12)}", fields.model, len(job.prompt))
-    alone = replace(job, specs=(replace(spec, seat=seat, watch=None),))
-    body = await unless_gone(request.receive, _whole(_events(context, alone, asking)))
+async def _warmed(context: ServerContext, request: Request, ours: Asked) -> Response:
+    """Compute the prompt's KV and say nothing (`max_tokens` 0). No session goes on by it."""
+    spec = await warming(context, request, ours.chat)
+    asking = Asking(f"msg_{secrets.token_hex(12)}", ours.chat.model or "", len(spec.prompt))
+    try:
+        body = await unless_gone(request.receive, _whole(_events(context, [spec], asking)))
+    finally:
+        spec.seat.rollback("done")  # of a turn that was never begun
     body |= {"content": [], "stop_reason": "max_tokens", "stop_sequence": None}
     body["usage"]["output_tokens"] = 0
     return json_response(body, headers={REQUEST_ID: request.state.request_id})
