@@ -34,8 +34,10 @@ class TemplateFacts:
     """What came out as it should. `default_system`: what the template says where no system message is."""
 
     system: bool
+    system_later: bool  # it is no error after other messages
     tools: bool
     tool_calls: bool  # past calls and their results
+    user_after_tool: bool  # a user message right after results is no error
     null_content: bool  # beside tool calls
     list_content: bool
     consecutive_users: bool
@@ -54,8 +56,12 @@ def probe(render: Render) -> TemplateFacts:
     tool_calls = null_content or _renders_calls(render, call_id, "")
     return TemplateFacts(
         system=_shows(render, [{"role": "system", "content": _SYSTEM}, _USER_MESSAGE], _SYSTEM, _USER),
+        system_later=_takes(render, [_USER_MESSAGE, {"role": "system", "content": _SYSTEM}]),
         tools=_shows(render, [_USER_MESSAGE], _NAME, _USER, tools=[_TOOL]),
         tool_calls=tool_calls,
+        user_after_tool=_takes(
+            render, [*_call_history(call_id, None if null_content else ""), _USER_MESSAGE]
+        ),
         null_content=null_content,
         list_content=_renders_list(render),
         consecutive_users=_shows(render, [_USER_MESSAGE, {"role": "user", "content": _VALUE}], _USER, _VALUE),
@@ -77,16 +83,29 @@ def _shows(
     return all(word in text for word in wanted)
 
 
-def _renders_calls(render: Render, call_id: str, content: str | None) -> bool:
+def _takes(render: Render, messages: Sequence[TemplateMessage]) -> bool:
+    try:
+        render(messages)
+    except TextError:
+        return False
+    return True
+
+
+def _call_history(call_id: str, content: str | None) -> list[TemplateMessage]:
     function = {"name": _NAME, "arguments": {"key": _VALUE}}
     call = {"id": call_id, "type": "function", "function": function}
-    messages: list[TemplateMessage] = [
+    return [
         _USER_MESSAGE,
         {"role": "assistant", "content": content, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call_id, "name": _NAME, "content": _RESULT},
     ]
+
+
+def _renders_calls(render: Render, call_id: str, content: str | None) -> bool:
     try:
-        text = render(messages)  # without tools, so that the name can come from the call alone
+        text = render(
+            _call_history(call_id, content)
+        )  # without tools, so that the name can come from the call alone
     except TextError:
         return False
     return all(word in text for word in (_NAME, _VALUE, _RESULT)) and "None" not in text
