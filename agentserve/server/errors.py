@@ -68,12 +68,16 @@ class ApiError(Exception):
             },
         }
 
-    def response(self) -> Response:
+    @property
+    def reply_headers(self) -> dict[str, str]:
         headers = dict(self.headers)
         if self.status < 500:
             # The official SDKs retry some 4xx by themselves; a bad request stays bad.
             headers.setdefault("x-should-retry", "false")
-        return json_response(self.body(), status=self.status, headers=headers)
+        return headers
+
+    def response(self) -> Response:
+        return json_response(self.body(), status=self.status, headers=self.reply_headers)
 
 
 def _clipped(text: str) -> str:
@@ -102,6 +106,7 @@ def context_too_long(prompt: int, limit: int, param: str) -> ApiError:
         f"but the prompt has {prompt} tokens and leaves no room for an answer.",
         param=param,
         code="context_length_exceeded",
+        details={"prompt_tokens": prompt, "max_model_len": limit},
     )
 
 

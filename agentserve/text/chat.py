@@ -15,6 +15,7 @@ from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts, TemplateMessage, probe
 from agentserve.text.frames import Frames, learn, within_a_turn
 from agentserve.text.jinja import CompiledTemplate
+from agentserve.text.roles import late_system_into_user, user_into_tool
 from agentserve.text.template_sources import TemplateSources
 from tools_bridge.json_value import Json
 
@@ -59,6 +60,8 @@ class Chat:
     ) -> str:
         """The conversation as the template renders it."""
         messages = merge_leading_system(messages, keeps_developer=self._knows("developer"))
+        if not self.facts.system_later:
+            messages = late_system_into_user(messages, consecutive_users=self.facts.consecutive_users)
         if self.wrapper is not None:
             messages = hermes.wrap(
                 messages,
@@ -67,6 +70,8 @@ class Chat:
                 consecutive_users=self.facts.consecutive_users,
             )
             tools = ()
+        elif not self.facts.user_after_tool:
+            messages = user_into_tool(messages)
         if not self.facts.system:
             messages = _system_into_user(messages)
         shaped = [self._shape(message) for message in messages]

@@ -35,9 +35,11 @@ class TemplateFacts:
     """What came out as it should. `default_system`: what the template says where no system message is."""
 
     system: bool
+    system_later: bool  # it is no error after other messages
     tools: bool
     tool_calls: bool  # past calls and their results
     string_arguments: bool  # of calls: as JSON text, not as objects
+    user_after_tool: bool  # a user message right after results is no error
     null_content: bool  # beside tool calls
     list_content: bool
     consecutive_users: bool
@@ -59,9 +61,11 @@ def probe(render: Render) -> TemplateFacts:
     tool_calls = bool(shown[way])
     return TemplateFacts(
         system=_shows(render, [{"role": "system", "content": _SYSTEM}, _USER_MESSAGE], _SYSTEM, _USER),
+        system_later=_takes(render, [_USER_MESSAGE, {"role": "system", "content": _SYSTEM}]),
         tools=_shows(render, [_USER_MESSAGE], _NAME, _USER, tools=[_TOOL]),
         tool_calls=tool_calls,
         string_arguments=way[1],
+        user_after_tool=_takes(render, [*_call_history(*way, next(iter(shown[way]), "")), _USER_MESSAGE]),
         null_content=None in shown[way],
         list_content=_renders_list(render),
         consecutive_users=_shows(render, [_USER_MESSAGE, {"role": "user", "content": _VALUE}], _USER, _VALUE),
@@ -83,17 +87,28 @@ def _shows(
     return all(word in text for word in wanted)
 
 
-def _renders_calls(render: Render, call_id: str, as_text: bool, content: str | None) -> bool:
+def _takes(render: Render, messages: Sequence[TemplateMessage]) -> bool:
+    try:
+        render(messages)
+    except TextError:
+        return False
+    return True
+
+
+def _call_history(call_id: str, as_text: bool, content: str | None) -> list[TemplateMessage]:
     arguments = {"key": _VALUE}
     function = {"name": _NAME, "arguments": json.dumps(arguments) if as_text else arguments}
     call = {"id": call_id, "type": "function", "function": function}
-    messages: list[TemplateMessage] = [
+    return [
         _USER_MESSAGE,
         {"role": "assistant", "content": content, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call_id, "name": _NAME, "content": _RESULT},
     ]
-    try:
-        text = render(messages)  # without tools, so that the name can come from the call alone
+
+
+def _renders_calls(render: Render, call_id: str, as_text: bool, content: str | None) -> bool:
+    try:  # without tools, so that the name can come from the call alone
+        text = render(_call_history(call_id, as_text, content))
     except TextError:
         return False
     return all(word in text for word in (_NAME, _VALUE, _RESULT)) and "None" not in text

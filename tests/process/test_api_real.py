@@ -16,6 +16,8 @@ import httpx
 import openai
 import pytest
 
+from tests import claude_code
+from tests.anthropic_client import frames, put_together
 from tests.api_rig import CHAT, TOOLS, events, joined, user
 from tests.process.serving import url_of
 
@@ -299,6 +301,28 @@ def test_the_openai_sdk_runs_a_tool(client: httpx.Client, url: str) -> None:
     assert reply.usage.prompt_tokens_details is not None
     assert (reply.usage.prompt_tokens_details.cached_tokens or 0) > 100
     sdk.close()
+
+
+def test_claude_code_computes_only_what_is_new(client: httpx.Client) -> None:
+    def told(nonce: str, *turns: Any) -> Any:
+        body = claude_code.body(nonce, *turns, model="smollm2-135m", max_tokens=12, temperature=0)
+        count = client.post("/v1/messages/count_tokens", json={**body, "stream": None})
+        reply = client.post(claude_code.PATH, json=body, headers=claude_code.HEADERS)
+        assert reply.status_code == 200, reply.text
+        message = put_together(frames(reply.content))
+        usage = message["usage"]
+        size = usage["input_tokens"] + usage["cache_read_input_tokens"]
+        assert count.json() == {"input_tokens": size}
+        return message, size
+
+    first, before = told("a1b2c")
+    block = {"type": "text", "text": "Now be briefer."}
+    turns = [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": [block]}]
+    second, after = told("ffff0", *turns)
+    added = after - before - first["usage"]["output_tokens"]
+    assert before > 400
+    assert 0 < added < 40
+    assert added <= second["usage"]["input_tokens"] <= added + PAGE
 
 
 def test_plain_curl(client: httpx.Client, url: str) -> None:

@@ -30,6 +30,17 @@ def test_tool_session(url: str) -> None:  # noqa: F811
     assert prompt - cached < 60
 
 
+def test_anthropic_sdk(url: str) -> None:  # noqa: F811
+    said = run("anthropic_sdk.py", url)
+    prompt, call, *_, resume = said.splitlines()
+    size = int(prompt.split()[1])
+    assert call.startswith("call: weather({'city': '")
+    assert int(call.split()[-2]) > 2
+    found, computed = (int(word) for word in resume.split() if word.isdigit())
+    assert found > size
+    assert computed < 60
+
+
 def test_langgraph_agent(url: str) -> None:  # noqa: F811
     said = run("langgraph_agent.py", url)
     kinds = [

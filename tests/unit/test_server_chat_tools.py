@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentserve.messages import unpack_tokens
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, joined, user
 from tests.fakes import ScriptedEngine, say
 
@@ -129,3 +130,15 @@ async def test_the_beginning_of_a_call_at_the_end_of_a_reply_is_shown() -> None:
     assert "tool_calls" not in choice["message"]
     message = joined(await rig.chat_stream([user("b")], tools=TOOLS))
     assert (message["content"], message["tool_calls"]) == (text, [])
+
+
+async def test_a_deferred_tool_may_be_called_but_is_not_listed() -> None:
+    rig = Rig(ScriptedEngine(say(hermes("now", "{}"))))
+    late = TOOLS[1] | {"defer_loading": True}
+    reply = await rig.chat([user("a")], tools=[TOOLS[0], late], tool_choice="required")
+    assert reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "now"
+    [form] = rig.grammars.asked
+    assert [tool["function"]["name"] for tool in form.tools] == ["weather", "now"]
+    prompt = rig.context.tokenizer.decode(unpack_tokens(rig.engine.submits[0].tokens))
+    assert "weather" in prompt
+    assert '"now"' not in prompt

@@ -274,3 +274,51 @@ def test_splitting_reasoning_takes_linear_time(end: str) -> None:
     text = "<think>" + "\n" * 100_000 + end
     found = _thinker().split_reasoning(parse_message({"role": "assistant", "content": text}))
     assert found.reasoning == ("" if end == "</think>" else None)
+
+
+# Alternates strictly, like the templates of Mistral's family: results are between a call and its answer.
+STRICT = """
+{%- if messages[0].role == 'system' %}{{ '[S]' + messages[0].content + '[/S]' }}
+{%- set messages = messages[1:] %}{%- endif %}
+{%- set ns = namespace(turn=0) %}
+{%- for m in messages %}
+{%- if m.role not in ('user', 'assistant', 'tool') %}{{ raise_exception('unknown role') }}{% endif %}
+{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}
+{%- if (m.role == 'user') != (ns.turn % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- set ns.turn = ns.turn + 1 %}{%- endif %}
+{{- '[' + m.role + ']' }}
+{%- for call in m.tool_calls or () %}{{ call.function | tojson }}{% endfor %}{{ m.content or '' }}
+{%- endfor %}
+{%- if tools %}{{ tools | tojson }}{% endif %}"""
+
+
+def test_roles_that_a_template_refuses_where_they_stand() -> None:
+    strict = inline(STRICT)
+    assert strict.facts is not None
+    assert (strict.facts.system, strict.facts.tool_calls, strict.wrapper) == (True, True, None)
+    facts = strict.facts
+    assert (facts.system_later, facts.user_after_tool, facts.consecutive_users) == (False, False, False)
+    history: list[Message] = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a"},
+        {"role": "system", "content": "b"},
+        {"role": "assistant", "content": None, "tool_calls": [call("f", "{}")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "r"},
+        {"role": "user", "content": "c"},
+        {"role": "system", "content": "d"},
+        {"role": "assistant", "content": "e"},
+    ]
+    text = prompt_text(strict, history, add_generation_prompt=False)
+    called = '[assistant]{"name": "f", "arguments": {}}'
+    assert text == f"[S]s[/S][user]a\n\nb{called}[tool]r\n\nc\n\nd[assistant]e"
+    first = prompt_text(strict, history[:3], add_generation_prompt=False)
+    assert text.startswith(first)
+    assert prompt_text(strict, [history[1]], add_generation_prompt=False) == "[user]a"
+
+
+def test_roles_stay_as_they_are_where_the_template_takes_them() -> None:
+    for name in FAMILIES:
+        facts = template(name).facts
+        assert facts is not None
+        assert facts.system_later
+        assert facts.user_after_tool

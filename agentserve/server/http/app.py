@@ -23,6 +23,7 @@ from agentserve.metrics import Metrics
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http import housekeeping, sessions_api
+from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import ServerContext, ServerOptions
@@ -40,6 +41,7 @@ from agentserve.server.http.sessions.upload import tool_result_stream
 from agentserve.server.http.sse import ClientGone
 from agentserve.server.http.structure import GrammarMaker, Grammars
 from agentserve.server.http.translate import KNOWN, api_error
+from agentserve.server.http.voice import error_response
 from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
@@ -186,6 +188,8 @@ def _routes() -> list[Route]:
     return [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
         Route("/v1/models", housekeeping.models, methods=["GET"]),
         Route("/v1/models/{name:path}", housekeeping.model, methods=["GET"]),
         Route("/health", housekeeping.health, methods=["GET"]),
@@ -217,7 +221,7 @@ def _routes() -> list[Route]:
 async def _known_error(request: Request, error: Exception) -> Response:
     told = api_error(error)
     assert told is not None
-    return told.response()
+    return error_response(told, request.scope)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -229,4 +233,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
     allowed = (error.headers or {}).get("Allow")
     reason = f"{request.method} {request.url.path[:200]}: {error.detail}"
     headers = {"allow": allowed} if allowed else None
-    return ApiError(reason, status=error.status_code, headers=headers).response()
+    return error_response(ApiError(reason, status=error.status_code, headers=headers), request.scope)

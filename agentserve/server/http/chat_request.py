@@ -165,9 +165,11 @@ def render(
             "continue_final_message: needs an assistant message at the end and no add_generation_prompt",
             param="continue_final_message",
         )
+    late = {tool.function.name for tool in fields.tools or () if tool.function and tool.defer_loading}
+    listed = [tool for tool in tools if tool["function"]["name"] not in late] if late else tools
     return template.render(
         messages,
-        tools=tools or None,
+        tools=listed or None,
         add_generation_prompt=not goes_on and fields.add_generation_prompt is not False,
         continue_final_message=goes_on,
         kwargs=template_settings(fields),

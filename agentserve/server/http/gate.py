@@ -15,6 +15,7 @@ from agentserve.metrics import Metrics
 from agentserve.server.errors import ApiError, shutting_down
 from agentserve.server.http.context import ServerOptions
 from agentserve.server.http.names import REQUEST_HEADER, request_id
+from agentserve.server.http.voice import error_response
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Gate:
 
         refusal = self._refusal(scope["path"], headers)
         if refusal is not None:
-            await refusal.response()(scope, receive, labelled)
+            await error_response(refusal, scope)(scope, receive, labelled)
             return
         try:
             await self._app(scope, receive, labelled)
@@ -60,13 +61,13 @@ class Gate:
             # The HTTP server cancels what still runs when its drain is over, and does nothing after
             # that: the cancellation ends here, with an answer where none has begun.
             if not started:
-                await shutting_down().response()(scope, receive, labelled)
+                await error_response(shutting_down(), scope)(scope, receive, labelled)
         except Exception:
             if started:
                 raise  # nothing can be said any more; the server closes the connection
             log.exception("%s %s failed", scope["method"], scope["path"])
             fault = ApiError("Internal error.", status=500, code="internal_error")
-            await fault.response()(scope, receive, labelled)
+            await error_response(fault, scope)(scope, receive, labelled)
 
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         if self._keys:

@@ -45,6 +45,7 @@ class FunctionDef(msgspec.Struct):
 class ToolDef(msgspec.Struct):
     type: str = "function"
     function: FunctionDef | None = None
+    defer_loading: bool | None = None  # it may be called, but the prompt's list of tools is without it
 
 
 class FunctionName(msgspec.Struct):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agentserve.server.errors import dump_json, shutting_down
+from agentserve.server.errors import ApiError, dump_json, shutting_down
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -24,6 +25,21 @@ class ClientGone(Exception):
 def frame(value: object) -> bytes:
     """One event with one line of ASCII JSON, so that no reader can split it."""
     return b"data: " + dump_json(value) + b"\n\n"
+
+
+def _failure(error: ApiError) -> bytes:
+    return frame(error.body())
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """How a dialect's streams say what is no part of an answer."""
+
+    keep_alive: bytes = KEEP_ALIVE  # sent where nothing else is
+    failure: Callable[[ApiError], bytes] = _failure  # the last event of a stream that has begun
+
+
+OPENAI = StreamForm()
 
 
 async def disconnected(receive: Receive) -> None:
@@ -49,9 +65,10 @@ async def unless_gone(receive: Receive, work: Coroutine[object, object, Result])
 class EventStream(Response):
     """Sends the frames of an async generator; closes it when they end or the client goes.
 
-    A comment is sent whenever nothing was for `keep_alive` seconds: proxies and clients drop
-    connections that stay silent through a long prefill. `close` is awaited at the end, whatever
-    happened, also when no frame was ever asked for (closing the generator does nothing then).
+    A comment (or what `form` has for it) is sent whenever nothing was for `keep_alive` seconds:
+    proxies and clients drop connections that stay silent through a long prefill. `close` is awaited at
+    the end, whatever happened, also when no frame was ever asked for (closing the generator does nothing
+    then).
     """
 
     media_type = "text/event-stream"
@@ -63,8 +80,10 @@ class EventStream(Response):
         keep_alive: float,
         close: Callable[[], Awaitable[None]],
         headers: Mapping[str, str] | None = None,
+        form: StreamForm = OPENAI,
     ) -> None:
         self._frames = frames
+        self._form = form
         self._keep_alive = keep_alive
         self._close = close
         self.status_code = 200
@@ -84,7 +103,7 @@ class EventStream(Response):
             # The server's drain is over. Frames are sent whole, so one more may follow.
             await _end(pump)
             if pump.cancelled() and not watcher.done():
-                last = frame(shutting_down().body())
+                last = self._form.failure(shutting_down())
                 await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
@@ -112,7 +131,7 @@ class EventStream(Response):
                 if silent < self._keep_alive:
                     await asyncio.sleep(self._keep_alive - silent)
                 else:
-                    await put(KEEP_ALIVE)
+                    await put(self._form.keep_alive)
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         comments = asyncio.create_task(comment())

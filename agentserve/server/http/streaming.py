@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.context import ServerContext
-from agentserve.server.http.sse import ClientGone, EventStream, anext_or_end, disconnected, frame
+from agentserve.server.http.sse import OPENAI, ClientGone, EventStream, StreamForm, anext_or_end, disconnected
 from agentserve.server.http.translate import api_error
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ async def open_stream(
     frames: AsyncGenerator[bytes, None],
     headers: Mapping[str, str],
     rollback: Callable[[], None],
+    *,
+    form: StreamForm = OPENAI,
 ) -> Response:
     """Start the reply. A refusal that comes at once is raised, and becomes a plain error reply.
 
@@ -51,12 +53,16 @@ async def open_stream(
         rollback()  # of turns that were never begun
 
     return EventStream(
-        _guarded(first, frames), close=close, keep_alive=context.options.keep_alive_seconds, headers=headers
+        _guarded(first, frames, form),
+        close=close,
+        keep_alive=context.options.keep_alive_seconds,
+        headers=headers,
+        form=form,
     )
 
 
 async def _guarded(
-    first: asyncio.Task[bytes], frames: AsyncGenerator[bytes, None]
+    first: asyncio.Task[bytes], frames: AsyncGenerator[bytes, None], form: StreamForm
 ) -> AsyncGenerator[bytes, None]:
     try:
         head = await first
@@ -69,7 +75,7 @@ async def _guarded(
         if known is None:
             log.exception("a stream failed")
             known = ApiError("Internal error.", status=500, code="internal_error")
-        yield frame(known.body())
+        yield form.failure(known)
 
 
 async def _stop(task: asyncio.Task[bytes] | asyncio.Task[None]) -> None:

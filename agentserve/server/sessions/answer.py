@@ -106,6 +106,7 @@ class Outcome:
     usage: TurnUsage
     reasoning: str = ""  # no part of `text`
     reasoning_tokens: int = 0  # of `ids`
+    stop: str | None = None  # the stop string that ended it
 
     @property
     def has_calls(self) -> bool:
@@ -186,6 +187,7 @@ class Answer:
             ids=tuple(token.token for token in self._tokens),
             generated=self._generated(ended_by_token),
             usage=usage,
+            stop=self._cutter.hit,
         )
         return delta, outcome
 

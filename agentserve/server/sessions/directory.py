@@ -15,7 +15,7 @@ A *book*, where there is one, is told every change that must outlive the process
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -83,8 +83,7 @@ class SessionDirectory:
         return self._public.get((tenant, public_id))
 
     def find(self, key: SessionId) -> Session | None:
-        """The session, unless it was closed or forgotten."""
-        return self._sessions.get(key)
+        return self._sessions.get(key)  # None: it was closed or forgotten
 
     def sessions(self, tenant: str) -> Iterator[Session]:
         """Most recently used first."""
@@ -95,11 +94,13 @@ class SessionDirectory:
         key = self._lineages.maker(tenant, call_id)
         return key is not None and not self._sessions[key].issued[call_id]
 
+    def foresee(self, claim: Claim) -> Session | None:
+        """Whose history `begin` would go on from; nothing is leased."""
+        return self._lineages.source(claim, self._public, self._sessions)
+
     def by_state(self) -> dict[SessionState, int]:
-        counts = dict.fromkeys(SessionState, 0)
-        for session in self._sessions.values():
-            counts[session.state] += 1
-        return counts
+        counts = Counter(session.state for session in self._sessions.values())
+        return {state: counts[state] for state in SessionState}
 
     def take_evicted(self) -> list[SessionId]:
         """Sessions forgotten since the last call; the engine may forget them too."""
@@ -192,8 +193,8 @@ class SessionDirectory:
         child.replies = {i: ids for i, ids in source.replies.items() if i < shared}
         child.chain = source.chain[:shared]
         self._bytes += child.cost - SESSION_BYTES
-        ends = (source.points[key] for key in reversed(child.chain) if key in source.points)
-        return self._lease(child, keys, now, answers, copied_from=source, shared=next(ends, 0), opened=True)
+        begin = source.tokens_at(shared)
+        return self._lease(child, keys, now, answers, copied_from=source, shared=begin, opened=True)
 
     def _open(self, tenant: str, named: str | None, now: float, parent: Session | None = None) -> Session:
         self._make_room()

@@ -88,3 +88,19 @@ class Lineages:
             if at_key:
                 return max(at_key, key=lambda s: (s.tip == key, s is anchor, not s.running, s.active))
         return None
+
+    def source(
+        self,
+        claim: Claim,
+        public: Mapping[tuple[str, str], Session],
+        sessions: Mapping[SessionId, Session],
+    ) -> Session | None:
+        """The session that the claim goes on from, or branches off."""
+        if claim.named is not None:
+            anchor = public.get((claim.tenant, claim.named))
+            if anchor is None:
+                return None
+        else:
+            issuer = self.issuer(claim)
+            anchor = None if issuer is None else sessions[issuer]
+        return self.longest(claim, anchor, sessions) or anchor

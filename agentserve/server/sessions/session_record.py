@@ -127,6 +127,11 @@ class Session:
         """Whether a turn of its own was committed with the first `messages` messages."""
         return 0 < messages <= len(self.chain) and self.chain[messages - 1] in self.points
 
+    def tokens_at(self, messages: int) -> int:
+        """Tokens up to the last of its first `messages` messages with which a turn ended."""
+        keys = reversed(self.chain[:messages])
+        return next((self.points[key] for key in keys if key in self.points), 0)
+
     def inherit(self, source: Session, messages: int, pending: Sequence[PendingCall]) -> None:
         """Begin a fork with the first messages of `source`, where a turn ended, and calls to wait for."""
         self.family = self.key

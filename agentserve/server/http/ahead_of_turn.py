@@ -1,0 +1,77 @@
+"""The prompt that a request's turn would have, before there is a turn: to be counted, or computed for
+nobody so that the turn finds it. Nothing is leased, and no session changes."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from agentserve.server.http import history, sampling
+from agentserve.server.http.chat_request import render, template_of
+from agentserve.server.http.context import ServerContext
+from agentserve.server.http.names import session_name
+from agentserve.server.http.schemas import ChatRequest
+from agentserve.server.http.structure import Form, chat_form
+from agentserve.server.http.turn_parts import answer_factory, namespace
+from agentserve.server.sessions.identity import DEFAULT_TENANT, new_session_id
+from agentserve.server.sessions.seats import OneShotSeat, chain_keys
+from agentserve.server.sessions.session_record import Claim, Session, common
+from agentserve.server.sessions.turns import TurnSpec
+from agentserve.text.unfinished import call_ids
+from agentserve.types import SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    ids: array[int]
+    session: Session | None  # the one whose history it goes on from
+    shared: int  # tokens they have in common, at least
+
+
+async def prompt_of(context: ServerContext, request: Request, fields: ChatRequest) -> Prompt:
+    """As `chat_request.prepare` makes it: with the ids that the request's session generated, which need
+    not be those that its text would be encoded to."""
+    limits = context.options.limits
+    context.check_model(fields.model)
+    named = session_name(request, fields.session_id, limits)
+    was_cut = context.directory.cut
+    cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
+    messages = await context.off_loop(history.message_dicts, fields.messages, limits, cut)
+    tools = history.tool_dicts(fields.tools, limits)
+    keyed = messages
+    if cut:
+        keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
+    keys = await context.off_loop(chain_keys, context.chain, keyed, fields.cache_salt)
+    answers, calls = history.trailing_call_ids(messages), history.call_ids(messages)
+    session = context.directory.foresee(Claim(DEFAULT_TENANT, named, answers, keys, calls))
+    same = 0 if session is None else common(session.chain, keys)
+    replies = {} if session is None else {i: ids for i, ids in session.replies.items() if i < same}
+    ids = await context.off_loop(render, template_of(context), fields, messages, tools, replies)
+    return Prompt(ids, session, 0 if session is None else session.tokens_at(same))
+
+
+async def warming(context: ServerContext, request: Request, fields: ChatRequest) -> TurnSpec:
+    """A turn of one token, for nobody, that leaves the prompt's KV behind. Refused as the request itself
+    would be."""
+    limits = context.options.limits
+    sampling.check_fields(fields, context.facts, limits)
+    prompt = await prompt_of(context, request, fields)
+    form = chat_form(fields, history.tool_dicts(fields.tools, limits), limits)
+    await context.grammars.define(form)  # it is there then, too
+    settings = sampling.build(
+        fields, context.facts, limits, prompt=len(prompt.ids), max_tokens=1, seed=0, logprobs=None
+    )
+    seat = OneShotSeat(SessionId(new_session_id()), context.engine)
+    session = prompt.session
+    if session is not None and prompt.shared and context.directory.find(session.key) is not None:
+        context.engine.fork(session.key, seat.key, prompt.shared)  # where its KV is
+    return TurnSpec(
+        seat=seat,
+        prompt=prompt.ids,
+        sampling=settings,
+        answer=answer_factory(context, settings, form=Form(), continues=False),
+        namespace=namespace(DEFAULT_TENANT, fields.cache_salt),
+        priority=fields.priority or 0,
+    )

@@ -1,0 +1,141 @@
+"""From a Messages body to the chat request that asks the same, and errors back to the body's words. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agentserve.server.errors import ApiError
+from agentserve.server.http.anthropic.history import history_of
+from agentserve.server.http.anthropic.offered import Offered
+from agentserve.server.http.anthropic.schemas import (
+    MessagesRequest,
+    OutputFormat,
+    PromptFields,
+    Thinking,
+    ToolChoice,
+)
+from agentserve.server.http.schemas import (
+    ChatRequest,
+    FunctionName,
+    JsonSchemaFormat,
+    NamedChoice,
+    ResponseFormat,
+)
+from agentserve.server.text_port import JsonObject
+
+_THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+_MESSAGE = re.compile(r"messages\[(\d+)\]((?:\.\w+|\[\d+\])*)")
+_TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?(\.\w+)?")
+_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.type": "output_config.format",
+    "response_format.json_schema.schema": "output_config.format.schema",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A chat request, and where in the body its messages and tools came from."""
+
+    chat: ChatRequest
+    places: tuple[str, ...]
+    tools: tuple[int, ...]
+    shows_thinking: bool
+
+    def renamed(self, error: ApiError) -> ApiError:
+        """The error of the chat request in the words of the body."""
+        field, colon, rest = error.message.partition(":")
+        message = f"{_NAMES[field]}{colon}{rest}" if colon and field in _NAMES else error.message
+        return ApiError(
+            self._placed(message),
+            status=error.status,
+            param=None if error.param is None else self._placed(_NAMES.get(error.param, error.param)),
+            code=error.code,
+            headers=error.headers,
+            details=error.details,
+        )
+
+    def _placed(self, text: str) -> str:
+        return _TOOL.sub(self._tool, _MESSAGE.sub(self._message, text))
+
+    def _message(self, found: re.Match[str]) -> str:
+        index, rest = int(found[1]), found[2]
+        if index >= len(self.places):
+            return found[0]
+        if rest == ".tool_call_id":
+            return f"{self.places[index]}.tool_use_id"
+        return self.places[index]
+
+    def _tool(self, found: re.Match[str]) -> str:
+        index = int(found[1])
+        if index >= len(self.tools) or self.tools[index] < 0:
+            return found[0]
+        field = (found[2] or "").replace(".parameters", ".input_schema")
+        return f"tools[{self.tools[index]}]{field}"
+
+
+def asked(fields: PromptFields) -> Asked:
+    """The same question as a chat request; an ApiError says what in the body cannot be asked here."""
+    choice = fields.tool_choice
+    offered = Offered(fields.tools or (), choice.name if choice is not None else None)
+    history = history_of(fields.system, fields.messages, offered)
+    tools = offered.tools
+    output = fields.output_config
+    chat = ChatRequest(
+        model=fields.model,
+        session_id=fields.session_id,
+        messages=history.messages,
+        continue_final_message=history.goes_on or None,
+        tools=[tool for _, tool in tools] or None,
+        response_format=_format((output and output.format) or fields.output_format),
+        chat_template_kwargs=_template_kwargs(fields.thinking, output.effort if output else None) or None,
+    )
+    if choice is not None:
+        chat.tool_choice = _choice(choice)
+        chat.parallel_tool_calls = False if choice.disable_parallel_tool_use else None
+    if isinstance(fields, MessagesRequest):
+        chat.max_completion_tokens = fields.max_tokens
+        chat.stream = fields.stream
+        chat.stop = fields.stop_sequences
+        chat.temperature = fields.temperature
+        chat.top_p = fields.top_p
+        chat.top_k = fields.top_k
+    shows = fields.thinking is None or fields.thinking.display != "omitted"
+    return Asked(chat, tuple(history.places), tuple(index for index, _ in tools), shows)
+
+
+def _choice(choice: ToolChoice) -> str | NamedChoice:
+    if choice.type == "tool":
+        return NamedChoice("function", FunctionName(choice.name or ""))
+    return _CHOICES[_one_of(choice.type, _CHOICES | {"tool": ""}, "tool_choice.type")]
+
+
+def _template_kwargs(thinking: Thinking | None, effort: str | None) -> JsonObject:
+    """What templates of models that think look for: `enable_thinking` or `thinking`, and
+    `reasoning_effort`. Where nothing was asked, nothing is said: the template has its own default."""
+    said: JsonObject = {}
+    if thinking is not None:
+        thinks = _THINKS[_one_of(thinking.type, _THINKS, "thinking.type")]
+        said |= {"enable_thinking": thinks, "thinking": thinks}
+    if effort is not None:
+        said["reasoning_effort"] = _EFFORTS[_one_of(effort, _EFFORTS, "output_config.effort")]
+    return said
+
+
+def _format(wanted: OutputFormat | None) -> ResponseFormat | None:
+    if wanted is None:
+        return None
+    _one_of(wanted.type, {"json_schema": True}, "output_config.format.type")
+    return ResponseFormat("json_schema", JsonSchemaFormat(schema=wanted.schema, strict=True))
+
+
+def _one_of(value: str, known: dict[str, str] | dict[str, bool], where: str) -> str:
+    if value not in known:
+        raise ApiError(f"{where}: {value[:40]!r} is not one of {', '.join(known)}", param=where)
+    return value

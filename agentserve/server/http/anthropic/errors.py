@@ -1,0 +1,58 @@
+"""Errors, and frames of a stream, in Anthropic's shape."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from agentserve.server.errors import ApiError, dump_json, json_response
+from agentserve.server.text_port import JsonObject
+
+PATH = "/v1/messages"
+REQUEST_ID = "request-id"  # the header that Anthropic's SDKs read
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def is_ours(path: str) -> bool:
+    """Whether who calls this path expects Anthropic's shapes."""
+    return path == PATH or path.startswith(f"{PATH}/")
+
+
+def error_body(error: ApiError, request_id: str) -> JsonObject:
+    kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    told: JsonObject = {"type": kind, "message": _message(error)}
+    if error.details:
+        told["details"] = error.details
+    return {
+        "type": "error",
+        "error": told,
+        "request_id": request_id,
+    }
+
+
+def _message(error: ApiError) -> str:
+    """Clients that compact their history look for this beginning, and for both numbers."""
+    if error.code != "context_length_exceeded":
+        return error.message
+    tokens, limit = error.details.get("prompt_tokens"), error.details.get("max_model_len")
+    numbers = f"{tokens} tokens > {limit} maximum. " if tokens is not None else ""
+    return f"prompt is too long: {numbers}{error.message}"
+
+
+def error_response(error: ApiError, request_id: str) -> Response:
+    headers = error.reply_headers | {REQUEST_ID: request_id}
+    return json_response(error_body(error, request_id), status=error.status, headers=headers)
+
+
+def event_frame(event: JsonObject) -> bytes:
+    """One event of a stream; its name is its type."""
+    return b"event: " + str(event["type"]).encode("ascii") + b"\ndata: " + dump_json(event) + b"\n\n"

@@ -1,0 +1,35 @@
+"""What `cache_control` says of a session's KV: how long its client means to come back for it.
+
+All KV is kept for as long as there is room, so "5m" says nothing new. "1h" raises the session's
+priority by one, unless its client has given it one itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentserve.server.http.anthropic.schemas import CacheControl, PromptFields
+from agentserve.server.http.context import ServerContext
+from agentserve.server.sessions.advice import advise
+from agentserve.server.sessions.session_record import Session
+from tiering.hints import hear
+
+LONG = "1h"
+
+
+def take_retention(context: ServerContext, session: Session, fields: PromptFields) -> None:
+    """Keep it as a hint, for the end of the turn that is about to run."""
+    if session.said.priority or not any(mark is not None and mark.ttl == LONG for mark in _marks(fields)):
+        return
+    now = context.clock.now()
+    heard = hear(session.said, {"priority": 1}, now, running=True)
+    advise(context.directory, context.engine, session, heard, now)
+
+
+def _marks(fields: PromptFields) -> Iterator[CacheControl | None]:
+    yield fields.cache_control
+    yield from (tool.cache_control for tool in fields.tools or ())
+    contents = [fields.system or "", *(turn.content for turn in fields.messages)]
+    yield from (
+        block.cache_control for content in contents if not isinstance(content, str) for block in content
+    )
