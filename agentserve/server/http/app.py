@@ -28,6 +28,8 @@ from agentserve.server.http.completions import completions
 from agentserve.server.http.context import ServerContext, ServerOptions
 from agentserve.server.http.gate import Gate
 from agentserve.server.http.residency import follow_decisions
+from agentserve.server.http.responses.desk import Desk
+from agentserve.server.http.responses.routes import routes as responses_routes
 from agentserve.server.http.sessions.background import Background
 from agentserve.server.http.sessions.event_stream import session_events
 from agentserve.server.http.sessions.exclusive import Exclusive
@@ -66,6 +68,7 @@ def create_app(
     directory: SessionDirectory | None = None,
     journal: Journal | None = None,
     chronicle: Chronicle | None = None,
+    responses: Desk | None = None,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
     wall: Callable[[], float] = time.time,
@@ -109,6 +112,7 @@ def create_app(
         new_seed=lambda: secrets.randbits(63),
         text_pool=text_pool,
         journal=journal,
+        responses=responses or Desk(wall),
     )
 
     app = Starlette(
@@ -145,6 +149,7 @@ def _lifespan(
             expiry.cancel()
             await asyncio.gather(expiry, return_exceptions=True)
             await context.background.stop()
+            await context.responses.close()
             for pool in pools:
                 pool.shutdown(wait=False, cancel_futures=True)
             if context.journal is not None:
@@ -171,6 +176,7 @@ def _routes() -> list[Route]:
     return [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
+        *responses_routes(),
         Route("/v1/models", housekeeping.models, methods=["GET"]),
         Route("/v1/models/{name:path}", housekeeping.model, methods=["GET"]),
         Route("/health", housekeeping.health, methods=["GET"]),

@@ -9,7 +9,7 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agentserve.server.errors import dump_json, shutting_down
+from agentserve.server.errors import ApiError, dump_json, shutting_down
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -24,6 +24,10 @@ class ClientGone(Exception):
 def frame(value: object) -> bytes:
     """One event with one line of ASCII JSON, so that no reader can split it."""
     return b"data: " + dump_json(value) + b"\n\n"
+
+
+def error_frame(error: ApiError) -> bytes:
+    return frame(error.body())
 
 
 async def disconnected(receive: Receive) -> None:
@@ -63,10 +67,15 @@ class EventStream(Response):
         keep_alive: float,
         close: Callable[[], Awaitable[None]],
         headers: Mapping[str, str] | None = None,
+        alive: Callable[[], bytes] = lambda: KEEP_ALIVE,
+        told: Callable[[ApiError], bytes] = error_frame,
     ) -> None:
+        """`alive` makes what is sent into silence, `told` an error of this dialect's streams."""
         self._frames = frames
         self._keep_alive = keep_alive
         self._close = close
+        self._alive = alive
+        self._told = told
         self.status_code = 200
         self.background = None
         self.init_headers(
@@ -84,7 +93,7 @@ class EventStream(Response):
             # The server's drain is over. Frames are sent whole, so one more may follow.
             await _end(pump)
             if pump.cancelled() and not watcher.done():
-                last = frame(shutting_down().body())
+                last = self._told(shutting_down())
                 await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
@@ -102,7 +111,7 @@ class EventStream(Response):
                 step = step or asyncio.create_task(anext_or_end(self._frames))
                 await asyncio.wait({step}, timeout=self._keep_alive)
                 if not step.done():
-                    await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                    await send({"type": "http.response.body", "body": self._alive(), "more_body": True})
                     continue
                 body, step = step.result(), None
                 await send({"type": "http.response.body", "body": body, "more_body": bool(body)})

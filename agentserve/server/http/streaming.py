@@ -11,7 +11,14 @@ from starlette.responses import Response
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.context import ServerContext
-from agentserve.server.http.sse import ClientGone, EventStream, anext_or_end, disconnected, frame
+from agentserve.server.http.sse import (
+    KEEP_ALIVE,
+    ClientGone,
+    EventStream,
+    anext_or_end,
+    disconnected,
+    error_frame,
+)
 from agentserve.server.http.translate import api_error
 
 log = logging.getLogger(__name__)
@@ -25,10 +32,14 @@ async def open_stream(
     frames: AsyncGenerator[bytes, None],
     headers: Mapping[str, str],
     rollback: Callable[[], None],
+    *,
+    alive: Callable[[], bytes] = lambda: KEEP_ALIVE,
+    told: Callable[[ApiError], bytes] = error_frame,
 ) -> Response:
     """Start the reply. A refusal that comes at once is raised, and becomes a plain error reply.
 
-    Once the stream has begun an error is one last event, and no [DONE] follows it.
+    Once the stream has begun an error is one last event, and no [DONE] follows it; `told` makes it.
+    `alive` makes what is sent into silence.
     """
     first = asyncio.create_task(anext_or_end(frames))
     watcher = asyncio.create_task(disconnected(request.receive))
@@ -51,12 +62,17 @@ async def open_stream(
         rollback()  # of turns that were never begun
 
     return EventStream(
-        _guarded(first, frames), close=close, keep_alive=context.options.keep_alive_seconds, headers=headers
+        _guarded(first, frames, told),
+        close=close,
+        keep_alive=context.options.keep_alive_seconds,
+        headers=headers,
+        alive=alive,
+        told=told,
     )
 
 
 async def _guarded(
-    first: asyncio.Task[bytes], frames: AsyncGenerator[bytes, None]
+    first: asyncio.Task[bytes], frames: AsyncGenerator[bytes, None], told: Callable[[ApiError], bytes]
 ) -> AsyncGenerator[bytes, None]:
     try:
         head = await first
@@ -69,7 +85,7 @@ async def _guarded(
         if known is None:
             log.exception("a stream failed")
             known = ApiError("Internal error.", status=500, code="internal_error")
-        yield frame(known.body())
+        yield told(known)
 
 
 async def _stop(task: asyncio.Task[bytes] | asyncio.Task[None]) -> None:

@@ -1,0 +1,207 @@
+"""What a request comes to, before anything runs: its whole history, and the chat turn that follows it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentserve.server.errors import ApiError
+from agentserve.server.http.context import ServerContext
+from agentserve.server.http.responses.asked import chat_request, messages_of
+from agentserve.server.http.responses.conversations import Conversation
+from agentserve.server.http.responses.desk import Desk, new_id
+from agentserve.server.http.responses.items import Given, Reference, read_input
+from agentserve.server.http.responses.schemas import ResponsesRequest
+from agentserve.server.http.responses.shelf import Kept
+from agentserve.server.http.responses.tools import Toolbox, read_tools
+from agentserve.server.http.schemas import ChatRequest
+from agentserve.server.sessions.identity import DEFAULT_TENANT
+from agentserve.server.text_port import JsonObject
+
+log = logging.getLogger(__name__)
+
+MOST_METADATA = 16
+_MOST_KEY, _MOST_VALUE = 64, 512
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
+
+
+@dataclass(slots=True)
+class Plan:
+    body: ResponsesRequest
+    box: Toolbox
+    items: list[JsonObject]  # the request's own
+    fields: ChatRequest
+    where: tuple[str | None, ...]  # of each message, its place in the request
+    parent: Kept | None = None
+    conversation: Conversation | None = None
+
+    def told(self, error: ApiError) -> ApiError:
+        """An error about messages as one about the items they are made of."""
+
+        def place(found: re.Match[str]) -> str:
+            index = int(found.group(1))
+            return (self.where[index] if index < len(self.where) else None) or "an earlier item"
+
+        return ApiError(
+            _MESSAGE.sub(place, error.message),
+            status=error.status,
+            param=None if error.param is None else _MESSAGE.sub(place, error.param),
+            code=error.code,
+            headers=error.headers,
+            details=error.details,
+        )
+
+
+async def planned(context: ServerContext, body: ResponsesRequest) -> Plan:
+    """ApiError for what cannot be, or names what there is not."""
+    desk, limits = context.responses, context.options.limits
+    check(body)
+    box = read_tools(body.tools)
+    given = read_input(body.input, new_id, most=limits.messages)
+    for kind in sorted({*box.skipped, *given.skipped}):
+        log.warning("responses: tools and items of type %r are skipped", kind)
+    chain = _chain(desk, body)
+    conversation = _conversation(desk, body)
+    if conversation is not None:
+        earlier = [await context.off_loop(conversation.before, conversation.next)]
+    else:
+        earlier = await context.off_loop(runs_of, chain, conversations_of(desk, chain))
+    items, places = _resolved(desk, given, {item["id"] for run in earlier for item in run})
+    messages, where = _messages(context, body, [*earlier, items], places)
+    last = conversation.session if conversation is not None else chain[-1].session if chain else None
+    alive = last is not None and context.directory.get(DEFAULT_TENANT, last) is not None
+    fields = chat_request(body, box, messages, last if alive else None)
+    return Plan(body, box, items, fields, where, chain[-1] if chain else None, conversation)
+
+
+def check(body: ResponsesRequest) -> None:
+    """What a body alone says wrong."""
+    if body.previous_response_id is not None and body.conversation is not None:
+        raise ApiError(
+            "previous_response_id: cannot be used together with conversation", param="previous_response_id"
+        )
+    if body.background and not body.stored:
+        raise ApiError("background: needs store true", param="background")
+    if body.truncation not in (None, "auto", "disabled"):
+        raise ApiError("truncation: must be auto or disabled", param="truncation")
+    check_metadata(body.metadata)
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    if metadata is None:
+        return
+    if len(metadata) > MOST_METADATA:
+        raise ApiError(f"metadata: at most {MOST_METADATA} keys", param="metadata")
+    for key, value in metadata.items():
+        if len(key) > _MOST_KEY or len(value) > _MOST_VALUE:
+            raise ApiError(
+                f"metadata: keys have at most {_MOST_KEY} characters, values {_MOST_VALUE}", param="metadata"
+            )
+
+
+def conversation_id(given: str | JsonObject) -> str:
+    id_ = given.get("id") if isinstance(given, dict) else given
+    if not isinstance(id_, str):
+        raise ApiError("conversation: must be an id, or an object with one", param="conversation")
+    return id_
+
+
+def not_found(what: str, id_: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(f"{what} {id_[:80]!r} was not found.", status=404, param=param, code=code)
+
+
+def _chain(desk: Desk, body: ResponsesRequest) -> list[Kept]:
+    id_ = body.previous_response_id
+    if id_ is None:
+        return []
+    chain = desk.shelf.chain(id_)
+    if chain is None:
+        raise not_found("Previous response", id_, "previous_response_id", "previous_response_not_found")
+    if chain[-1].running:
+        raise ApiError(
+            f"previous_response_id: {id_[:80]!r} is not done yet",
+            status=409,
+            param="previous_response_id",
+            code="response_in_progress",
+            headers={"retry-after": "1"},
+        )
+    return chain
+
+
+def _conversation(desk: Desk, body: ResponsesRequest) -> Conversation | None:
+    if body.conversation is None:
+        return None
+    id_ = conversation_id(body.conversation)
+    found = desk.conversations.get(id_)
+    if found is None:
+        raise not_found("Conversation", id_, "conversation", "conversation_not_found")
+    if id_ in desk.conversations.busy:
+        raise ApiError(
+            "conversation: another response is being made for it",
+            status=409,
+            param="conversation",
+            code="conversation_locked",
+            headers={"retry-after": "1"},
+        )
+    return found
+
+
+def conversations_of(desk: Desk, chain: Sequence[Kept]) -> dict[str, Conversation]:
+    """Those that responses of a chain were made in. ApiError where one is gone, and its items with it."""
+    found: dict[str, Conversation] = {}
+    for id_ in dict.fromkeys(kept.conversation for kept in chain if kept.conversation is not None):
+        conversation = desk.conversations.get(id_)
+        if conversation is None:
+            raise not_found("Conversation", id_, code="conversation_not_found")
+        found[id_] = conversation
+    return found
+
+
+def runs_of(chain: Sequence[Kept], conversations: Mapping[str, Conversation]) -> list[list[JsonObject]]:
+    """The items of a chain of responses, a run for each input and each output: the last is its output."""
+    runs: list[list[JsonObject]] = []
+    for kept in chain:
+        if kept.conversation is not None:
+            runs.append(conversations[kept.conversation].before(kept.upto))
+        runs += [kept.own_items(), kept.output()]
+    return runs
+
+
+def _resolved(desk: Desk, given: Given, known: set[str]) -> tuple[list[JsonObject], list[str]]:
+    """The request's own items, references looked up; one to what the history has anyway says nothing."""
+    items: list[JsonObject] = []
+    places: list[str] = []
+    for item, place in zip(given.items, given.places, strict=True):
+        if not isinstance(item, Reference):
+            items.append(item)
+        elif item.id in known:
+            continue
+        else:
+            items.append(_referred(desk, item.id, place))
+        places.append(place)
+    return items, places
+
+
+def _referred(desk: Desk, id_: str, place: str) -> JsonObject:
+    owner = desk.shelf.owner(id_)
+    for item in [] if owner is None else [*owner.own_items(), *owner.output()]:
+        if item["id"] == id_:
+            return item
+    raise not_found(f"{place}: item", id_, place, "item_not_found")
+
+
+def _messages(
+    context: ServerContext, body: ResponsesRequest, runs: list[list[JsonObject]], places: list[str]
+) -> tuple[list[JsonObject], tuple[str | None, ...]]:
+    cut = context.directory.cut
+    messages, firsts = messages_of(runs, lambda call: cut(DEFAULT_TENANT, call))
+    earlier = sum(map(len, runs[:-1]))
+    where: list[str | None] = [None if first < earlier else places[first - earlier] for first in firsts]
+    if body.instructions:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+        where.insert(0, "instructions")
+    if not messages:
+        raise ApiError("input: at least one item is needed", param="input", code="invalid_value")
+    return messages, tuple(where)
