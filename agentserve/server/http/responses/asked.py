@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from agentserve.server.errors import ApiError
 from agentserve.server.http.responses.schemas import ResponsesRequest, TextFormat
 from agentserve.server.http.responses.thoughts import unpacked
-from agentserve.server.http.responses.tools import Toolbox, flat_name, read_choice
-from agentserve.server.http.schemas import ChatRequest, JsonSchemaFormat, ResponseFormat
+from agentserve.server.http.responses.tools import Toolbox, flat_name
+from agentserve.server.http.schemas import ChatRequest, JsonSchemaFormat, NamedChoice, ResponseFormat
 from agentserve.server.limits import INT64_MAX
 from agentserve.server.text_port import JsonObject
 
@@ -154,18 +154,22 @@ def _thoughts(item: JsonObject) -> list[str]:
 
 
 def chat_request(
-    body: ResponsesRequest, box: Toolbox, messages: list[JsonObject], session: str | None
+    body: ResponsesRequest,
+    box: Toolbox,
+    choice: str | NamedChoice | None,
+    messages: list[JsonObject],
+    session: str | None,
 ) -> ChatRequest:
-    """The turn as a chat request. `session`: the one that it goes on, where its client names none."""
-    choice, left = read_choice(body.tool_choice, box)
+    """The turn as a chat request. `box`: tools that may be called. `session`: the one that it goes on,
+    where its client names none."""
     if body.max_output_tokens is not None and not 1 <= body.max_output_tokens <= INT64_MAX:
         raise ApiError("max_output_tokens: must be at least 1", param="max_output_tokens")
     logprobs = bool(body.top_logprobs) or "message.output_text.logprobs" in (body.include or ())
     return ChatRequest(
         model=body.model,
         messages=messages,
-        tools=list(left.defs) or None,
-        tool_choice=choice if left.defs or choice == "required" else None,
+        tools=list(box.defs) or None,
+        tool_choice=choice if box.defs or choice == "required" else None,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format if body.text else None),
         max_completion_tokens=body.max_output_tokens,

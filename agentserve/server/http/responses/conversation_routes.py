@@ -13,7 +13,7 @@ from agentserve.server.http.responses.conversations import Conversation
 from agentserve.server.http.responses.desk import new_id
 from agentserve.server.http.responses.items import Reference, read_input
 from agentserve.server.http.responses.lists import page
-from agentserve.server.http.responses.plan import check_metadata, not_found
+from agentserve.server.http.responses.plan import SOON, check_metadata, not_found
 from agentserve.server.http.responses.schemas import ConversationRequest, ItemsRequest
 from agentserve.server.http.schemas import Body, decode
 from agentserve.server.sessions.book import booked
@@ -67,7 +67,7 @@ async def add_items(request: Request) -> Response:
             "A response is being made for this conversation.",
             status=409,
             code="conversation_locked",
-            headers={"retry-after": "1"},
+            headers=SOON,
         )
     items = _read(context, body.items, found)
     await booked(context.responses.conversations.put(found.with_items(items)))

@@ -157,7 +157,12 @@ async def _in_background(
     desk = context.responses
     live = Live(making.fold)
     live.add(making.fold.created("queued"))
-    await making.keep(running=True)
+    try:
+        await making.keep(running=True)
+    except BaseException:
+        if desk.shelf.get(live.id) is not None:
+            desk.shelf.delete(live.id)
+        raise
     desk.begin(live)
 
     def over() -> None:

@@ -15,22 +15,30 @@ from agentserve.server.http.responses.desk import Desk, new_id
 from agentserve.server.http.responses.items import Given, Reference, read_input
 from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.responses.shelf import Kept
-from agentserve.server.http.responses.tools import Toolbox, read_tools
+from agentserve.server.http.responses.tools import Toolbox, read_choice, read_tools
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.text_port import JsonObject
 
 log = logging.getLogger(__name__)
 
+SOON = {"retry-after": "1", "x-should-retry": "true"}
 MOST_METADATA = 16
 _MOST_KEY, _MOST_VALUE = 64, 512
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
+_TOOL = re.compile(r"tools\[(\d+)\]\.function")
+_NAMES = (  # of chat completions, and of this dialect
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("messages", "input"),
+)
 
 
 @dataclass(slots=True)
 class Plan:
     body: ResponsesRequest
     box: Toolbox
+    callable: Toolbox  # what of it the tool choice leaves
     items: list[JsonObject]  # the request's own
     fields: ChatRequest
     where: tuple[str | None, ...]  # of each message, its place in the request
@@ -38,20 +46,30 @@ class Plan:
     conversation: Conversation | None = None
 
     def told(self, error: ApiError) -> ApiError:
-        """An error about messages as one about the items they are made of."""
-
-        def place(found: re.Match[str]) -> str:
-            index = int(found.group(1))
-            return (self.where[index] if index < len(self.where) else None) or "an earlier item"
-
+        """An error about a chat request as one about the request that it was made of."""
         return ApiError(
-            _MESSAGE.sub(place, error.message),
+            self._ours(error.message),
             status=error.status,
-            param=None if error.param is None else _MESSAGE.sub(place, error.param),
+            param=None if error.param is None else self._ours(error.param),
             code=error.code,
             headers=error.headers,
             details=error.details,
         )
+
+    def _ours(self, text: str) -> str:
+        def item(found: re.Match[str]) -> str:
+            index = int(found.group(1))
+            return (self.where[index] if index < len(self.where) else None) or "an earlier item"
+
+        def tool(found: re.Match[str]) -> str:
+            index = int(found.group(1))
+            return self.callable.places[index] if index < len(self.callable.places) else found.group()
+
+        text = _TOOL.sub(tool, _MESSAGE.sub(item, text))
+        for chat, ours in _NAMES:
+            if text.startswith(chat):
+                return ours + text.removeprefix(chat)
+        return text
 
 
 async def planned(context: ServerContext, body: ResponsesRequest) -> Plan:
@@ -59,6 +77,7 @@ async def planned(context: ServerContext, body: ResponsesRequest) -> Plan:
     desk, limits = context.responses, context.options.limits
     check(body)
     box = read_tools(body.tools)
+    choice, left = read_choice(body.tool_choice, box)
     given = read_input(body.input, new_id, most=limits.messages)
     for kind in sorted({*box.skipped, *given.skipped}):
         log.warning("responses: tools and items of type %r are skipped", kind)
@@ -72,8 +91,8 @@ async def planned(context: ServerContext, body: ResponsesRequest) -> Plan:
     messages, where = _messages(context, body, [*earlier, items], places)
     last = conversation.session if conversation is not None else chain[-1].session if chain else None
     alive = last is not None and context.directory.get(DEFAULT_TENANT, last) is not None
-    fields = chat_request(body, box, messages, last if alive else None)
-    return Plan(body, box, items, fields, where, chain[-1] if chain else None, conversation)
+    fields = chat_request(body, left, choice, messages, last if alive else None)
+    return Plan(body, box, left, items, fields, where, chain[-1] if chain else None, conversation)
 
 
 def check(body: ResponsesRequest) -> None:
@@ -125,7 +144,7 @@ def _chain(desk: Desk, body: ResponsesRequest) -> list[Kept]:
             status=409,
             param="previous_response_id",
             code="response_in_progress",
-            headers={"retry-after": "1"},
+            headers=SOON,
         )
     return chain
 
@@ -143,7 +162,7 @@ def _conversation(desk: Desk, body: ResponsesRequest) -> Conversation | None:
             status=409,
             param="conversation",
             code="conversation_locked",
-            headers={"retry-after": "1"},
+            headers=SOON,
         )
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.schemas import FunctionDef, FunctionName, NamedChoice, ToolDef
@@ -25,6 +25,7 @@ class Toolbox:
     """`names`: of those that are told otherwise than the client wrote them, (name, namespace)."""
 
     defs: tuple[ToolDef, ...] = ()
+    places: tuple[str, ...] = ()  # of each of them, in the request
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
     shown: tuple[JsonObject, ...] = ()  # what the response says that there was
     skipped: tuple[str, ...] = ()  # kinds that were left out
@@ -50,6 +51,7 @@ def flat_name(namespace: str, name: str) -> str:
 def read_tools(tools: Sequence[JsonObject] | None) -> Toolbox:
     """ApiError for a function that is not one."""
     defs: list[ToolDef] = []
+    places: list[str] = []
     names: dict[str, tuple[str, str]] = {}
     shown: list[JsonObject] = []
     skipped: list[str] = []
@@ -59,18 +61,20 @@ def read_tools(tools: Sequence[JsonObject] | None) -> Toolbox:
         if kind == "function":
             function = _function(tool, place)
             defs.append(ToolDef(function=function))
+            places.append(place)
             shown.append(_shown(function))
         elif kind == "namespace":
             group, inner, left_out = _group(tool, place)
-            for function in inner:
+            for function, inner_place in inner:
                 flat = flat_name(group, function.name)
                 names[flat] = (function.name, group)
                 defs.append(ToolDef(function=_renamed(function, flat)))
+                places.append(inner_place)
             skipped += left_out
             shown.append(tool)
         else:
             skipped.append(str(kind)[:40])
-    return Toolbox(tuple(defs), names, tuple(shown), tuple(skipped))
+    return Toolbox(tuple(defs), tuple(places), names, tuple(shown), tuple(skipped))
 
 
 def read_choice(choice: str | JsonObject | None, box: Toolbox) -> tuple[str | NamedChoice | None, Toolbox]:
@@ -99,8 +103,13 @@ def read_choice(choice: str | JsonObject | None, box: Toolbox) -> tuple[str | Na
             raise ApiError(f"{place}: an object is expected", param=place)
         if tool.get("type") == "function":
             allowed.add(_chosen(tool, box, place))
-    left = tuple(tool for tool in box.defs if tool.function and tool.function.name in allowed)
-    return mode if left else "none", Toolbox(left, box.names, box.shown, box.skipped)
+    left = [
+        (tool, place)
+        for tool, place in zip(box.defs, box.places, strict=True)
+        if tool.function is not None and tool.function.name in allowed
+    ]
+    defs, places = tuple(tool for tool, _ in left), tuple(place for _, place in left)
+    return mode if left else "none", replace(box, defs=defs, places=places)
 
 
 def _chosen(tool: JsonObject, box: Toolbox, place: str) -> str:
@@ -128,8 +137,8 @@ def _function(tool: JsonObject, place: str) -> FunctionDef:
     return FunctionDef(name, description, parameters, strict)
 
 
-def _group(tool: JsonObject, place: str) -> tuple[str, list[FunctionDef], list[str]]:
-    """Its name, its functions, and kinds in it that were left out."""
+def _group(tool: JsonObject, place: str) -> tuple[str, list[tuple[FunctionDef, str]], list[str]]:
+    """Its name, its functions and their places, and kinds in it that were left out."""
     name, inner = tool.get("name"), tool.get("tools")
     if not isinstance(name, str) or not name:
         raise ApiError(f"{place}.name: must be a string", param=f"{place}.name", code="invalid_value")
@@ -138,7 +147,7 @@ def _group(tool: JsonObject, place: str) -> tuple[str, list[FunctionDef], list[s
             f"{place}.tools: must be a list of tools", param=f"{place}.tools", code="invalid_value"
         )
     functions = [
-        _function(one, f"{place}.tools[{index}]")
+        (_function(one, f"{place}.tools[{index}]"), f"{place}.tools[{index}]")
         for index, one in enumerate(inner)
         if one.get("type") == "function"
     ]
