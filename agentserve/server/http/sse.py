@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.responses import Response
@@ -26,8 +27,20 @@ def frame(value: object) -> bytes:
     return b"data: " + dump_json(value) + b"\n\n"
 
 
-def error_frame(error: ApiError) -> bytes:
+def _failure(error: ApiError) -> bytes:
     return frame(error.body())
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """How a dialect's streams say what is no part of an answer."""
+
+    keep_alive: bytes = KEEP_ALIVE  # sent where nothing else is
+    failure: Callable[[ApiError], bytes] = _failure  # the last event of a stream that has begun
+    silence: Callable[[], bytes] | None = None  # what `keep_alive` is now, where it changes
+
+
+OPENAI = StreamForm()
 
 
 async def disconnected(receive: Receive) -> None:
@@ -53,9 +66,10 @@ async def unless_gone(receive: Receive, work: Coroutine[object, object, Result])
 class EventStream(Response):
     """Sends the frames of an async generator; closes it when they end or the client goes.
 
-    A comment is sent whenever nothing was for `keep_alive` seconds: proxies and clients drop
-    connections that stay silent through a long prefill. `close` is awaited at the end, whatever
-    happened, also when no frame was ever asked for (closing the generator does nothing then).
+    A comment (or what `form` has for it) is sent whenever nothing was for `keep_alive` seconds:
+    proxies and clients drop connections that stay silent through a long prefill. `close` is awaited at
+    the end, whatever happened, also when no frame was ever asked for (closing the generator does nothing
+    then).
     """
 
     media_type = "text/event-stream"
@@ -67,15 +81,12 @@ class EventStream(Response):
         keep_alive: float,
         close: Callable[[], Awaitable[None]],
         headers: Mapping[str, str] | None = None,
-        alive: Callable[[], bytes] = lambda: KEEP_ALIVE,
-        told: Callable[[ApiError], bytes] = error_frame,
+        form: StreamForm = OPENAI,
     ) -> None:
-        """`alive` makes what is sent into silence, `told` an error of this dialect's streams."""
         self._frames = frames
+        self._form = form
         self._keep_alive = keep_alive
         self._close = close
-        self._alive = alive
-        self._told = told
         self.status_code = 200
         self.background = None
         self.init_headers(
@@ -93,7 +104,7 @@ class EventStream(Response):
             # The server's drain is over. Frames are sent whole, so one more may follow.
             await _end(pump)
             if pump.cancelled() and not watcher.done():
-                last = self._told(shutting_down())
+                last = self._form.failure(shutting_down())
                 await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
@@ -111,7 +122,9 @@ class EventStream(Response):
                 step = step or asyncio.create_task(anext_or_end(self._frames))
                 await asyncio.wait({step}, timeout=self._keep_alive)
                 if not step.done():
-                    await send({"type": "http.response.body", "body": self._alive(), "more_body": True})
+                    silence = self._form.silence
+                    alive = self._form.keep_alive if silence is None else silence()
+                    await send({"type": "http.response.body", "body": alive, "more_body": True})
                     continue
                 body, step = step.result(), None
                 await send({"type": "http.response.body", "body": body, "more_body": bool(body)})

@@ -11,14 +11,7 @@ from starlette.responses import Response
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.context import ServerContext
-from agentserve.server.http.sse import (
-    KEEP_ALIVE,
-    ClientGone,
-    EventStream,
-    anext_or_end,
-    disconnected,
-    error_frame,
-)
+from agentserve.server.http.sse import OPENAI, ClientGone, EventStream, StreamForm, anext_or_end, disconnected
 from agentserve.server.http.translate import api_error
 
 log = logging.getLogger(__name__)
@@ -33,13 +26,11 @@ async def open_stream(
     headers: Mapping[str, str],
     rollback: Callable[[], None],
     *,
-    alive: Callable[[], bytes] = lambda: KEEP_ALIVE,
-    told: Callable[[ApiError], bytes] = error_frame,
+    form: StreamForm = OPENAI,
 ) -> Response:
     """Start the reply. A refusal that comes at once is raised, and becomes a plain error reply.
 
-    Once the stream has begun an error is one last event, and no [DONE] follows it; `told` makes it.
-    `alive` makes what is sent into silence.
+    Once the stream has begun an error is one last event, and no [DONE] follows it.
     """
     first = asyncio.create_task(anext_or_end(frames))
     watcher = asyncio.create_task(disconnected(request.receive))
@@ -62,17 +53,16 @@ async def open_stream(
         rollback()  # of turns that were never begun
 
     return EventStream(
-        _guarded(first, frames, told),
+        _guarded(first, frames, form),
         close=close,
         keep_alive=context.options.keep_alive_seconds,
         headers=headers,
-        alive=alive,
-        told=told,
+        form=form,
     )
 
 
 async def _guarded(
-    first: asyncio.Task[bytes], frames: AsyncGenerator[bytes, None], told: Callable[[ApiError], bytes]
+    first: asyncio.Task[bytes], frames: AsyncGenerator[bytes, None], form: StreamForm
 ) -> AsyncGenerator[bytes, None]:
     try:
         head = await first
@@ -85,7 +75,7 @@ async def _guarded(
         if known is None:
             log.exception("a stream failed")
             known = ApiError("Internal error.", status=500, code="internal_error")
-        yield told(known)
+        yield form.failure(known)
 
 
 async def _stop(task: asyncio.Task[bytes] | asyncio.Task[None]) -> None:

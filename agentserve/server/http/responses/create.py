@@ -10,8 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
-from agentserve.server.http import history
-from agentserve.server.http.chat_request import render, template_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import SESSION_HEADER, set_request_id
 from agentserve.server.http.reading import read_body
@@ -21,13 +19,12 @@ from agentserve.server.http.responses.live import Live
 from agentserve.server.http.responses.making import Making
 from agentserve.server.http.responses.plan import Plan, planned
 from agentserve.server.http.responses.prewarm import prewarm_job
+from agentserve.server.http.responses.prompt import prompt_of
 from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.schemas import decode
-from agentserve.server.http.sse import DONE, KEEP_ALIVE, unless_gone
+from agentserve.server.http.sse import DONE, KEEP_ALIVE, StreamForm, unless_gone
 from agentserve.server.http.streaming import open_stream
-from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.text_port import JsonObject
-from agentserve.text.unfinished import call_ids
 
 EVENT_SECONDS = 45.0  # of silence, after which an event is sent: some clients do not see comments
 
@@ -52,8 +49,9 @@ async def create_response(request: Request) -> Response:
             return await _in_background(context, request, making, headers)
         if body.stream:
             alive = _Alive(context, making)
+            form = StreamForm(silence=alive, failure=alive.told)
             return await open_stream(
-                context, request, _frames(making, alive), headers, making.close, alive=alive, told=alive.told
+                context, request, _frames(making, alive), headers, making.close, form=form
             )
         shown = await unless_gone(request.receive, _whole(making))
     except BaseException:
@@ -67,17 +65,11 @@ async def count_input(request: Request) -> Response:
     """POST /v1/responses/input_tokens: how many tokens the prompt of such a request has."""
     context = context_of(request)
     plan = await planned(context, await _body(context, request))
-    fields, limits = plan.fields, context.options.limits
-    context.check_model(fields.model)
-    was_cut = context.directory.cut
-    cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
     try:
-        messages = await context.off_loop(history.message_dicts, fields.messages, limits, cut)
-        tools = history.tool_dicts(fields.tools, limits)
-        prompt = await context.off_loop(render, template_of(context), fields, messages, tools)
+        prompt = await prompt_of(context, plan.fields)
     except ApiError as error:
         raise plan.told(error) from None
-    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt)})
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
 async def compact(request: Request) -> Response:
@@ -189,7 +181,9 @@ async def follow(
             live.tick()
         return KEEP_ALIVE
 
-    return await open_stream(context, request, live.follow(after), headers, _nothing, alive=alive)
+    return await open_stream(
+        context, request, live.follow(after), headers, _nothing, form=StreamForm(silence=alive)
+    )
 
 
 async def _drive(making: Making, live: Live) -> None:
