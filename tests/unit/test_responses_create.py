@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -178,7 +179,7 @@ async def test_a_call_that_was_cut_can_be_gone_on_from(client: Client) -> None:
     call = call_of(first)
     assert (first["status"], call["status"]) == ("incomplete", "incomplete")
     with pytest.raises(ValueError):
-        __import__("json").loads(call["arguments"])
+        json.loads(call["arguments"])
     second = await client.create("go on", says="ok", tools=[WEATHER], previous_response_id=first["id"])
     assert second["session_id"] == first["session_id"]
     await client.rig.client.delete(f"/agentserve/sessions/{first['session_id']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agentserve.server.http.responses.conversations import Conversation, Conversations
 from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.diagnostics import Compared
 from agentserve.server.http.responses.records import Records
 from agentserve.server.http.responses.shelf import Kept, Shelf
 
@@ -221,10 +223,6 @@ async def test_a_file_that_is_deleted_while_it_is_used_is_written_again(tmp_path
 
 
 def test_recent_prompts_and_events_are_bounded() -> None:
-    from array import array
-
-    from agentserve.server.http.responses.diagnostics import Compared
-
     desk = Desk(lambda: 0.0, Bounds(compared_bytes=10_000))
     for number in range(20):
         desk.remember(str(number), Compared(array("i", [0] * 1000), 500, {}))
