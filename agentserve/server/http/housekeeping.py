@@ -51,6 +51,7 @@ async def health(request: Request) -> Response:
             "kv_bytes": hello.kv_bytes,
             "tiers": tiers_health(context),
             **_storage(context.journal),
+            **context.responses.health(),
         }
     )
 

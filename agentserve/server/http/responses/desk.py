@@ -16,6 +16,9 @@ from agentserve.server.http.responses.live import Live
 from agentserve.server.http.responses.records import Records
 from agentserve.server.http.responses.shelf import Kept, Shelf
 from agentserve.server.sessions.transcript import write_json
+from agentserve.server.text_port import JsonObject
+
+_SHOWN = 8  # damages that `health` tells of, the latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,22 @@ class Desk:
     async def close(self) -> None:
         if self.records is not None:
             await self.records.close()
+
+    def health(self) -> JsonObject:
+        """How the disk that keeps all this does; nothing where there is none."""
+        records = self.records
+        if records is None:
+            return {}
+        told: JsonObject = {"state": "ok", "skipped": records.skipped}
+        if records.failure is not None:
+            since, reason = round(records.failure.since, 3), records.failure.reason
+            told |= {"state": "failing", "since": since, "reason": reason}
+        if records.damages:
+            told["damages"] = [
+                {"reason": damage.reason, "kept": damage.kept, "missing_records": damage.missing}
+                for damage in records.damages[-_SHOWN:]
+            ]
+        return {"responses_disk": told}
 
     # --- being made --------------------------------------------------------------------
 

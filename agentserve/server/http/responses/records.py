@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +20,7 @@ from agentserve.server.http.responses.conversations import Conversation
 from agentserve.server.http.responses.shelf import Kept
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.changes import Delete, Put
+from agentserve.server.sessions.damage import Damage
 from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.errors import StorageFailed
 from agentserve.server.sessions.store import SessionStore
@@ -48,6 +49,11 @@ class Records:
     @property
     def failure(self) -> Failure | None:
         return self._writer.failure
+
+    @property
+    def damages(self) -> Sequence[Damage]:
+        """What was wrong with the file, since the start."""
+        return self._store.damages
 
     def put(self, name: str, content: bytes) -> Future[None]:
         self._mend()
