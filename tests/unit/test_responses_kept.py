@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from agentserve.messages import unpack_tokens
+from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.shelf import Shelf
+from agentserve.server.sessions.book import StorageError
 from agentserve.types import FinishReason
 from tests.api_rig import Rig, settled, user
 from tests.fakes import Script, ScriptedEngine, say, shared
@@ -247,6 +252,104 @@ async def test_one_response_at_a_time_for_a_conversation(rig: Rig, client: Clien
     done = await client.create("y", says="ok", conversation=made["id"])
     assert done["status"] == "completed"
     assert len((await client.get(f"{CONVERSATIONS}/{made['id']}/items"))["data"]) == 2
+
+
+async def test_of_two_responses_at_once_for_a_conversation_one_is_made(rig: Rig, client: Client) -> None:
+    made = await conversation(client)
+    body = {"model": "tiny", "input": "x", "conversation": made["id"]}
+    replies = await asyncio.gather(*(rig.post(RESPONSES, body) for _ in range(5)))
+    assert sorted(reply.status_code for reply in replies) == [200, 409, 409, 409, 409]
+    assert replies[1].headers["x-should-retry"] == "true"
+    assert len((await client.get(f"{CONVERSATIONS}/{made['id']}/items"))["data"]) == 2
+    assert not rig.context.responses.conversations.busy
+
+
+async def test_background_responses_are_bounded() -> None:
+    rig = Rig(ScriptedEngine(say("Hello!", hold_at=1)), responses=Desk(bounds=Bounds(running=2)))
+    client = Client(rig)
+    for _ in range(2):
+        last = await client.create("x", background=True)
+    error = await client.refused("x", 429, background=True)
+    assert error["code"] == "rate_limit_exceeded"
+    await rig.post(f"{RESPONSES}/{last['id']}/cancel", b"")
+    assert (await client.create("x", background=True))["status"] == "queued"
+    await rig.context.background.stop()
+
+
+class FullDisk:
+    """A book that takes nothing, from a moment on."""
+
+    def __init__(self) -> None:
+        self.full = False
+
+    def put(self, name: str, content: bytes) -> Future[None]:
+        done: Future[None] = Future()
+        if self.full:
+            done.set_exception(StorageError("no space left"))
+        else:
+            done.set_result(None)
+        return done
+
+    def drop(self, name: str) -> Future[None]:
+        return self.put(name, b"")
+
+
+async def test_a_response_that_cannot_be_kept_has_failed(rig: Rig, client: Client) -> None:
+    disk = FullDisk()
+    rig.context.responses.shelf = Shelf(lambda: 0.0, max_count=99, max_bytes=1 << 20, ttl=9.0, book=disk)
+    first = await client.create("one", says="first")
+    disk.full = True
+    error = await client.refused("two", 503, previous_response_id=first["id"])
+    assert error["code"] == "storage_failed"
+    final = checked(await client.stream("two", previous_response_id=first["id"]))
+    assert (final["status"], final["error"]["code"], final["output"]) == ("failed", "server_error", [])
+    assert (await client.get(f"{RESPONSES}/{final['id']}"))["status"] == "failed"
+    error = await client.refused("two", 503, background=True)
+    assert error["code"] == "storage_failed"
+    assert all(not kept.running for kept in rig.context.responses.shelf)
+    assert text_of(await client.create("two", says="ok", store=False)) == "ok"
+    disk.full = False
+    third = await client.create("two", says="third", previous_response_id=first["id"])
+    assert text_of(third) == "third"
+    rig.check_rest()
+
+
+async def test_a_server_that_leaves_says_so_in_the_stream(rig: Rig) -> None:
+    """As the HTTP server cancels what runs when its drain is over."""
+    rig.engine.reply = say("Hello!", hold_at=2)
+    body = json.dumps({"model": "tiny", "input": "x", "stream": True}).encode()
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if not sent_body:
+            sent_body.append(True)
+            return {"type": "http.request", "body": body, "more_body": False}
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    sent_body: list[bool] = []
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": RESPONSES,
+        "raw_path": RESPONSES.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        "state": {},
+    }
+    task = asyncio.create_task(rig.app(scope, receive, send))
+    await settled(lambda: any(b"output_text.delta" in message.get("body", b"") for message in sent))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    events = parsed(b"".join(message.get("body", b"") for message in sent))
+    final = checked(events)
+    assert (final["status"], final["error"]["code"]) == ("failed", "rate_limit_exceeded")
+    assert "try again in 1s" in final["error"]["message"]
+    await settled(lambda: not rig.engine.live)
+    rig.check_rest()
 
 
 async def test_prewarming(rig: Rig, client: Client) -> None:

@@ -13,7 +13,7 @@ from agentserve.server.http.responses.conversations import Conversation
 from agentserve.server.http.responses.desk import new_id
 from agentserve.server.http.responses.items import Reference, read_input
 from agentserve.server.http.responses.lists import page
-from agentserve.server.http.responses.plan import SOON, check_metadata, not_found
+from agentserve.server.http.responses.plan import check_metadata, not_found
 from agentserve.server.http.responses.schemas import ConversationRequest, ItemsRequest
 from agentserve.server.http.schemas import Body, decode
 from agentserve.server.sessions.book import booked
@@ -62,15 +62,13 @@ async def add_items(request: Request) -> Response:
     context = context_of(request)
     body = await _body(context, request, ItemsRequest)
     found = _found(context, request)
-    if found.id in context.responses.conversations.busy:
-        raise ApiError(
-            "A response is being made for this conversation.",
-            status=409,
-            code="conversation_locked",
-            headers=SOON,
-        )
     items = _read(context, body.items, found)
-    await booked(context.responses.conversations.put(found.with_items(items)))
+    conversations = context.responses.conversations
+    conversations.lock(found.id)
+    try:
+        await booked(conversations.put(found.with_items(items)))
+    finally:
+        conversations.busy.discard(found.id)
     shown = page(items, {"order": "asc", "limit": "100"})
     shown |= {"data": items, "last_id": items[-1]["id"] if items else None, "has_more": False}
     return json_response(shown)

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 import msgspec
 
+from agentserve.server.errors import ApiError
 from agentserve.server.http.responses.shelf import Book, read_json
 from agentserve.server.sessions.transcript import write_json
 from agentserve.server.text_port import JsonObject
@@ -96,6 +97,18 @@ class Conversations:
 
     def now(self) -> float:
         return self._wall()
+
+    def lock(self, id_: str) -> None:
+        """Until it is taken out of `busy`. ApiError where it is in."""
+        if id_ in self.busy:
+            raise ApiError(
+                "conversation: a response is being made for it",
+                status=409,
+                param="conversation",
+                code="conversation_locked",
+                headers={"retry-after": "1", "x-should-retry": "true"},
+            )
+        self.busy.add(id_)
 
     def put(self, conversation: Conversation) -> Future[None] | None:
         self._place(conversation)

@@ -34,6 +34,8 @@ async def create_response(request: Request) -> Response:
     body = await _body(context, request)
     if body.model is None:
         raise ApiError("model: missing", param="model", code="missing_required_parameter")
+    if body.background:
+        context.responses.check_room()
     plan = await planned(context, body)
     try:
         job = await _job(context, request, plan)
@@ -41,7 +43,11 @@ async def create_response(request: Request) -> Response:
         told = plan.told(error)
         if told.code == TOO_LONG and body.stream:  # agents look for it in the stream
             return await _failed(context, request, plan, told)
+        plan.claim.release()
         raise told from None
+    except BaseException:
+        plan.claim.release()
+        raise
     making = Making(context, plan, job)
     headers = {} if job.session is None else {SESSION_HEADER: job.session}
     try:
@@ -64,7 +70,7 @@ async def create_response(request: Request) -> Response:
 async def count_input(request: Request) -> Response:
     """POST /v1/responses/input_tokens: how many tokens the prompt of such a request has."""
     context = context_of(request)
-    plan = await planned(context, await _body(context, request))
+    plan = await planned(context, await _body(context, request), lock=False)
     try:
         prompt = await prompt_of(context, plan.fields)
     except ApiError as error:
@@ -134,7 +140,7 @@ class _Alive:
 
 
 async def _failed(context: ServerContext, request: Request, plan: Plan, error: ApiError) -> Response:
-    making = Making(context, plan, None)
+    making = Making(context, plan, None)  # from here on it has the claim
 
     async def frames() -> AsyncGenerator[bytes, None]:
         yield b"".join(map(event_frame, await making.failed(error))) + DONE

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from agentserve.server.errors import ApiError
 from agentserve.server.http.responses.conversations import Conversations
 from agentserve.server.http.responses.diagnostics import Compared
 from agentserve.server.http.responses.live import Live
@@ -32,6 +33,7 @@ class Bounds:
     conversations_bytes: int = 128 << 20
     compared_bytes: int = 64 << 20  # token ids, in memory only
     events_bytes: int = 64 << 20  # of background responses that are over, in memory only
+    running: int = 256  # in the background, at once
 
 
 def new_id(prefix: str) -> str:
@@ -97,6 +99,18 @@ class Desk:
     def live(self, id_: str) -> Live | None:
         """A background response that is being made, or whose events are still here."""
         return self._live.get(id_)
+
+    def check_room(self) -> None:
+        """ApiError where as many run in the background as may: nobody's connection bounds them."""
+        running = sum(not live.over for live in self._live.values())
+        if running >= self._bounds.running:
+            raise ApiError(
+                f"{running} responses are being made in the background, and no more may be. "
+                "Please try again in 5s.",
+                status=429,
+                code="rate_limit_exceeded",
+                headers={"retry-after": "5", "x-should-retry": "true"},
+            )
 
     def begin(self, live: Live) -> None:
         self._live[live.id] = live

@@ -61,10 +61,6 @@ class Making:
         )
         self.error: ApiError | None = None  # why it failed
         self._upto = conversation.next if conversation is not None else 0
-        if plan.parent is not None:
-            self._desk.shelf.hold(plan.parent.id)
-        if conversation is not None:
-            self._desk.conversations.busy.add(conversation.id)
 
     def close(self) -> None:
         """Undo what was taken for it. Idempotent; a turn that has ended is not touched."""
@@ -73,10 +69,7 @@ class Making:
         self._open = False
         if self._job is not None:
             self._job.rollback()
-        if self.plan.parent is not None:
-            self._desk.shelf.release(self.plan.parent.id)
-        if self.plan.conversation is not None:
-            self._desk.conversations.busy.discard(self.plan.conversation.id)
+        self.plan.claim.release()
 
     async def events(self, *, begun: bool = False) -> AsyncGenerator[list[JsonObject], None]:
         """The events as they come; a failure that comes before the first of them is raised.

@@ -34,6 +34,42 @@ _NAMES = (  # of chat completions, and of this dialect
 )
 
 
+class Claim:
+    """What a response goes on from, held until it is done: a parent stays, a conversation is locked."""
+
+    def __init__(self, desk: Desk, body: ResponsesRequest, *, lock: bool) -> None:
+        """ApiError where it is not there, or is taken."""
+        self._desk = desk
+        self._open = lock
+        self.chain: list[Kept] = []
+        self.conversation: Conversation | None = None
+        if body.previous_response_id is not None:
+            self.chain = _chain(desk, body.previous_response_id)
+            if lock:
+                desk.shelf.hold(self.chain[-1].id)
+        elif body.conversation is not None:
+            self.conversation = _conversation(desk, conversation_id(body.conversation))
+            if lock:
+                desk.conversations.lock(self.conversation.id)
+
+    @property
+    def session(self) -> str | None:
+        """The public id of the session that made the last of it."""
+        if self.conversation is not None:
+            return self.conversation.session
+        return next((kept.session for kept in reversed(self.chain) if kept.session is not None), None)
+
+    def release(self) -> None:
+        """Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        if self.chain:
+            self._desk.shelf.release(self.chain[-1].id)
+        if self.conversation is not None:
+            self._desk.conversations.busy.discard(self.conversation.id)
+
+
 @dataclass(slots=True)
 class Plan:
     body: ResponsesRequest
@@ -42,8 +78,15 @@ class Plan:
     items: list[JsonObject]  # the request's own
     fields: ChatRequest
     where: tuple[str | None, ...]  # of each message, its place in the request
-    parent: Kept | None = None
-    conversation: Conversation | None = None
+    claim: Claim
+
+    @property
+    def parent(self) -> Kept | None:
+        return self.claim.chain[-1] if self.claim.chain else None
+
+    @property
+    def conversation(self) -> Conversation | None:
+        return self.claim.conversation
 
     def told(self, error: ApiError) -> ApiError:
         """An error about a chat request as one about the request that it was made of."""
@@ -72,27 +115,35 @@ class Plan:
         return text
 
 
-async def planned(context: ServerContext, body: ResponsesRequest) -> Plan:
-    """ApiError for what cannot be, or names what there is not."""
-    desk, limits = context.responses, context.options.limits
+async def planned(context: ServerContext, body: ResponsesRequest, *, lock: bool = True) -> Plan:
+    """ApiError for what cannot be, or names what there is not. `lock`: the claim is to be released."""
     check(body)
+    claim = Claim(context.responses, body, lock=lock)
+    try:
+        return await _read(context, body, claim)
+    except BaseException:
+        claim.release()
+        raise
+
+
+async def _read(context: ServerContext, body: ResponsesRequest, claim: Claim) -> Plan:
+    desk, limits = context.responses, context.options.limits
     box = read_tools(body.tools)
     choice, left = read_choice(body.tool_choice, box)
     given = read_input(body.input, new_id, most=limits.messages)
     for kind in sorted({*box.skipped, *given.skipped}):
         log.warning("responses: tools and items of type %r are skipped", kind)
-    chain = _chain(desk, body)
-    conversation = _conversation(desk, body)
+    conversation = claim.conversation
     if conversation is not None:
         earlier = [await context.off_loop(conversation.before, conversation.next)]
     else:
-        earlier = await context.off_loop(runs_of, chain, conversations_of(desk, chain))
+        earlier = await context.off_loop(runs_of, claim.chain, conversations_of(desk, claim.chain))
     items, places = _resolved(desk, given, {item["id"] for run in earlier for item in run})
     messages, where = _messages(context, body, [*earlier, items], places)
-    last = conversation.session if conversation is not None else chain[-1].session if chain else None
+    last = claim.session
     alive = last is not None and context.directory.get(DEFAULT_TENANT, last) is not None
     fields = chat_request(body, left, choice, messages, last if alive else None)
-    return Plan(body, box, left, items, fields, where, chain[-1] if chain else None, conversation)
+    return Plan(body, box, left, items, fields, where, claim)
 
 
 def check(body: ResponsesRequest) -> None:
@@ -131,10 +182,7 @@ def not_found(what: str, id_: str, param: str | None = None, code: str | None = 
     return ApiError(f"{what} {id_[:80]!r} was not found.", status=404, param=param, code=code)
 
 
-def _chain(desk: Desk, body: ResponsesRequest) -> list[Kept]:
-    id_ = body.previous_response_id
-    if id_ is None:
-        return []
+def _chain(desk: Desk, id_: str) -> list[Kept]:
     chain = desk.shelf.chain(id_)
     if chain is None:
         raise not_found("Previous response", id_, "previous_response_id", "previous_response_not_found")
@@ -149,21 +197,10 @@ def _chain(desk: Desk, body: ResponsesRequest) -> list[Kept]:
     return chain
 
 
-def _conversation(desk: Desk, body: ResponsesRequest) -> Conversation | None:
-    if body.conversation is None:
-        return None
-    id_ = conversation_id(body.conversation)
+def _conversation(desk: Desk, id_: str) -> Conversation:
     found = desk.conversations.get(id_)
     if found is None:
         raise not_found("Conversation", id_, "conversation", "conversation_not_found")
-    if id_ in desk.conversations.busy:
-        raise ApiError(
-            "conversation: another response is being made for it",
-            status=409,
-            param="conversation",
-            code="conversation_locked",
-            headers=SOON,
-        )
     return found
 
 
@@ -192,23 +229,22 @@ def _resolved(desk: Desk, given: Given, known: set[str]) -> tuple[list[JsonObjec
     """The request's own items, references looked up; one to what the history has anyway says nothing."""
     items: list[JsonObject] = []
     places: list[str] = []
+    looked: dict[str, dict[str, JsonObject]] = {}  # items of responses that were read for this
     for item, place in zip(given.items, given.places, strict=True):
         if not isinstance(item, Reference):
             items.append(item)
         elif item.id in known:
             continue
         else:
-            items.append(_referred(desk, item.id, place))
+            owner = desk.shelf.owner(item.id)
+            if owner is None:
+                raise not_found(f"{place}: item", item.id, place, "item_not_found")
+            if owner.id not in looked:
+                theirs = [*owner.own_items(), *owner.output()]
+                looked[owner.id] = {one["id"]: one for one in theirs}
+            items.append(looked[owner.id][item.id])
         places.append(place)
     return items, places
-
-
-def _referred(desk: Desk, id_: str, place: str) -> JsonObject:
-    owner = desk.shelf.owner(id_)
-    for item in [] if owner is None else [*owner.own_items(), *owner.output()]:
-        if item["id"] == id_:
-            return item
-    raise not_found(f"{place}: item", id_, place, "item_not_found")
 
 
 def _messages(

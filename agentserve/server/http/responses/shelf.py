@@ -141,6 +141,7 @@ class Shelf:
         else:
             self._replace(before, kept)
         written = self._book.put(kept.id, msgspec.msgpack.encode(kept)) if self._book is not None else None
+        self.expire()
         self._make_room()
         return written
 
