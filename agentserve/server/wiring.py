@@ -19,7 +19,7 @@ from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import create_app
 from agentserve.server.http.context import ServerOptions
 from agentserve.server.http.hermes_calls import HermesGrammars, HermesParser
-from agentserve.server.http.responses.desk import Desk
+from agentserve.server.http.responses.desk import Bounds, Desk
 from agentserve.server.http.responses.records import Records
 from agentserve.server.launch import Prepared
 from agentserve.server.limits import Limits
@@ -36,6 +36,8 @@ from agentserve.text import TextModel, canonical, load
 from tools_bridge.compiler import GrammarCompiler
 
 log = logging.getLogger(__name__)
+
+SECONDS_PER_DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,15 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         session_ttl_seconds=config.http.session_ttl_seconds,
     )
     folder = config.storage.data_dir
-    kept, responses = None, None
+    bounds = Bounds(
+        responses_bytes=config.http.keep_responses, ttl=config.http.response_ttl_days * SECONDS_PER_DAY
+    )
+    kept, records = None, None
     if folder is not None:
         patience = options.limits.storage_seconds
         kept = open_sessions(open_store(folder / "sessions"), text, options.tool_wait_seconds, patience)
-        responses = open_responses(folder / "responses", patience)
-    return Prepared(names[0], http_app(text, options, kept, responses))
+        records = open_records(folder / "responses", patience)
+    return Prepared(names[0], http_app(text, options, kept, Desk(time.time, bounds, records)))
 
 
 def open_sessions(store: SessionStore, text: TextModel, max_wait: float, patience: float) -> Kept:
@@ -93,12 +98,12 @@ def open_sessions(store: SessionStore, text: TextModel, max_wait: float, patienc
     return Kept(directory, journal, Chronicle(transcripts, EventLogs(lambda: secrets.token_hex(4))))
 
 
-def open_responses(folder: Path, patience: float) -> Desk:
+def open_records(folder: Path, patience: float) -> Records:
     """All responses and conversations that are kept there. ValueError, OSError."""
     records = Records(folder, time.time, patience)
     if records.skipped:
         log.warning("%d response(s) or conversation(s) could not be read", records.skipped)
-    return Desk(time.time, records=records)
+    return records
 
 
 def http_app(
