@@ -54,6 +54,7 @@ class Rig:
         journal: Any = None,
         clock: Any = None,
         chronicle: Any = None,
+        responses: Any = None,
         **options: Any,
     ) -> None:
         self.engine = engine or ScriptedEngine()
@@ -71,6 +72,7 @@ class Rig:
             journal=journal,
             clock=clock,
             chronicle=chronicle,
+            responses=responses,
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"

@@ -100,6 +100,12 @@ def serve(
     session_ttl_seconds: Annotated[
         str | None, typer.Option(help="After that an idle session is forgotten.", show_default="86400")
     ] = None,
+    keep_responses: Annotated[
+        str | None, typer.Option(help="Room for responses that are stored.", show_default="256MiB")
+    ] = None,
+    response_ttl_days: Annotated[
+        str | None, typer.Option(help="After that a stored response is gone.", show_default="30")
+    ] = None,
     hang_seconds: Annotated[
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
     ] = None,

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from starlette.applications import Starlette
 
@@ -18,6 +19,8 @@ from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import create_app
 from agentserve.server.http.context import REASONING_FIELDS, ServerOptions
 from agentserve.server.http.hermes_calls import HermesGrammars, HermesParser
+from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.records import Records
 from agentserve.server.launch import Prepared
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.chronicle import Chronicle
@@ -33,6 +36,8 @@ from agentserve.text import TextModel, canonical, load
 from tools_bridge.compiler import GrammarCompiler
 
 log = logging.getLogger(__name__)
+
+SECONDS_PER_DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,15 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         session_ttl_seconds=config.http.session_ttl_seconds,
     )
     folder = config.storage.data_dir
-    kept = None
+    bounds = Bounds(
+        responses_bytes=config.http.keep_responses, ttl=config.http.response_ttl_days * SECONDS_PER_DAY
+    )
+    kept, records = None, None
     if folder is not None:
         patience = options.limits.storage_seconds
         kept = open_sessions(open_store(folder / "sessions"), text, options.tool_wait_seconds, patience)
-    return Prepared(names[0], http_app(text, options, kept))
+        records = open_records(folder / "responses", patience)
+    return Prepared(names[0], http_app(text, options, kept, Desk(time.time, bounds, records)))
 
 
 def open_sessions(store: SessionStore, text: TextModel, max_wait: float, patience: float) -> Kept:
@@ -92,8 +101,16 @@ def open_sessions(store: SessionStore, text: TextModel, max_wait: float, patienc
     return Kept(directory, journal, Chronicle(transcripts, EventLogs(lambda: secrets.token_hex(4))))
 
 
+def open_records(folder: Path, patience: float) -> Records:
+    """All responses and conversations that are kept there. ValueError, OSError."""
+    records = Records(folder, time.time, patience)
+    if records.skipped:
+        log.warning("%d response(s) or conversation(s) could not be read", records.skipped)
+    return records
+
+
 def http_app(
-    text: TextModel, options: ServerOptions, kept: Kept | None = None
+    text: TextModel, options: ServerOptions, kept: Kept | None = None, responses: Desk | None = None
 ) -> Callable[[Engine], Starlette]:
     """In two steps: this one may run in a thread while workers start, the result takes the engine."""
     shown = shown_bytes(text.tokenizer)
@@ -113,6 +130,7 @@ def http_app(
             directory=kept.directory if kept else None,
             journal=kept.journal if kept else None,
             chronicle=kept.chronicle if kept else None,
+            responses=responses,
         )
 
     return build

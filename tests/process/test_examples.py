@@ -41,6 +41,17 @@ def test_anthropic_sdk(url: str) -> None:  # noqa: F811
     assert computed < 60
 
 
+def test_openai_responses(url: str) -> None:  # noqa: F811
+    said = run("openai_responses.py", url)
+    assert said.startswith("call: weather({")
+    prompt, cached = (
+        int(word) for word in said.rsplit("resume: ", 1)[1].splitlines()[0].split() if word.isdigit()
+    )
+    assert cached > 150
+    assert prompt - cached < 60
+    assert said.rsplit("background: ", 1)[1].split(",")[0] in ("completed", "incomplete")
+
+
 def test_langgraph_agent(url: str) -> None:  # noqa: F811
     said = run("langgraph_agent.py", url)
     kinds = [

@@ -58,6 +58,8 @@ max_body = "8MiB"
 drain_seconds = 1.5
 tool_wait_seconds = 90
 session_ttl_seconds = 120
+keep_responses = "1GiB"
+response_ttl_days = 7
 [engine]
 page_size = 32
 max_num_seqs = 3
@@ -84,6 +86,7 @@ tier_policy = "lru"
     assert config.http.max_body == 8 << 20
     assert config.http.drain_seconds == 1.5
     assert config.http.session_ttl_seconds == 120.0
+    assert (config.http.keep_responses, config.http.response_ttl_days) == (1 << 30, 7)
     assert config.engine.device_kv == 2_000_000_000
     assert config.engine.max_step_seconds == 0.25
     assert (config.workers.count, config.workers.threads, config.workers.record) == (4, 2, Path("log"))

@@ -171,6 +171,8 @@ def test_the_settings_reach_the_application() -> None:
         {
             "tool_wait_seconds": "90",
             "session_ttl_seconds": "auto",
+            "keep_responses": "1MiB",
+            "response_ttl_days": "2",
             "force_usage": True,
             "max_body": "1MiB",
             "host": "127.0.0.2",
@@ -184,6 +186,8 @@ def test_the_settings_reach_the_application() -> None:
     assert (context.options.limits.body_bytes, context.options.host) == (1 << 20, "127.0.0.2")
     assert context.options.session_ttl_seconds is None
     assert context.directory._max_wait == 90.0
+    shelf = context.responses.shelf
+    assert (shelf._max_bytes, shelf._ttl) == (1 << 20, 172800.0)
 
 
 async def test_sessions_are_kept_below_the_data_directory(tmp_path: Path) -> None:
@@ -198,7 +202,9 @@ async def test_sessions_are_kept_below_the_data_directory(tmp_path: Path) -> Non
     assert context.directory._book is context.journal  # an empty directory is one, too
     assert context.directory._max_wait == 90.0
     await context.journal.close()
+    await context.responses.close()
     assert (tmp_path / "sessions" / "data.mdb").exists()
+    assert (tmp_path / "responses" / "data.mdb").exists()
 
 
 def test_the_digest_of_a_model_is_its_texts_and_the_same_in_every_process(text: TextModel) -> None:

@@ -31,6 +31,8 @@ from agentserve.server.http.gate import Gate
 from agentserve.server.http.idempotency import Idempotency
 from agentserve.server.http.openapi import openapi
 from agentserve.server.http.residency import follow_decisions
+from agentserve.server.http.responses.desk import Desk
+from agentserve.server.http.responses.routes import routes as responses_routes
 from agentserve.server.http.sessions.background import Background
 from agentserve.server.http.sessions.event_stream import session_events
 from agentserve.server.http.sessions.exclusive import Exclusive
@@ -71,6 +73,7 @@ def create_app(
     directory: SessionDirectory | None = None,
     journal: Journal | None = None,
     chronicle: Chronicle | None = None,
+    responses: Desk | None = None,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
     wall: Callable[[], float] = time.time,
@@ -123,6 +126,7 @@ def create_app(
         new_seed=lambda: secrets.randbits(63),
         text_pool=text_pool,
         journal=journal,
+        responses=responses or Desk(wall),
     )
 
     app = Starlette(
@@ -160,6 +164,7 @@ def _lifespan(
             expiry.cancel()
             await asyncio.gather(expiry, return_exceptions=True)
             await context.background.stop()
+            await context.responses.close()
             for pool in pools:
                 pool.shutdown(wait=False, cancel_futures=True)
             if context.journal is not None:
@@ -215,6 +220,7 @@ def _routes() -> list[Route]:
         Route("/agentserve/sessions/{name}/fork", fork_session, methods=["POST"]),
         Route("/agentserve/sessions/{name}/hints", session_hints, methods=["POST"]),
         Route("/agentserve/sessions/{name}/events", session_events, methods=["GET"]),
+        *responses_routes(),
     ]
 
 

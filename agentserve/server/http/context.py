@@ -14,6 +14,7 @@ from agentserve.clock import Clock
 from agentserve.metrics import Metrics
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
+from agentserve.server.http.responses.desk import Desk
 from agentserve.server.http.sampling import ModelFacts
 from agentserve.server.http.sessions.background import Background
 from agentserve.server.http.sessions.exclusive import Exclusive
@@ -75,6 +76,7 @@ class ServerContext:
     started: float  # Unix time
     clock_at_start: float
     new_seed: Callable[[], int]
+    responses: Desk  # what the Responses API remembers
     text_pool: Executor  # rendering and encoding long prompts stays off the event loop
     journal: Journal | None = None  # keeps the directory on disk; None: sessions end with the server
 

@@ -56,6 +56,7 @@ async def health(request: Request) -> Response:
             "kv_bytes": hello.kv_bytes,
             "tiers": tiers,
             **_storage(context.journal),
+            **context.responses.health(),
         }
     )
 

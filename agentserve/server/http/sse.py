@@ -37,6 +37,7 @@ class StreamForm:
 
     keep_alive: bytes = KEEP_ALIVE  # sent where nothing else is
     failure: Callable[[ApiError], bytes] = _failure  # the last event of a stream that has begun
+    silence: Callable[[], bytes] | None = None  # what `keep_alive` is now, where it changes
 
 
 OPENAI = StreamForm()
@@ -131,7 +132,8 @@ class EventStream(Response):
                 if silent < self._keep_alive:
                     await asyncio.sleep(self._keep_alive - silent)
                 else:
-                    await put(self._form.keep_alive)
+                    silence = self._form.silence
+                    await put(self._form.keep_alive if silence is None else silence())
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         comments = asyncio.create_task(comment())

@@ -24,6 +24,10 @@ class Background:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def begin(self, work: Coroutine[object, object, Result], end: Callable[[], None]) -> asyncio.Task[Result]:
+        """Begin `work` now; nobody need wait for it. `end` as in `whole`."""
+        return self._start(work, end)
+
     def whole(
         self, work: Coroutine[object, object, Result], end: Callable[[], None]
     ) -> Coroutine[object, object, Result]:

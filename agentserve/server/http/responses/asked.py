@@ -1,0 +1,217 @@
+"""From items to the chat turn that they ask for. Pure.
+
+What the model says in one turn comes as several items (reasoning, text, calls), and is one message of the
+history: with the same text and calls in the same order as it was said, so that its ids are found again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agentserve.server.errors import ApiError
+from agentserve.server.http.responses.schemas import ResponsesRequest, TextFormat
+from agentserve.server.http.responses.thoughts import unpacked
+from agentserve.server.http.responses.tools import Toolbox, flat_name
+from agentserve.server.http.schemas import ChatRequest, JsonSchemaFormat, NamedChoice, ResponseFormat
+from agentserve.server.limits import INT64_MAX
+from agentserve.server.text_port import JsonObject
+
+Cut = Callable[[str], bool]
+"""Whether a call id is known as one that was handed out unfinished."""
+
+
+@dataclass(slots=True)
+class _Said:
+    """What the assistant said in one turn, as far as it has been read."""
+
+    texts: list[str] = field(default_factory=list)
+    calls: list[JsonObject] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.texts or self.calls or self.thoughts)
+
+    def message(self) -> JsonObject:
+        text = "".join(self.texts)
+        message: JsonObject = {"role": "assistant", "content": text or (None if self.calls else "")}
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        return message
+
+
+def messages_of(runs: Sequence[Sequence[JsonObject]], cut: Cut) -> tuple[list[JsonObject], list[int]]:
+    """The chat messages of items, and for each the place of its first item, counted over all runs.
+
+    A run is one response's input, or its output: what is said in two of them is never one message.
+    """
+    reader = _Reader(cut)
+    place = 0
+    for run in runs:
+        for item in run:
+            reader.take(item, place)
+            place += 1
+        reader.flush()
+    return reader.messages, reader.places
+
+
+class _Reader:
+    def __init__(self, cut: Cut) -> None:
+        self.messages: list[JsonObject] = []
+        self.places: list[int] = []
+        self._cut = cut
+        self._said = _Said()
+        self._since = 0
+        self._left_out: set[str] = set()  # calls that were never whole
+
+    def take(self, item: JsonObject, place: int) -> None:
+        kind = item["type"]
+        if kind == "function_call_output":
+            self.flush()
+            if item["call_id"] not in self._left_out:
+                self._add(_result(item), place)
+        elif kind == "message" and item["role"] != "assistant":
+            self.flush()
+            self._add({"role": item["role"], "content": _text_parts(item["content"])}, place)
+        else:
+            self._say(item, place)
+
+    def flush(self) -> None:
+        if self._said:
+            self._add(self._said.message(), self._since)
+            self._said = _Said()
+
+    def _add(self, message: JsonObject, place: int) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+
+    def _say(self, item: JsonObject, place: int) -> None:
+        said = self._said
+        # Nothing can come between calls and their results, so what follows a call goes with it.
+        if item["type"] != "function_call" and said.texts and not said.calls:
+            self.flush()
+            said = self._said
+        if not said:
+            self._since = place
+        if item["type"] == "message":
+            said.texts.append("".join(_part_text(part) for part in item["content"]))
+        elif item["type"] == "reasoning":
+            said.thoughts += _thoughts(item)
+        elif (
+            item["status"] == "incomplete"
+            and not _whole(item["arguments"])
+            and not self._cut(item["call_id"])
+        ):
+            self._left_out.add(item["call_id"])  # nobody knows any more what there was of it
+        else:
+            said.calls.append(_call(item))
+
+
+def _call(item: JsonObject) -> JsonObject:
+    name = item["name"]
+    if "namespace" in item:
+        name = flat_name(item["namespace"], name)
+    return {
+        "id": item["call_id"],
+        "type": "function",
+        "function": {"name": name, "arguments": item["arguments"]},
+    }
+
+
+def _whole(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _result(item: JsonObject) -> JsonObject:
+    output = item["output"]
+    content = output if isinstance(output, str) else _text_parts(output)
+    return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+
+
+def _text_parts(parts: Sequence[JsonObject]) -> str | list[JsonObject]:
+    if len(parts) == 1:
+        return _part_text(parts[0])
+    return [{"type": "text", "text": _part_text(part)} for part in parts]
+
+
+def _part_text(part: JsonObject) -> str:
+    text: str = part["refusal"] if part["type"] == "refusal" else part["text"]
+    return text
+
+
+def _thoughts(item: JsonObject) -> list[str]:
+    """What was thought, else what was packed of it; summaries are not what the model wrote."""
+    if item.get("content"):
+        return [part["text"] for part in item["content"]]
+    text = unpacked(item.get("encrypted_content") or "")
+    return [] if text is None else [text]
+
+
+def chat_request(
+    body: ResponsesRequest,
+    box: Toolbox,
+    choice: str | NamedChoice | None,
+    messages: list[JsonObject],
+    session: str | None,
+) -> ChatRequest:
+    """The turn as a chat request. `box`: tools that may be called. `session`: the one that it goes on,
+    where its client names none."""
+    if body.max_output_tokens is not None and not 1 <= body.max_output_tokens <= INT64_MAX:
+        raise ApiError("max_output_tokens: must be at least 1", param="max_output_tokens")
+    logprobs = bool(body.top_logprobs) or "message.output_text.logprobs" in (body.include or ())
+    return ChatRequest(
+        model=body.model,
+        messages=messages,
+        tools=list(box.defs) or None,
+        tool_choice=choice if box.defs or choice == "required" else None,
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_format(body.text.format if body.text else None),
+        max_completion_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        logprobs=logprobs or None,
+        top_logprobs=body.top_logprobs if logprobs else None,
+        seed=body.seed,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        session_id=body.session_id if body.session_id is not None else session,
+        chat_template_kwargs=_template_settings(body),
+    )
+
+
+def _format(wanted: TextFormat | None) -> ResponseFormat | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return ResponseFormat("json_object")
+    if wanted.type != "json_schema":
+        raise ApiError(
+            f"text.format.type: {wanted.type[:40]!r} is not one of text, json_object, json_schema",
+            param="text.format.type",
+        )
+    if wanted.schema is None:
+        raise ApiError("text.format.schema: missing", param="text.format.schema")
+    named = JsonSchemaFormat(wanted.name or "response", wanted.schema, wanted.strict)
+    return ResponseFormat("json_schema", named)
+
+
+def _template_settings(body: ResponsesRequest) -> JsonObject | None:
+    """What templates of reasoning models ask for; others do not look at it."""
+    settings: JsonObject = {}
+    effort = body.reasoning.effort if body.reasoning else None
+    if effort is not None:
+        settings["reasoning_effort"] = effort
+        if effort == "none":
+            settings["enable_thinking"] = False
+    return {**settings, **(body.chat_template_kwargs or {})} or None

@@ -1,0 +1,207 @@
+"""POST /v1/responses, and what is near it: counting a prompt, and what is not there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentserve.server.errors import ApiError, json_response
+from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.names import SESSION_HEADER, set_request_id
+from agentserve.server.http.reading import read_body
+from agentserve.server.http.responses.events import event_frame
+from agentserve.server.http.responses.job import TOO_LONG, Job, turn_job
+from agentserve.server.http.responses.live import Live
+from agentserve.server.http.responses.making import Making
+from agentserve.server.http.responses.plan import Plan, planned
+from agentserve.server.http.responses.prewarm import prewarm_job
+from agentserve.server.http.responses.prompt import prompt_of
+from agentserve.server.http.responses.schemas import ResponsesRequest
+from agentserve.server.http.schemas import decode
+from agentserve.server.http.sse import DONE, KEEP_ALIVE, StreamForm, unless_gone
+from agentserve.server.http.streaming import open_stream
+from agentserve.server.text_port import JsonObject
+
+EVENT_SECONDS = 45.0  # of silence, after which an event is sent: some clients do not see comments
+
+
+async def create_response(request: Request) -> Response:
+    context = context_of(request)
+    body = await _body(context, request)
+    if body.model is None:
+        raise ApiError("model: missing", param="model", code="missing_required_parameter")
+    if body.background:
+        context.responses.check_room()
+    plan = await planned(context, body)
+    try:
+        job = await _job(context, request, plan)
+    except ApiError as error:
+        told = plan.told(error)
+        if told.code == TOO_LONG and body.stream:  # agents look for it in the stream
+            return await _failed(context, request, plan, told)
+        plan.claim.release()
+        raise told from None
+    except BaseException:
+        plan.claim.release()
+        raise
+    making = Making(context, plan, job)
+    headers = {} if job.session is None else {SESSION_HEADER: job.session}
+    try:
+        if body.background:
+            return await _in_background(context, request, making, headers)
+        if body.stream:
+            alive = _Alive(context, making)
+            form = StreamForm(silence=alive, failure=alive.told)
+            return await open_stream(
+                context, request, _frames(making, alive), headers, making.close, form=form
+            )
+        shown = await unless_gone(request.receive, _whole(making))
+    except BaseException:
+        making.close()
+        raise
+    making.close()
+    return json_response(shown, headers=headers)
+
+
+async def count_input(request: Request) -> Response:
+    """POST /v1/responses/input_tokens: how many tokens the prompt of such a request has."""
+    context = context_of(request)
+    plan = await planned(context, await _body(context, request), lock=False)
+    try:
+        prompt = await prompt_of(context, plan.fields)
+    except ApiError as error:
+        raise plan.told(error) from None
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+
+
+async def compact(request: Request) -> Response:
+    """POST /v1/responses/compact."""
+    raise ApiError("This server does not compact histories.", status=404, code="unsupported")
+
+
+async def _body(context: ServerContext, request: Request) -> ResponsesRequest:
+    limits = context.options.limits
+    body = decode(await read_body(request, limits.body_bytes), ResponsesRequest, limits)
+    set_request_id(request, body.request_id, limits)
+    return body
+
+
+async def _job(context: ServerContext, request: Request, plan: Plan) -> Job:
+    if plan.body.prewarm:
+        return await prewarm_job(context, plan.fields)
+    return await turn_job(context, request, plan.fields, shorten=plan.body.truncation == "auto")
+
+
+async def _whole(making: Making) -> JsonObject:
+    async with aclosing(making.events()) as all_events:
+        async for _ in all_events:
+            pass
+    if making.error is not None:
+        raise making.error
+    return making.fold.response
+
+
+async def _frames(making: Making, alive: _Alive) -> AsyncGenerator[bytes, None]:
+    async with aclosing(making.events()) as all_events:
+        async for events in all_events:
+            if events:
+                alive.heard()
+                yield b"".join(map(event_frame, events))
+    yield DONE
+
+
+class _Alive:
+    """What a foreground stream says while nothing happens, and when it breaks off."""
+
+    def __init__(self, context: ServerContext, making: Making) -> None:
+        self._now = context.clock.now
+        self._making = making
+        self._last = self._now()
+
+    def heard(self) -> None:
+        self._last = self._now()
+
+    def __call__(self) -> bytes:
+        fold = self._making.fold
+        if fold.sequence < 0 or self._now() - self._last < EVENT_SECONDS:
+            return KEEP_ALIVE
+        self.heard()
+        return b"".join(map(event_frame, fold.tick()))
+
+    def told(self, error: ApiError) -> bytes:
+        fold = self._making.fold
+        events = [] if fold.sequence >= 0 else fold.created()
+        fold.fail(error)
+        return b"".join(map(event_frame, events + fold.ended())) + DONE
+
+
+async def _failed(context: ServerContext, request: Request, plan: Plan, error: ApiError) -> Response:
+    making = Making(context, plan, None)  # from here on it has the claim
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        yield b"".join(map(event_frame, await making.failed(error))) + DONE
+
+    return await open_stream(context, request, frames(), {}, making.close)
+
+
+async def _in_background(
+    context: ServerContext, request: Request, making: Making, headers: dict[str, str]
+) -> Response:
+    """Begin it, and answer at once: it goes on whoever reads."""
+    desk = context.responses
+    live = Live(making.fold)
+    live.add(making.fold.created("queued"))
+    try:
+        await making.keep(running=True)
+    except BaseException:
+        if desk.shelf.get(live.id) is not None:
+            desk.shelf.delete(live.id)
+        raise
+    desk.begin(live)
+
+    def over() -> None:
+        making.close()
+        desk.over(live)
+
+    shown = dict(making.fold.response)
+    live.task = context.background.begin(_drive(making, live), over)
+    if not making.plan.body.stream:
+        return json_response(shown, headers=headers)
+    return await follow(context, request, live, None, headers)
+
+
+async def follow(
+    context: ServerContext, request: Request, live: Live, after: int | None, headers: dict[str, str]
+) -> Response:
+    """The events of a background response, from one on; the reader may leave."""
+    last = context.clock.now()
+
+    def alive() -> bytes:
+        nonlocal last
+        if not live.over and context.clock.now() - last >= EVENT_SECONDS:
+            last = context.clock.now()
+            live.tick()
+        return KEEP_ALIVE
+
+    return await open_stream(
+        context, request, live.follow(after), headers, _nothing, form=StreamForm(silence=alive)
+    )
+
+
+async def _drive(making: Making, live: Live) -> None:
+    try:
+        async with aclosing(making.events(begun=True)) as all_events:
+            async for events in all_events:
+                live.add(events)
+    except asyncio.CancelledError:
+        if not live.cancelled:
+            raise  # the server leaves; what is on disk says that it ran
+        live.add(await making.cancelled())
+
+
+def _nothing() -> None:
+    """A reader holds nothing."""

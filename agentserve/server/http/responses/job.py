@@ -1,0 +1,58 @@
+"""The turn of one response, ready to run."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from starlette.requests import Request
+
+from agentserve.server.errors import ApiError
+from agentserve.server.http.chat_request import prepare
+from agentserve.server.http.context import ServerContext
+from agentserve.server.http.schemas import ChatRequest
+from agentserve.server.sessions.turns import TurnSpec
+from agentserve.server.text_port import JsonObject
+
+TOO_LONG = "context_length_exceeded"
+_SHARE = 4  # of the history is left out at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    specs: tuple[TurnSpec, ...]
+    prompt: array[int]
+    session: str | None  # public id; None: it is nobody's
+    logprobs: int | None
+    rollback: Callable[[], None]
+
+
+async def turn_job(context: ServerContext, request: Request, fields: ChatRequest, *, shorten: bool) -> Job:
+    """The session's next turn, leased. `shorten`: a history that is too long loses its beginning.
+
+    It loses a quarter at a time, so that turns which follow each other lose the same.
+    """
+    while True:
+        try:
+            job = await prepare(context, request, fields)
+        except ApiError as error:
+            shorter = shortened(fields.messages) if shorten and error.code == TOO_LONG else None
+            if shorter is None:
+                raise
+            fields = replace(fields, messages=shorter)
+            continue
+        return Job(job.specs, job.prompt, job.session_id, job.logprobs, job.rollback)
+
+
+def shortened(messages: list[JsonObject]) -> list[JsonObject] | None:
+    """Without the oldest quarter of what follows the system's messages: at least up to the next user's.
+    None where nothing can go."""
+    start = next(
+        (i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")),
+        len(messages),
+    )
+    least = start + max(1, (len(messages) - start) // _SHARE)
+    kept = next((i for i in range(least, len(messages)) if messages[i]["role"] == "user"), None)
+    return None if kept is None else messages[:start] + messages[kept:]

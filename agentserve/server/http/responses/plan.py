@@ -1,0 +1,262 @@
+"""What a request comes to, before anything runs: its whole history, and the chat turn that follows it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentserve.server.errors import ApiError
+from agentserve.server.http.context import ServerContext
+from agentserve.server.http.responses.asked import chat_request, messages_of
+from agentserve.server.http.responses.conversations import Conversation
+from agentserve.server.http.responses.desk import Desk, new_id
+from agentserve.server.http.responses.items import Given, Reference, read_input
+from agentserve.server.http.responses.schemas import ResponsesRequest
+from agentserve.server.http.responses.shelf import Kept
+from agentserve.server.http.responses.tools import Toolbox, read_choice, read_tools
+from agentserve.server.http.schemas import ChatRequest
+from agentserve.server.sessions.identity import DEFAULT_TENANT
+from agentserve.server.text_port import JsonObject
+
+log = logging.getLogger(__name__)
+
+SOON = {"retry-after": "1", "x-should-retry": "true"}
+MOST_METADATA = 16
+_MOST_KEY, _MOST_VALUE = 64, 512
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
+_TOOL = re.compile(r"tools\[(\d+)\]\.function")
+_NAMES = (  # of chat completions, and of this dialect
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("messages", "input"),
+)
+
+
+class Claim:
+    """What a response goes on from, held until it is done: a parent stays, a conversation is locked."""
+
+    def __init__(self, desk: Desk, body: ResponsesRequest, *, lock: bool) -> None:
+        """ApiError where it is not there, or is taken."""
+        self._desk = desk
+        self._open = lock
+        self.chain: list[Kept] = []
+        self.conversation: Conversation | None = None
+        if body.previous_response_id is not None:
+            self.chain = _chain(desk, body.previous_response_id)
+            if lock:
+                desk.shelf.hold(self.chain[-1].id)
+        elif body.conversation is not None:
+            self.conversation = _conversation(desk, conversation_id(body.conversation))
+            if lock:
+                desk.conversations.lock(self.conversation.id)
+
+    @property
+    def session(self) -> str | None:
+        """The public id of the session that made the last of it."""
+        if self.conversation is not None:
+            return self.conversation.session
+        return next((kept.session for kept in reversed(self.chain) if kept.session is not None), None)
+
+    def release(self) -> None:
+        """Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        if self.chain:
+            self._desk.shelf.release(self.chain[-1].id)
+        if self.conversation is not None:
+            self._desk.conversations.busy.discard(self.conversation.id)
+
+
+@dataclass(slots=True)
+class Plan:
+    body: ResponsesRequest
+    box: Toolbox
+    callable: Toolbox  # what of it the tool choice leaves
+    items: list[JsonObject]  # the request's own
+    fields: ChatRequest
+    where: tuple[str | None, ...]  # of each message, its place in the request
+    claim: Claim
+
+    @property
+    def parent(self) -> Kept | None:
+        return self.claim.chain[-1] if self.claim.chain else None
+
+    @property
+    def conversation(self) -> Conversation | None:
+        return self.claim.conversation
+
+    def told(self, error: ApiError) -> ApiError:
+        """An error about a chat request as one about the request that it was made of."""
+        return ApiError(
+            self._ours(error.message),
+            status=error.status,
+            param=None if error.param is None else self._ours(error.param),
+            code=error.code,
+            headers=error.headers,
+            details=error.details,
+        )
+
+    def _ours(self, text: str) -> str:
+        def item(found: re.Match[str]) -> str:
+            index = int(found.group(1))
+            return (self.where[index] if index < len(self.where) else None) or "an earlier item"
+
+        def tool(found: re.Match[str]) -> str:
+            index = int(found.group(1))
+            return self.callable.places[index] if index < len(self.callable.places) else found.group()
+
+        text = _TOOL.sub(tool, _MESSAGE.sub(item, text))
+        for chat, ours in _NAMES:
+            if text.startswith(chat):
+                return ours + text.removeprefix(chat)
+        return text
+
+
+async def planned(context: ServerContext, body: ResponsesRequest, *, lock: bool = True) -> Plan:
+    """ApiError for what cannot be, or names what there is not. `lock`: the claim is to be released."""
+    check(body)
+    claim = Claim(context.responses, body, lock=lock)
+    try:
+        return await _read(context, body, claim)
+    except BaseException:
+        claim.release()
+        raise
+
+
+async def _read(context: ServerContext, body: ResponsesRequest, claim: Claim) -> Plan:
+    desk, limits = context.responses, context.options.limits
+    box = read_tools(body.tools)
+    choice, left = read_choice(body.tool_choice, box)
+    given = read_input(body.input, new_id, most=limits.messages)
+    for kind in sorted({*box.skipped, *given.skipped}):
+        log.warning("responses: tools and items of type %r are skipped", kind)
+    conversation = claim.conversation
+    if conversation is not None:
+        earlier = [await context.off_loop(conversation.before, conversation.next)]
+    else:
+        earlier = await context.off_loop(runs_of, claim.chain, conversations_of(desk, claim.chain))
+    items, places = _resolved(desk, given, {item["id"] for run in earlier for item in run})
+    messages, where = _messages(context, body, [*earlier, items], places)
+    last = claim.session
+    alive = last is not None and context.directory.get(DEFAULT_TENANT, last) is not None
+    fields = chat_request(body, left, choice, messages, last if alive else None)
+    return Plan(body, box, left, items, fields, where, claim)
+
+
+def check(body: ResponsesRequest) -> None:
+    """What a body alone says wrong."""
+    if body.previous_response_id is not None and body.conversation is not None:
+        raise ApiError(
+            "previous_response_id: cannot be used together with conversation", param="previous_response_id"
+        )
+    if body.background and not body.stored:
+        raise ApiError("background: needs store true", param="background")
+    if body.truncation not in (None, "auto", "disabled"):
+        raise ApiError("truncation: must be auto or disabled", param="truncation")
+    check_metadata(body.metadata)
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    if metadata is None:
+        return
+    if len(metadata) > MOST_METADATA:
+        raise ApiError(f"metadata: at most {MOST_METADATA} keys", param="metadata")
+    for key, value in metadata.items():
+        if len(key) > _MOST_KEY or len(value) > _MOST_VALUE:
+            raise ApiError(
+                f"metadata: keys have at most {_MOST_KEY} characters, values {_MOST_VALUE}", param="metadata"
+            )
+
+
+def conversation_id(given: str | JsonObject) -> str:
+    id_ = given.get("id") if isinstance(given, dict) else given
+    if not isinstance(id_, str):
+        raise ApiError("conversation: must be an id, or an object with one", param="conversation")
+    return id_
+
+
+def not_found(what: str, id_: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(f"{what} {id_[:80]!r} was not found.", status=404, param=param, code=code)
+
+
+def _chain(desk: Desk, id_: str) -> list[Kept]:
+    chain = desk.shelf.chain(id_)
+    if chain is None:
+        raise not_found("Previous response", id_, "previous_response_id", "previous_response_not_found")
+    if chain[-1].running:
+        raise ApiError(
+            f"previous_response_id: {id_[:80]!r} is not done yet",
+            status=409,
+            param="previous_response_id",
+            code="response_in_progress",
+            headers=SOON,
+        )
+    return chain
+
+
+def _conversation(desk: Desk, id_: str) -> Conversation:
+    found = desk.conversations.get(id_)
+    if found is None:
+        raise not_found("Conversation", id_, "conversation", "conversation_not_found")
+    return found
+
+
+def conversations_of(desk: Desk, chain: Sequence[Kept]) -> dict[str, Conversation]:
+    """Those that responses of a chain were made in. ApiError where one is gone, and its items with it."""
+    found: dict[str, Conversation] = {}
+    for id_ in dict.fromkeys(kept.conversation for kept in chain if kept.conversation is not None):
+        conversation = desk.conversations.get(id_)
+        if conversation is None:
+            raise not_found("Conversation", id_, code="conversation_not_found")
+        found[id_] = conversation
+    return found
+
+
+def runs_of(chain: Sequence[Kept], conversations: Mapping[str, Conversation]) -> list[list[JsonObject]]:
+    """The items of a chain of responses, a run for each input and each output: the last is its output."""
+    runs: list[list[JsonObject]] = []
+    for kept in chain:
+        if kept.conversation is not None:
+            runs.append(conversations[kept.conversation].before(kept.upto))
+        runs += [kept.own_items(), kept.output()]
+    return runs
+
+
+def _resolved(desk: Desk, given: Given, known: set[str]) -> tuple[list[JsonObject], list[str]]:
+    """The request's own items, references looked up; one to what the history has anyway says nothing."""
+    items: list[JsonObject] = []
+    places: list[str] = []
+    looked: dict[str, dict[str, JsonObject]] = {}  # items of responses that were read for this
+    for item, place in zip(given.items, given.places, strict=True):
+        if not isinstance(item, Reference):
+            items.append(item)
+        elif item.id in known:
+            continue
+        else:
+            owner = desk.shelf.owner(item.id)
+            if owner is None:
+                raise not_found(f"{place}: item", item.id, place, "item_not_found")
+            if owner.id not in looked:
+                theirs = [*owner.own_items(), *owner.output()]
+                looked[owner.id] = {one["id"]: one for one in theirs}
+            items.append(looked[owner.id][item.id])
+        places.append(place)
+    return items, places
+
+
+def _messages(
+    context: ServerContext, body: ResponsesRequest, runs: list[list[JsonObject]], places: list[str]
+) -> tuple[list[JsonObject], tuple[str | None, ...]]:
+    cut = context.directory.cut
+    messages, firsts = messages_of(runs, lambda call: cut(DEFAULT_TENANT, call))
+    earlier = sum(map(len, runs[:-1]))
+    where: list[str | None] = [None if first < earlier else places[first - earlier] for first in firsts]
+    if body.instructions:
+        messages.insert(0, {"role": "system", "content": body.instructions})
+        where.insert(0, "instructions")
+    if not messages:
+        raise ApiError("input: at least one item is needed", param="input", code="invalid_value")
+    return messages, tuple(where)

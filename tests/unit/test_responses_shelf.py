@@ -1,0 +1,230 @@
+"""Responses that are kept, against a plain model of them; and the same on disk."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from agentserve.server.http.responses.conversations import Conversation, Conversations
+from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.diagnostics import Compared
+from agentserve.server.http.responses.records import Records
+from agentserve.server.http.responses.shelf import Kept, Shelf
+
+TTL = 100.0
+MOST = 12
+
+
+class Wall:
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def kept(id_: str, created: float, parent: str | None = None, **more: Any) -> Kept:
+    names = (f"item-{id_}",)
+    return Kept(id_, created, b"[]", b'{"output":[]}', parent=parent, names=names, **more)
+
+
+class ShelfHistory(RuleBasedStateMachine):
+    """Puts, deletions, holds, time: an ancestor is never gone before what goes on from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wall = Wall()
+        self.shelf = Shelf(self.wall, max_count=MOST, max_bytes=1 << 20, ttl=TTL)
+        self.made: dict[str, Kept] = {}
+        self.deleted: set[str] = set()
+        self.held: list[str] = []
+
+    def alive(self) -> list[str]:
+        return [id_ for id_ in self.made if self.shelf.get(id_) is not None]
+
+    @rule(data=st.data(), follows=st.booleans())
+    def put(self, data: Any, follows: bool) -> None:
+        parent = data.draw(st.sampled_from(self.alive())) if follows and self.alive() else None
+        id_ = str(len(self.made))
+        self.wall.at += 1
+        self.made[id_] = kept(id_, self.wall.at, parent)
+        if parent is not None:
+            self.shelf.hold(parent)
+        self.shelf.put(self.made[id_])
+        if parent is not None:
+            self.shelf.release(parent)
+
+    @precondition(lambda self: self.alive())
+    @rule(data=st.data())
+    def delete(self, data: Any) -> None:
+        id_ = data.draw(st.sampled_from(self.alive()))
+        self.shelf.delete(id_)
+        self.deleted.add(id_)
+
+    @precondition(lambda self: self.alive())
+    @rule(data=st.data())
+    def hold(self, data: Any) -> None:
+        id_ = data.draw(st.sampled_from(self.alive()))
+        self.shelf.hold(id_)
+        self.held.append(id_)
+
+    @precondition(lambda self: self.held)
+    @rule()
+    def release(self) -> None:
+        self.shelf.release(self.held.pop())
+
+    @rule(seconds=st.sampled_from([1.0, 30.0, TTL]))
+    def wait(self, seconds: float) -> None:
+        self.wall.at += seconds
+        self.shelf.expire()
+
+    @invariant()
+    def chains_are_whole(self) -> None:
+        there = {one.id for one in self.shelf}
+        for id_ in self.alive():
+            assert id_ not in self.deleted
+            chain = self.shelf.chain(id_)
+            assert chain is not None
+            expected: list[str] = []
+            parent: str | None = id_
+            while parent is not None:
+                expected.append(parent)
+                parent = self.made[parent].parent
+            assert [one.id for one in chain] == expected[::-1]
+            owner = self.shelf.owner(f"item-{id_}")
+            assert owner is not None
+            assert owner.id == id_
+        assert set(self.held) <= there
+
+    @invariant()
+    def books_agree(self) -> None:
+        there = list(self.shelf)
+        assert len(there) == len(self.shelf)
+        assert self.shelf.size_bytes == sum(one.cost for one in there)
+        parents = {one.parent for one in there} | set(self.held)
+        leaves = [one for one in there if one.id not in parents]
+        assert not any(one.hidden for one in leaves), "nobody can name it, and nothing goes on from it"
+        # Beyond the bound only by what cannot go; nothing is let go of without need.
+        assert len(there) <= MOST or not leaves
+        gone = set(self.made) - {one.id for one in there} - self.deleted
+        old = {id_ for id_ in gone if self.wall.at - self.made[id_].created >= TTL}
+        assert gone == old or len(self.made) > MOST
+
+
+TestShelf = ShelfHistory.TestCase
+TestShelf.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_bytes_are_bounded_too() -> None:
+    shelf = Shelf(lambda: 0.0, max_count=1000, max_bytes=20_000, ttl=1.0)
+    for number in range(50):
+        shelf.put(Kept(str(number), float(-number % 7), b"x" * 1000, b"{}"))
+    assert shelf.size_bytes <= 20_000
+    assert 10 <= len(shelf) < 20
+
+
+def test_a_long_chain_goes_at_once() -> None:
+    """Without a call for each of them."""
+    shelf = Shelf(lambda: 0.0, max_count=10_000, max_bytes=1 << 30, ttl=1.0)
+    for number in range(5000):
+        parent = str(number - 1) if number else None
+        shelf.put(kept(str(number), 0.0, parent, hidden=number < 4999))
+    assert len(shelf.chain("4999") or ()) == 5000
+    shelf.delete("4999")
+    assert len(shelf) == 0
+    assert shelf.size_bytes == 0
+
+
+def test_conversations_are_bounded_and_busy_ones_stay() -> None:
+    kept_ = Conversations(lambda: 0.0, max_count=3, max_bytes=1 << 20)
+    kept_.put(Conversation("conv_0", 0.0))
+    kept_.busy.add("conv_0")
+    for number in range(1, 6):
+        kept_.put(Conversation(f"conv_{number}", 0.0).with_items([{"id": "x"}]))
+    assert kept_.get("conv_0") is not None
+    assert len(kept_) == 3
+    assert kept_.size_bytes == sum(c.cost for n in range(6) if (c := kept_.get(f"conv_{n}")))
+    kept_.delete("conv_0")
+    assert len(kept_) == 2
+
+
+async def test_all_of_it_is_there_after_a_restart(tmp_path: Path) -> None:
+    def opened() -> Desk:
+        return Desk(lambda: 50.0, records=Records(tmp_path / "r", lambda: 50.0, 10.0))
+
+    desk = opened()
+    desk.shelf.put(kept("resp_a", 1.0))
+    desk.shelf.put(kept("resp_b", 2.0, "resp_a", sequence=9, session="s"))
+    desk.shelf.put(kept("resp_c", 3.0))
+    desk.shelf.put(kept("resp_run", 4.0, "resp_b", running=True))
+    desk.shelf.delete("resp_c")
+    desk.shelf.delete("resp_a")
+    made = Conversation("conv_1", 5.0, {"a": "b"}).with_items([{"id": "x", "type": "message"}], "s")
+    desk.conversations.put(made)
+    desk.conversations.put(Conversation("conv_2", 5.0))
+    desk.conversations.delete("conv_2")
+    with pytest.raises(ValueError, match="another server"):
+        opened()
+    await desk.close()
+
+    desk = opened()
+    assert desk.records is not None
+    assert desk.records.skipped == 0
+    assert desk.shelf.get("resp_a") is None
+    assert desk.shelf.get("resp_b") == kept("resp_b", 2.0, "resp_a", sequence=9, session="s")
+    assert [one.id for one in desk.shelf.chain("resp_b") or ()] == ["resp_a", "resp_b"]
+    assert desk.shelf.get("resp_c") is None
+    run = desk.shelf.get("resp_run")
+    assert run is not None
+    assert (run.running, run.shown()["status"], run.shown()["error"]["code"]) == (
+        False,
+        "failed",
+        "server_error",
+    )
+    assert desk.conversations.get("conv_1") == made
+    assert desk.conversations.get("conv_2") is None
+    await desk.close()
+
+
+async def test_a_record_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
+    records = Records(tmp_path / "r", lambda: 0.0, 10.0)
+    records.put("resp_a", b"\xc1 no msgpack")
+    records.put("conv_a", b"\xc1")
+    desk = Desk(lambda: 0.0, records=records)
+    desk.shelf.put(kept("resp_b", 1.0))
+    await desk.close()
+    records = Records(tmp_path / "r", lambda: 0.0, 10.0)
+    assert records.skipped == 2
+    assert [one.id for one in records.responses] == ["resp_b"]
+    await records.close()
+
+
+async def test_a_file_that_is_deleted_while_it_is_used_is_written_again(tmp_path: Path) -> None:
+    records = Records(tmp_path / "r", lambda: 0.0, 10.0)
+    desk = Desk(lambda: 0.0, records=records)
+    first = desk.shelf.put(kept("resp_a", 1.0))
+    assert first is not None
+    first.result(10)
+    (tmp_path / "r" / "data.mdb").unlink()
+    second = desk.shelf.put(kept("resp_b", 2.0))
+    assert second is not None
+    second.result(10)
+    desk.shelf.put(kept("resp_c", 3.0))
+    await desk.close()
+    records = Records(tmp_path / "r", lambda: 0.0, 10.0)
+    assert {one.id for one in records.responses} == {"resp_a", "resp_b", "resp_c"}
+    await records.close()
+
+
+def test_recent_prompts_and_events_are_bounded() -> None:
+    desk = Desk(lambda: 0.0, Bounds(compared_bytes=10_000))
+    for number in range(20):
+        desk.remember(str(number), Compared(array("i", [0] * 1000), 500, {}))
+    assert desk.compared("0") is None
+    assert desk.compared("19") is not None
