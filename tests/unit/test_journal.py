@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from agentserve.messages import unpack_tokens
+from agentserve.server.http.sessions.taking import NO_RESULT
+from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.session_record import Claim
+from agentserve.types import FinishReason
 from tests.api_rig import CHAT, TOOLS, events, joined, settled, user
 from tests.fakes import say
 from tests.journal_rig import CALL, FULL, TWO, kept, said, turns_on, waiting
+from tests.session_stores import MemoryStore
 
 
 async def test_the_last_of_a_stream_waits_for_the_disk_and_nobody_else_does() -> None:
@@ -146,3 +152,51 @@ async def test_another_template_renders_replies_again() -> None:
         )
         assert lease.spliced == {}
         assert (lease.session.public_id, lease.turn) == ("mine", 2)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_results_whose_turn_died_with_the_server_are_taken(goes_on: bool) -> None:
+    """The client's connection broke: it sends the same again, with the epoch that it knows."""
+    async with kept() as k:
+        path, (first, second) = await waiting(k)
+        await k.rig.post(path, {"call_id": second, "content": "12:00"})
+        k.rig.engine.reply = say("done", hold_at=1)
+        last = {"continue": True} if goes_on else {"call_id": first, "content": "sunny", "epoch": 0}
+        request = asyncio.create_task(k.rig.post(path, last))
+        await settled(lambda: k.rig.engine.live)
+        await settled(lambda: not k.journal._writer._orders and not k.journal._writer._writing)
+        died = MemoryStore()
+        for group in k.store.groups:
+            died.write(group)
+        k.rig.engine.reply.release.set()
+        assert (await request).status_code == 200
+    async with kept(died) as k:
+        session = await k.rig.session("mine")
+        assert (session["state"], session["epoch"], session["turns"]) == ("WAITING_TOOL", 1, 1)
+        assert [call["result_taken"] for call in session["pending_tool_calls"]] == [not goes_on, True]
+        k.rig.engine.reply = say("done")
+        if not goes_on:
+            other = await k.rig.post(path, {"call_id": first, "content": "rain", "epoch": 0})
+            assert other.json()["error"]["code"] == "result_conflict", "as after any other rollback"
+        again = await k.rig.post(path, last if not goes_on else {"call_id": first, "content": "sunny"})
+        assert again.json()["choices"][0]["message"]["content"] == "done", again.text
+        died = k.store
+    async with kept(died) as k:
+        assert (await k.rig.session("mine"))["turns"] == 2
+
+
+async def test_results_that_were_made_up_for_a_turn_that_failed_are_not_there_after_a_restart() -> None:
+    async with kept() as k:
+        path, (first, second) = await waiting(k)
+        k.rig.engine.reply = say("done", reason=FinishReason.ERROR)
+        assert (await k.rig.post(path, {"continue": True})).status_code >= 500
+        store = k.store
+    words = next(content for (table, _), content in store.records.items() if table is Table.WORDS)
+    assert NO_RESULT.encode() not in words
+    async with kept(store) as k:
+        session = await k.rig.session("mine")
+        assert [call["result_taken"] for call in session["pending_tool_calls"]] == [False, False]
+        taken = await k.rig.post(
+            path, {"results": [{"call_id": call, "content": "x"} for call in (first, second)]}
+        )
+        assert taken.status_code == 200, taken.text

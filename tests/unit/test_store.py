@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,44 @@ def test_a_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
             SessionStore(folder)
         assert str(folder) in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("linked", ["data.mdb", "."])
+def test_a_link_to_a_disk_that_is_not_there_is_not_replaced(
+    folder: Path, tmp_path: Path, linked: str
+) -> None:
+    link, away = (folder / linked), tmp_path / "unmounted"
+    link.rename(away)
+    target = tmp_path / "mounted"
+    link.symlink_to(target)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"cannot keep sessions here: .* is a link to something that"):
+            SessionStore(folder)
+        assert link.is_symlink()
+    away.rename(target)
+    assert read(folder).keys() == {b"s1", b"s2"}
+
+
+def test_a_link_whose_disk_goes_while_it_is_used_takes_nothing_until_it_is_back(
+    folder: Path, tmp_path: Path
+) -> None:
+    target, data = tmp_path / "mounted", folder / "data.mdb"
+    data.rename(target)
+    data.symlink_to(target)
+    made = SessionStore(folder)
+    target.rename(tmp_path / "unmounted")
+    with pytest.raises(StorageError, match="a link to something that is not there"):
+        made.write([head(b"s3")])
+    (tmp_path / "unmounted").rename(target)
+    made.write([head(b"s4")])
+    made.close()
+    assert read(folder).keys() == {b"s1", b"s2", b"s4"}
+    assert data.is_symlink()
+
+
+@pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_not_opened_as_one(folder: Path, kind: Callable[[Path], None]) -> None:
+    (folder / "data.mdb").unlink()
+    kind(folder / "data.mdb")
+    with pytest.raises(ValueError, match=r"cannot keep sessions here: data\.mdb is not a file$"):
+        SessionStore(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,17 +27,28 @@ class Place:
 
 
 def place_of(path: Path) -> Place | None:
-    """None: there is nothing. OSError."""
+    """None: there is nothing. OSError: what is there is no file, or a link to nothing, which may be a disk
+    that is not mounted yet: nothing is to take its place."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
+        _no_link_to_nothing(path)
         return None
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(f"{path.name} is not a file")
     return Place(found.st_dev, found.st_ino, found.st_size)
+
+
+def _no_link_to_nothing(path: Path) -> None:
+    if path.is_symlink():
+        raise OSError(f"{path} is a link to something that is not there")
 
 
 def make(folder: Path) -> None:
     """The folder, for its owner alone (it holds what users said), and synced into its parents."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in missing:
+        _no_link_to_nothing(path)
     make_folder(folder)
     for path in missing:
         sync(path.parent)

@@ -73,7 +73,7 @@ class SessionSeat:
         self._chronicle = chronicle
         self._told = told
         self._over = False
-        self._written = False  # it may be on disk
+        self._written = False  # words of it may be on disk
 
     @property
     def key(self) -> SessionId:
@@ -98,6 +98,13 @@ class SessionSeat:
 
     async def begun(self) -> None:
         await booked(self.lease.booked)
+
+    def keep_results(self) -> None:
+        """The results that the turn begins with outlive the server, should it die with the turn: who sends
+        them again finds them taken. Nobody waits for it."""
+        if self._directory.durable:
+            self._written = True
+            self._keep_words()
 
     async def commit(self, prompt: array[int], outcome: Outcome) -> bool:
         turn = self._committed(prompt, outcome)  # before anything is changed: an error here rolls back
@@ -155,8 +162,11 @@ class SessionSeat:
                 park(self._engine, session, turn, now, waiting=bool(session.pending))
         self._chronicle.rolled_back(self.lease, reason, vanished=vanished)
         if self._written and not vanished:
-            self._directory.keep_words(self.lease.session, self._chronicle.transcripts.export(self.key))
+            self._keep_words()
         self._settle()
+
+    def _keep_words(self) -> None:
+        self._directory.keep_words(self.lease.session, self._chronicle.transcripts.export(self.key))
 
     def _reply_key(self, outcome: Outcome) -> bytes:
         before = self.lease.keys[-1] if self.lease.keys else b""

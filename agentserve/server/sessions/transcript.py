@@ -149,8 +149,8 @@ class Transcripts:
     def rolled_back(self, key: SessionId) -> None:
         """A turn was undone: results stay taken, but those we made up may still come."""
         kept = self._kept.get(key)
-        if kept is not None and any(not result.digest for result in kept.held.values()):
-            self._put(_with_held(kept, {call: held for call, held in kept.held.items() if held.digest}))
+        if kept is not None:
+            self.restore(kept)
 
     def take(self, key: SessionId, results: Mapping[str, Held]) -> None:
         """Hold results until the session's turn begins. The transcript must be there."""
@@ -180,7 +180,9 @@ class Transcripts:
         return b"" if kept is None else msgspec.msgpack.encode(kept)
 
     def restore(self, transcript: Transcript) -> None:
-        self._put(transcript)
+        """Take in what was exported, maybe while a turn ran, which is no more."""
+        held = {call: result for call, result in transcript.held.items() if result.digest}
+        self._put(_with_held(transcript, held))
 
     def _put(self, transcript: Transcript) -> None:
         self.forget(transcript.session)

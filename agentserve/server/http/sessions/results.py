@@ -87,6 +87,8 @@ async def take(
         except BaseException:
             context.chronicle.transcripts.put_back(taken.before or kept)
             raise
+        for seat in job.seats:
+            seat.keep_results()
         _tell(context, session, taken)
     return await respond(context, request, fields, job)
 
