@@ -95,15 +95,21 @@ def test_a_late_mode_is_seen_past_a_low_hazard() -> None:
 
 
 def test_what_a_tier_is_worth() -> None:
-    assert loss(case(), Tier.DEVICE) == (pytest.approx(1.61), 100)
-    assert loss(case(residency=on_device(copied=100)), Tier.DEVICE) == (pytest.approx(0.051), 100)
-    assert loss(case(residency=in_host()), Tier.HOST) == (pytest.approx(1.61 - 0.051), 100)
-    assert loss(case(residency=Residency(0, 0, 100, 0)), Tier.DISK) == (pytest.approx(1.61 - 0.105), 100)
+    assert loss(case(), Tier.DEVICE, P) == (pytest.approx(1.61), 100)
+    assert loss(case(residency=on_device(copied=100)), Tier.DEVICE, P) == (pytest.approx(0.051), 100)
+    assert loss(case(residency=in_host()), Tier.HOST, P) == (pytest.approx(1.61 - 0.051), 100)
+    assert loss(case(residency=Residency(0, 0, 100, 0)), Tier.DISK, P) == (pytest.approx(1.61 - 0.105), 100)
     assert density(case(), Tier.DEVICE, P) == pytest.approx(1.61 / (100 * 10.0))
     late = Curve([0.9 * math.exp(-t) + 0.1 * math.exp(-t / 1000) for t in EDGES])
     assert return_rate(late, 0.0) > 40 / late.expected_hold(0.0, 1e6)  # most come back at once
     assert density(case(resume=0.0), Tier.DEVICE, P) == 0.0
-    assert density(case(residency=in_host()), Tier.DISK, P) == 0.0
+    above = density(case(residency=in_host()), Tier.DISK, P)
+    below = density(case(residency=Residency(0, 0, 100, 0)), Tier.DISK, P)
+    assert above == pytest.approx(0.2 * below)  # what is above as well is worth the chance that that goes...
+    full = market(host_free=0)
+    assert density(case(residency=in_host(), at=full), Tier.DISK, P) == pytest.approx(below)  # ...first
+    assert density(case(residency=on_device(copied=100), at=full), Tier.DISK, P) == pytest.approx(below)
+    assert density(case(), Tier.DISK, P) == 0.0
 
 
 def test_restore_when_early_is_cheaper_than_late() -> None:
