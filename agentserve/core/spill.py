@@ -20,7 +20,7 @@ from tiering.manager import TierManager
 from tiering.policy.base import Choice
 from tiering.types import Block, Move, Tier, Transfer
 
-SAVE_SHARE = 4  # saves are ordered while transfers pin less than one page in so many
+SAVE_SHARE = 4  # saves are ordered while these pin less than one page in so many
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +92,11 @@ class Spills:
         manager = self._manager
         if spill.full or (manager.staging and manager.disk_back > now):
             return
-        room = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE - self._kv.moving
+        # Loads pin pages too, but only one that hangs is a reason to wait: what is not saved before the next
+        # step is lost to whoever enters.
+        hangs, saving = manager.flights.recalling, manager.flights.blocks(Move.SAVE)
+        taken = self._kv.moving if hangs else saving
+        room = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE - taken
         room = min(room, manager.save_room)
         if spill.free_only:
             room = min(room, manager.host_free)
