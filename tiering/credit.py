@@ -45,7 +45,8 @@ class Credit:
 
     def __init__(self, settings: CreditSettings | None = None) -> None:
         self._settings = settings or CreditSettings()
-        self._mean = [0.0] * len(SHARPNESS)  # gain of an expert, of everybody's
+        self._none = [0.0] * len(SHARPNESS)
+        self._mean = self._none  # gain of each expert, over everybody's hints
         self._sums: dict[str, list[float]] = {}  # by session, least recently heard first
 
     def said(self, expected: float, at: float, known: Curve) -> Said:
@@ -55,24 +56,23 @@ class Credit:
 
     def weights(self, session: str) -> tuple[float, ...]:
         """The chance that each expert is to be believed; what is left is the learned curve's."""
-        settings, own = self._settings, self._sums.get(session)
-        total, parts = float(len(SHARPNESS)), []
-        for index, mean in enumerate(self._mean):
-            odds = min(max(settings.everybody * mean, -settings.saved), settings.saved / 2)
-            parts.append(math.exp(odds + (own[index] if own is not None else 0.0)))
-            total += parts[-1]
+        saved, own = self._settings.saved, self._sums.get(session)
+        odds = _within([self._settings.everybody * mean for mean in self._mean], -saved, saved / 2)
+        parts = [math.exp(each + sum_) for each, sum_ in zip(odds, own or self._none, strict=True)]
+        total = len(SHARPNESS) + sum(parts)
         return tuple(part / total for part in parts)
 
     def ended(self, session: str, said: Said, waited: float) -> None:
         """A wait about which this was said has ended after `waited` seconds."""
         settings, after = self._settings, max(waited - said.at, 0.0)
-        own = self._sums.pop(session, None) or [0.0] * len(SHARPNESS)
-        self._sums[session] = own
         known = self._held(said.known, after)
-        for index, expert in enumerate(said.experts):
-            gain = math.log(self._held(expert, after) / known)
-            own[index] = min(max(own[index] + gain, -2 * settings.saved), settings.saved)
-            self._mean[index] += (gain - self._mean[index]) / settings.memory
+        gains = [math.log(self._held(expert, after) / known) for expert in said.experts]
+        before = self._sums.pop(session, self._none)
+        own = [have + gain for have, gain in zip(before, gains, strict=True)]
+        self._sums[session] = _within(own, -2 * settings.saved, settings.saved)
+        self._mean = [
+            mean + (gain - mean) / settings.memory for mean, gain in zip(self._mean, gains, strict=True)
+        ]
         while len(self._sums) > settings.most_sessions:
             del self._sums[next(iter(self._sums))]
 
@@ -86,6 +86,12 @@ class Credit:
         late = seconds * settings.near + settings.slack
         mass = curve.survival(early) - curve.survival(late)
         return settings.doubt + (1.0 - settings.doubt) * min(max(mass, 0.0), 1.0)
+
+
+def _within(odds: Sequence[float], least: float, most: float) -> list[float]:
+    """The best at most `most`, the others as far behind it as they were; none below `least`."""
+    above = max(max(odds) - most, 0.0)
+    return [max(each - above, least) for each in odds]
 
 
 def believed(said: Said, weights: Sequence[float]) -> list[tuple[float, Curve]]:

@@ -8,7 +8,7 @@ import pytest
 from agentserve.core.config import CoreConfig
 from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Plan
-from agentserve.sim.hardware import Hardware, Lengths, hardware_named
+from agentserve.sim.hardware import Hardware, hardware_named
 from agentserve.sim.shootout import contest as contests
 from agentserve.sim.shootout.contest import (
     Arena,
@@ -34,13 +34,7 @@ from tiering.policy.base import Hints
 from tiering.policy.priced import PricedPolicy
 from tiering.types import Block, Change, Move, Transfer, Word
 
-SMALL = Hardware(
-    name="small", model="none", how=("made up",), page_size=8, max_num_seqs=32, max_batched_tokens=64,
-    fixed=0.005, per_row=0.0001, per_token=0.0005, per_read=1e-7, per_context=1e-8,
-    kv_token_bytes=1000, device_kv=1_600_000, host_kv=800_000, disk_kv=6_400_000,
-    copy_latency=1e-4, save_rate=1e9, load_rate=1e9, disk_latency=1e-3, write_rate=1e8, fetch_rate=2e8,
-    trace=Lengths(prefix=24, task=80, result=16, output=6, turns=4.0, context_limit=500, gap=0.05),
-)  # fmt: skip
+SMALL = msgspec.structs.replace(hardware_named("tiny"), name="small")
 TWICE, FOURFOLD = Setting("small", 2.0), Setting("small", 4.0)
 SECONDS = 6.0
 

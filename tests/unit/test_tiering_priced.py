@@ -251,14 +251,27 @@ def test_older_programs_go_first_within_a_bound_and_priorities_move_seconds() ->
     policy.parked(park("older", program=-1000.0))
     policy.parked(park("young", program=90.0))
     policy.parked(park("urgent", program=90.0, hints=Hints(priority=10**9)))
+    loud = 2.0 / 32  # the mean of what the last 32 said, one of them as much as one can
     ranks = {s: policy.rank(s, 100.0, market()) for s in ("old", "older", "young", "urgent", "unknown")}
     assert ranks == {
-        "old": (50.0,),
-        "older": (50.0,),
-        "young": (90.0,),
+        "old": (50.0 + loud,),
+        "older": (50.0 + loud,),
+        "young": (90.0 + loud,),
         "urgent": (88.0,),
         "unknown": (100.0,),
     }
+
+
+def test_what_everybody_says_is_nothing_special() -> None:
+    """All shout: none is moved in the line by more than a tenth, nor does anybody's second count for more."""
+    policy = PricedPolicy()
+    for number in range(200):
+        policy.parked(park(f"s{number}", hints=Hints(priority=2)))
+    assert policy.rank("s199", 100.0, market()) == (pytest.approx(100.0, abs=0.1),)
+    quiet = PricedPolicy()
+    quiet.parked(park("s199"))
+    worth = [each.worth("s199", Tier.DEVICE, on_device(), market()) for each in (policy, quiet)]
+    assert worth[0] == pytest.approx(worth[1], rel=0.1)
 
 
 def test_the_oracle_restores_just_in_time() -> None:
