@@ -34,7 +34,9 @@ from tiering.policy.base import Hints
 from tiering.policy.priced import PricedPolicy
 from tiering.types import Block, Change, Move, Transfer, Word
 
-SMALL = msgspec.structs.replace(hardware_named("tiny"), name="small")
+SMALL = msgspec.structs.replace(
+    hardware_named("tiny"), name="small", device_kv=1_600_000, host_kv=800_000, disk_kv=6_400_000
+)
 TWICE, FOURFOLD = Setting("small", 2.0), Setting("small", 4.0)
 SECONDS = 6.0
 

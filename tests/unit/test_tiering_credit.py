@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ def test_who_foresees_is_believed_and_who_is_only_plausible_is_not() -> None:
     rng = random.Random(1)
     waits = [TOOL_PRIOR.quantile(rng.random()) for _ in range(60)]
     honest, empty = Credit(), Credit()
-    for wait, other in zip(waits, waits[1:], strict=False):
+    for wait, other in pairwise(waits):
         told(honest, "s", wait, wait)
         told(empty, "s", other, wait)
     assert trust(honest) > 0.95
