@@ -6,6 +6,7 @@ from random import Random
 
 import msgspec
 
+from agentserve.core.spill import SAVE_SHARE
 from agentserve.messages import Abort, Close, Devalue
 from agentserve.sim.mover import Faults
 from agentserve.types import SessionId, TurnId
@@ -48,7 +49,7 @@ def test_what_has_come_to_rest_is_saved_though_much_is_being_loaded() -> None:
     assert rig.core.kv.moving == 9 > 32 // SAVE_SHARE
     before = orders(rig, Move.SAVE)
     rig.submit("b", list(range(100, 122)), max_tokens=1)
-    while rig.core.sessions.get("b").phase is not Phase.PARKED:
+    while not rig.output("b"):
         assert rig.step() is not None
     assert orders(rig, Move.SAVE) == before + 5
 
