@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known, Ledger
 from agentserve.core.pages import COPIED
+from agentserve.core.restore import LOAD_SHARE
 from agentserve.messages import pack_tokens
 from agentserve.types import SessionId
 from tiering.manager import TierManager
@@ -94,9 +95,9 @@ class Spills:
             return
         # Loads pin pages too, but only one that hangs is a reason to wait: what is not saved before the next
         # step is lost to whoever enters.
-        hangs, saving = manager.flights.recalling, manager.flights.blocks(Move.SAVE)
-        taken = self._kv.moving if hangs else saving
-        room = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE - taken
+        hangs, saving, moving = manager.flights.recalling, manager.flights.blocks(Move.SAVE), self._kv.moving
+        pages = min(pool.pages for pool in self._kv.pools)
+        room = min(pages // SAVE_SHARE - (moving if hangs else saving), pages // LOAD_SHARE - moving)
         room = min(room, manager.save_room)
         if spill.free_only:
             room = min(room, manager.host_free)
