@@ -93,6 +93,11 @@ class Flights:
         """The smallest id of those in flight: every earlier order has been answered."""
         return next(iter(self._flying), math.inf)
 
+    @property
+    def recalling(self) -> bool:
+        """Is there one that was taken back, and has not been answered?"""
+        return bool(self._recalled)
+
     def recalled(self, number: int) -> bool:
         return number in self._recalled
 

@@ -16,7 +16,8 @@ from agentserve.cli.output import fail
 if TYPE_CHECKING:
     from agentserve.sim.shootout.contest import Entrant
 
-SECONDS = {"cpu-smollm2": 400.0, "h200-llama-8b": 200.0}  # enough for some hundred turns at every pressure
+# Machines that are imagined unless said otherwise; enough time for some hundred turns at every pressure.
+SECONDS = {"cpu-smollm2": 400.0, "h200-llama-8b": 200.0}
 DEFAULT_SECONDS = 300.0
 WIDTH = 140  # of tables that no terminal bounds
 TUNED_AT = 4.0  # oversubscription
@@ -25,7 +26,7 @@ TUNED_AT = 4.0  # oversubscription
 def policies(
     *,
     only: Annotated[str, typer.Option(help="Policies, with commas between.", show_default="all")] = "",
-    hardware: Annotated[str, typer.Option(help="Machines to imagine.", show_default="all")] = "",
+    hardware: Annotated[str, typer.Option(help="Machines to imagine.", show_default=", ".join(SECONDS))] = "",
     oversubscription: Annotated[
         str, typer.Option(help="Contexts alive over what the device pool holds.")
     ] = "1,2,4,10",
@@ -33,6 +34,10 @@ def policies(
         str, typer.Option(help="What clients say: none, honest, noisy, wrong, hostile, mixed.")
     ] = "none",
     events: Annotated[bool, typer.Option(help="Clients signal results before they bring them.")] = False,
+    gap: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Seconds between bursts of agents.", show_default="by machine"),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Traces per setting.")] = 3,
     seed: Annotated[int, typer.Option(min=0, max=900_000, help="The first of them.")] = 1,
     seconds: Annotated[
@@ -47,7 +52,7 @@ def policies(
 ) -> None:
     """Completed turns/s, resume TTFT, recomputed tokens, bytes moved and regret of every tier policy."""
     from agentserve.bench import report as benchmark
-    from agentserve.sim.hardware import HardwareError, hardware_named, hardware_names
+    from agentserve.sim.hardware import HardwareError, hardware_named
     from agentserve.sim.shootout.contest import Setting, Trial, contest
     from agentserve.sim.shootout.contest import tune as sweep
     from agentserve.sim.shootout.entrants import ARENA, entrant_names, entrants
@@ -56,7 +61,7 @@ def policies(
     from agentserve.sim.traces.hints import HintMix
 
     try:
-        machines = [hardware_named(name) for name in _names(hardware) or hardware_names()]
+        machines = [hardware_named(name) for name in _names(hardware) or SECONDS]
         runners = entrants(_names(only) or entrant_names())
         factors = [float(factor) for factor in _names(oversubscription)]
         mixes = [HintMix(name) for name in _names(hints)]
@@ -74,7 +79,10 @@ def policies(
                 seconds=spans[each.name], jobs=jobs,
             )  # fmt: skip
     settings = [
-        Setting(each.name, factor, mix, events) for each in machines for mix in mixes for factor in factors
+        Setting(each.name, factor, mix, events, gap)
+        for each in machines
+        for mix in mixes
+        for factor in factors
     ]
 
     def said(trial: Trial, outcome: Outcome) -> None:

@@ -27,7 +27,7 @@ from tiering.manager import TierManager
 from tiering.policy.base import Prices
 from tiering.types import Block, Tier, TierFault, Transfer
 
-LOAD_SHARE = 2  # loads pin at most one page in so many
+LOAD_SHARE = 2  # loads, and saves with them, pin at most one page in so many
 ATTEMPTS = 16  # restores per turn: pressure may take away what one brought
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known, Ledger
 from agentserve.core.pages import COPIED
+from agentserve.core.restore import LOAD_SHARE
 from agentserve.messages import pack_tokens
 from agentserve.types import SessionId
 from tiering.manager import TierManager
 from tiering.policy.base import Choice
 from tiering.types import Block, Move, Tier, Transfer
 
-SAVE_SHARE = 4  # saves are ordered while transfers pin less than one page in so many
+SAVE_SHARE = 4  # saves are ordered while these pin less than one page in so many
 
 
 @dataclass(slots=True, eq=False)
@@ -102,9 +103,15 @@ class Spills:
 
     @property
     def _save_room(self) -> int:
-        """Blocks that may be ordered to be saved now."""
-        share = min(pool.pages for pool in self._kv.pools) // SAVE_SHARE
-        return min(share - self._kv.moving, self._manager.save_room)
+        """Blocks that may be ordered to be saved now.
+
+        Loads pin pages too, but only one that hangs is a reason to wait: what is not saved before the next
+        step is lost to whoever enters.
+        """
+        flights, moving = self._manager.flights, self._kv.moving
+        saving = moving if flights.recalling else flights.blocks(Move.SAVE)
+        pages = min(pool.pages for pool in self._kv.pools)
+        return min(pages // SAVE_SHARE - saving, pages // LOAD_SHARE - moving, self._manager.save_room)
 
     def _save(self, spill: Spill, room: int) -> None:
         """Save the next blocks, at most `room`."""

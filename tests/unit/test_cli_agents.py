@@ -15,7 +15,7 @@ from agentserve.cli.main import app
     ("arguments", "said"),
     [
         (["--only", "belady"], 'no policy "belady"; there are: '),
-        (["--hardware", "abacus"], 'no hardware "abacus"; known: cpu-smollm2, h200-llama-8b'),
+        (["--hardware", "abacus"], 'no hardware "abacus"; known: cpu-smollm2, h200-llama-8b, tiny'),
         (["--oversubscription", "many"], "many"),
         (["--oversubscription", "0"], "above 0"),
         (["--oversubscription", ","], "at least one"),

@@ -6,6 +6,7 @@ from random import Random
 
 import msgspec
 
+from agentserve.core.spill import SAVE_SHARE
 from agentserve.messages import Abort, Close, Devalue
 from agentserve.sim.mover import Faults
 from agentserve.types import SessionId, TurnId
@@ -35,6 +36,22 @@ def words(rig: TierRig) -> list[tuple[int, Word]]:
 
 
 # --- hurried ---------------------------------------------------------------------------------
+
+
+def test_what_has_come_to_rest_is_saved_though_much_is_being_loaded() -> None:
+    """Its pages go to whoever enters next; a load that pins as many does not keep them from being saved."""
+    rig = TierRig((32,), host=64)
+    context = turn(rig, "a", list(range(38)))
+    rig.core.kv.evict_all()
+    rig.mover._faults = SLOW
+    rig.submit("a", [*context, 7], max_tokens=1)
+    rig.step()
+    assert rig.core.kv.moving == 9 > 32 // SAVE_SHARE
+    before = orders(rig, Move.SAVE)
+    rig.submit("b", list(range(100, 122)), max_tokens=1)
+    while not rig.output("b"):
+        assert rig.step() is not None
+    assert orders(rig, Move.SAVE) == before + 5
 
 
 def test_a_prefetch_that_a_turn_joins_goes_before_the_others() -> None:

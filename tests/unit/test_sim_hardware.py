@@ -11,11 +11,11 @@ CPU, GPU = "cpu-smollm2", "h200-llama-8b"
 
 
 def test_both_machines_are_there_and_say_how_they_were_measured() -> None:
-    assert hardware_names() == (CPU, GPU)
+    assert hardware_names() == (CPU, GPU, "tiny")
     for name in hardware_names():
         hardware = hardware_named(name)
         assert hardware.name == name
-        assert len(hardware.how) >= 4
+        assert len(hardware.how) >= 4 or hardware.how[0].startswith("made up")
         assert hardware.block_bytes == hardware.kv_token_bytes * hardware.page_size
         assert hardware.trace.context_limit < hardware.pool_tokens / 2
 

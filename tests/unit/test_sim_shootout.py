@@ -8,7 +8,8 @@ import pytest
 from agentserve.core.config import CoreConfig
 from agentserve.core.engine import EngineCore
 from agentserve.core.plan import Plan
-from agentserve.sim.hardware import Hardware, Lengths, hardware_named
+from agentserve.messages import WorkerView
+from agentserve.sim.hardware import Hardware, hardware_named
 from agentserve.sim.shootout import contest as contests
 from agentserve.sim.shootout.contest import (
     Arena,
@@ -34,13 +35,9 @@ from tiering.policy.base import Hints
 from tiering.policy.priced import PricedPolicy
 from tiering.types import Block, Change, Move, Transfer, Word
 
-SMALL = Hardware(
-    name="small", model="none", how=("made up",), page_size=8, max_num_seqs=32, max_batched_tokens=64,
-    fixed=0.005, per_row=0.0001, per_token=0.0005, per_read=1e-7, per_context=1e-8,
-    kv_token_bytes=1000, device_kv=1_600_000, host_kv=800_000, disk_kv=6_400_000,
-    copy_latency=1e-4, save_rate=1e9, load_rate=1e9, disk_latency=1e-3, write_rate=1e8, fetch_rate=2e8,
-    trace=Lengths(prefix=24, task=80, result=16, output=6, turns=4.0, context_limit=500, gap=0.05),
-)  # fmt: skip
+SMALL = msgspec.structs.replace(
+    hardware_named("tiny"), name="small", device_kv=1_600_000, host_kv=800_000, disk_kv=6_400_000
+)
 TWICE, FOURFOLD = Setting("small", 2.0), Setting("small", 4.0)
 SECONDS = 6.0
 
@@ -169,6 +166,19 @@ def test_a_wedge_is_found_and_told() -> None:
     assert outcome.steps < 50
 
 
+class Keeper(EngineCore):
+    """Says that a page is held for ever."""
+
+    def view(self) -> WorkerView:
+        return msgspec.structs.replace(super().view(), pages_live=1)
+
+
+def test_what_is_held_when_all_has_ended_is_told() -> None:
+    config = CoreConfig(page_size=SMALL.page_size, max_batched_tokens=SMALL.max_batched_tokens)
+    core = Keeper(config, (KVGroup("full", (0,), 1),), (SMALL.pages,), SMALL.step_cost())
+    assert world(SMALL, TWICE, core).run(0.1, 0.5).wedged == "left at the end: 1 live pages"
+
+
 # --- entrants ------------------------------------------------------------------------------------------
 
 
@@ -265,6 +275,17 @@ def test_trials_in_other_processes_come_out_the_same(monkeypatch: pytest.MonkeyP
     assert list(run_all(ARENA, trials, jobs=2)) == list(run_all(ARENA, trials, jobs=1))
 
 
+def test_of_many_traces_the_sums_stay_and_few_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contests, "MOST_OUTCOMES", 1)
+    hasty = msgspec.structs.replace(TWICE, gap=0.01)
+    assert trace_of(SMALL, hasty, 1).gap == 0.01 != trace_of(SMALL, TWICE, 1).gap
+    (found,) = contest(
+        ARENA, [hasty], lambda hardware: entrants(["lru"]), [1, 2], seconds=lambda hardware: 1.0
+    )
+    turns = [trial("lru", hasty, seed, 1.0).turns for seed in (1, 2)]
+    assert (found.turns, found.least_turns, len(found.outcomes)) == (sum(turns), min(turns), 1)
+
+
 def test_every_policy_is_tuned_by_the_same_budget_on_seeds_that_are_not_reported() -> None:
     seen: dict[str, list[Trial]] = {}
     field = entrants(["mori", "priced", "lru"])
@@ -310,10 +331,10 @@ def test_the_report_is_json_and_comes_back(standings: list[Standing]) -> None:
     assert len(read["standings"]) == 2 * len(entrant_names())
     first = read["standings"][0]
     assert set(first) == set(Standing.__struct_fields__)
-    setting = {"hardware": "small", "oversubscription": 2.0, "hints": "none", "events": False}
+    setting = {"hardware": "small", "oversubscription": 2.0, "hints": "none", "events": False, "gap": None}
     assert first["setting"] == setting
     assert set(first["moved"]) == {move.value for move in Move}
-    assert read["hardware"][0]["how"] == ["made up"]
+    assert read["hardware"][0]["how"] == list(SMALL.how)
     assert report.wedged == []
 
 

@@ -95,15 +95,21 @@ def test_a_late_mode_is_seen_past_a_low_hazard() -> None:
 
 
 def test_what_a_tier_is_worth() -> None:
-    assert loss(case(), Tier.DEVICE) == (pytest.approx(1.61), 100)
-    assert loss(case(residency=on_device(copied=100)), Tier.DEVICE) == (pytest.approx(0.051), 100)
-    assert loss(case(residency=in_host()), Tier.HOST) == (pytest.approx(1.61 - 0.051), 100)
-    assert loss(case(residency=Residency(0, 0, 100, 0)), Tier.DISK) == (pytest.approx(1.61 - 0.105), 100)
+    assert loss(case(), Tier.DEVICE, P) == (pytest.approx(1.61), 100)
+    assert loss(case(residency=on_device(copied=100)), Tier.DEVICE, P) == (pytest.approx(0.051), 100)
+    assert loss(case(residency=in_host()), Tier.HOST, P) == (pytest.approx(1.61 - 0.051), 100)
+    assert loss(case(residency=Residency(0, 0, 100, 0)), Tier.DISK, P) == (pytest.approx(1.61 - 0.105), 100)
     assert density(case(), Tier.DEVICE, P) == pytest.approx(1.61 / (100 * 10.0))
     late = Curve([0.9 * math.exp(-t) + 0.1 * math.exp(-t / 1000) for t in EDGES])
     assert return_rate(late, 0.0) > 40 / late.expected_hold(0.0, 1e6)  # most come back at once
     assert density(case(resume=0.0), Tier.DEVICE, P) == 0.0
-    assert density(case(residency=in_host()), Tier.DISK, P) == 0.0
+    above = density(case(residency=in_host()), Tier.DISK, P)
+    below = density(case(residency=Residency(0, 0, 100, 0)), Tier.DISK, P)
+    assert above == pytest.approx(0.2 * below)  # what is above as well is worth the chance that that goes...
+    full = market(host_free=0)
+    assert density(case(residency=in_host(), at=full), Tier.DISK, P) == pytest.approx(below)  # ...first
+    assert density(case(residency=on_device(copied=100), at=full), Tier.DISK, P) == pytest.approx(below)
+    assert density(case(), Tier.DISK, P) == 0.0
 
 
 def test_restore_when_early_is_cheaper_than_late() -> None:
@@ -245,14 +251,27 @@ def test_older_programs_go_first_within_a_bound_and_priorities_move_seconds() ->
     policy.parked(park("older", program=-1000.0))
     policy.parked(park("young", program=90.0))
     policy.parked(park("urgent", program=90.0, hints=Hints(priority=10**9)))
+    loud = 2.0 / 32  # the mean of what the last 32 said, one of them as much as one can
     ranks = {s: policy.rank(s, 100.0, market()) for s in ("old", "older", "young", "urgent", "unknown")}
     assert ranks == {
-        "old": (50.0,),
-        "older": (50.0,),
-        "young": (90.0,),
+        "old": (50.0 + loud,),
+        "older": (50.0 + loud,),
+        "young": (90.0 + loud,),
         "urgent": (88.0,),
         "unknown": (100.0,),
     }
+
+
+def test_what_everybody_says_is_nothing_special() -> None:
+    """All shout: none is moved in the line by more than a tenth, nor does anybody's second count for more."""
+    policy = PricedPolicy()
+    for number in range(200):
+        policy.parked(park(f"s{number}", hints=Hints(priority=2)))
+    assert policy.rank("s199", 100.0, market()) == (pytest.approx(100.0, abs=0.1),)
+    quiet = PricedPolicy()
+    quiet.parked(park("s199"))
+    worth = [each.worth("s199", Tier.DEVICE, on_device(), market()) for each in (policy, quiet)]
+    assert worth[0] == pytest.approx(worth[1], rel=0.1)
 
 
 def test_the_oracle_restores_just_in_time() -> None:

@@ -1,16 +1,18 @@
 """What is expected of sessions at rest: when they come back, and whether.
 
 Learned waits (`tiering.waits`), what clients said (hints, early signals) by how far they can be
-believed, and how often sessions come back at all. A hint is one kind of wait in a mixture: the longer
-it turns out wrong, the less it weighs, and clients whose hints were wrong are believed less.
+believed (`tiering.credit`), and how often sessions come back at all. A hint is one kind of wait in a
+mixture: the longer it turns out wrong, the less it weighs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
+from tiering.credit import Credit, Said, believed
 from tiering.policy.base import Departure, Hints, Park, Signal
 from tiering.survival import EDGES, Curve, Wait, around, clean, mixture
 from tiering.waits import WaitCurves, name_of
@@ -19,23 +21,13 @@ MOST_NAMES = 256
 
 
 class Belief(msgspec.Struct, frozen=True):
-    """How far what clients say is believed."""
+    """How far signs are believed."""
 
-    prior: float = 0.5  # share of right hints before there are any
-    strength: float = 2.0  # hints that everybody's share counts as for one session
-    factor: float = 2.0  # a hint is right within this factor
-    slack: float = 0.25  # seconds that are never wrong
     soon: float = 0.5  # a result whose connection is open is expected in about so many seconds
     connected: float = 0.8  # chance that it is
     streaming: float = 0.95
     coming_back: float = 0.95  # chance that a session resumes at all, before there is data
     abandoned: float = 0.1  # what is left of it when its client is gone
-
-
-@dataclass(slots=True)
-class _Record:
-    right: float = 0.0
-    said: float = 0.0
 
 
 @dataclass(slots=True)
@@ -48,7 +40,7 @@ class _View:
     wait: Wait
     p99: float
     hints: Hints
-    said: float | None = None  # when the client says it will be over: seconds after `since`
+    said: list[Said] = field(default_factory=list)  # by its client, of this wait
 
 
 class Outlook:
@@ -58,8 +50,7 @@ class Outlook:
         self.curves = curves
         self._belief = belief or Belief()
         self._views: dict[str, _View] = {}
-        self._everybody = _Record()
-        self._records: dict[str, _Record] = {}
+        self._credit = Credit()
         self._returns: dict[str, tuple[float, float]] = {}  # name -> (came back, did not)
 
     # --- what happens ------------------------------------------------------------------------
@@ -80,7 +71,8 @@ class Outlook:
             self._hear(session, view, hints, at)
         else:
             chance = self._belief.streaming if signal is Signal.STREAMING else self._belief.connected
-            self._rebase(view, at, self._belief.soon, chance)
+            rest = remaining(view.wait, max(at - view.base, 0.0))
+            self._rebase(view, at, [(chance, around(self._belief.soon)), (1.0 - chance, rest)])
 
     def came(self, session: str, waited: float) -> None:
         view = self._views.pop(session, None)
@@ -88,11 +80,8 @@ class Outlook:
         if view is None:
             return
         self._count(view.name, 1.0, 0.0)
-        if view.said is not None:
-            right = self._was_right(view.said, clean(waited))
-            for record in (self._everybody, self._record(session)):
-                record.right += right
-                record.said += 1.0
+        for said in view.said:
+            self._credit.ended(session, said, clean(waited))
 
     def gone(self, session: str, at: float, why: Departure) -> None:
         """A wait that was given up is longer than so far; one that was superseded says nothing."""
@@ -109,7 +98,7 @@ class Outlook:
     def forget(self, session: str) -> None:
         self.curves.forget(session)
         self._views.pop(session, None)
-        self._records.pop(session, None)
+        self._credit.forget(session)
 
     # --- what is expected --------------------------------------------------------------------
 
@@ -137,39 +126,24 @@ class Outlook:
         return chance * (self._belief.abandoned if gone is Departure.ABANDONED else 1.0)
 
     def trust(self, session: str) -> float:
-        """The chance that what this session says about its wait is right."""
-        belief, everybody = self._belief, self._everybody
-        share = (everybody.right + 2 * belief.prior) / (everybody.said + 2)
-        own = self._records.get(session)
-        if own is None:
-            return share
-        return (own.right + belief.strength * share) / (own.said + belief.strength)
+        """The chance that this session's word about its wait is to be believed."""
+        return sum(self._credit.weights(session))
 
     # --- inside ------------------------------------------------------------------------------
 
     def _hear(self, session: str, view: _View, hints: Hints, at: float) -> None:
         if hints.expected_wait is None:
             return
-        expected = clean(hints.expected_wait)
-        view.said = at - view.since + expected
-        self._rebase(view, at, expected, self.trust(session))
-
-    def _rebase(self, view: _View, at: float, expected: float, chance: float) -> None:
-        """From now on: over in about `expected` seconds with this chance, else as it was."""
         rest = remaining(view.wait, max(at - view.base, 0.0))
-        view.wait = mixture([(chance, around(expected)), (1.0 - chance, rest)])
+        said = self._credit.said(clean(hints.expected_wait), at - view.since, rest)
+        view.said.append(said)
+        self._rebase(view, at, believed(said, self._credit.weights(session)))
+
+    def _rebase(self, view: _View, at: float, parts: Sequence[tuple[float, Curve]]) -> None:
+        """From now on its wait is one of these, by their weights."""
+        view.wait = mixture(parts)
         view.base = at
         view.p99 = max(view.p99, at - view.since + view.wait.quantile(0.99))
-
-    def _was_right(self, said: float, waited: float) -> bool:
-        factor, slack = self._belief.factor, self._belief.slack
-        return abs(said - waited) <= slack or waited / factor <= said <= waited * factor
-
-    def _record(self, session: str) -> _Record:
-        record = self._records.setdefault(session, _Record())
-        while len(self._records) > 65536:
-            del self._records[next(iter(self._records))]
-        return record
 
     def _count(self, name: str, came: float, lost: float) -> None:
         before = self._returns.pop(name, (0.0, 0.0))

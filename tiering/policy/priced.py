@@ -92,6 +92,7 @@ class PricedPolicy:
         self._shadow_lru = ShadowTiers()
         self._turn = 0.0  # seconds from a turn's arrival to its end, as of late
         self._going = 0.0  # mean value of a host block per second, of those that were put there
+        self._loud = 0.0  # mean priority of parks as of late: what everybody says is nothing special
 
     eager = True
 
@@ -129,6 +130,7 @@ class PricedPolicy:
             self._forget(forgotten)
         self._lru.parked(park)
         self._states[park.session] = _State(park.at)
+        self._loud += (_bounded(park.hints.priority, RANK_BOUND) - self._loud) / TURNS
         if park.rest is not Rest.PRESSURE:
             self.outlook.parked(park)
 
@@ -187,14 +189,14 @@ class PricedPolicy:
 
         Senior programs end sooner and fewer contexts are alive at once; but theirs are the longest, and
         where computing is what limits, long contexts cost turns. So it is off unless tuned. A priority
-        counts as having come a little earlier or later.
+        counts as having come a little earlier or later, by how far it is from what all say on average;
+        who has said nothing yet is average.
         """
         entry = self._ledger.get(session)
         if entry is None:
             return (arrived,)
         age = min(max(arrived - entry.park.program, 0.0), self.parameters.seniority)
-        priority = float(entry.park.hints.priority)
-        return (arrived - age - min(max(priority, -RANK_BOUND), RANK_BOUND),)
+        return (arrived - age - _bounded(entry.park.hints.priority - self._loud, RANK_BOUND),)
 
     # --- deciding ----------------------------------------------------------------------------
 
@@ -311,7 +313,7 @@ class PricedPolicy:
     def _urgency(self, park: Park, wait: Wait, elapsed: float, market: Market) -> float:
         """What its client's seconds count: between a half and two, whatever it says."""
         hints = self.outlook.hints(park.session)
-        urgency = 2.0 ** min(max(hints.priority, -1), 1)
+        urgency: float = 2.0 ** _bounded(hints.priority - self._loud, 1.0)
         if hints.deadline is not None:
             left = hints.deadline - market.now
             if 0 <= left <= wait.expected_hold(elapsed, HORIZON):
@@ -362,3 +364,7 @@ class PricedPolicy:
         self._lru.gone(session, 0.0, Departure.FINISHED)
         self._shadow.finished(session)
         self._shadow_lru.finished(session)
+
+
+def _bounded(value: float, most: float) -> float:
+    return min(max(float(value), -most), most)

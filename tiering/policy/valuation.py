@@ -150,19 +150,26 @@ def insured(case: Case, parameters: PricedParameters) -> bool:
     return case.resume * chance * saved > felt
 
 
+def let_go(market: Market, parameters: PricedParameters) -> float:
+    """The chance that the host slab lets go of a block before it is wanted: the less is free the likelier."""
+    if market.host <= 0:
+        return 1.0
+    short = 1.0 - market.host_free / (parameters.headroom * market.host)
+    return min(max(short, parameters.insurance), 1.0)
+
+
 def written_through(case: Case, blocks: int, parameters: PricedParameters) -> bool:
     """Whether `blocks` blocks that have a copy in the host slab should have one on disk too.
 
-    The slab may have to let go of them: the less of it is free the likelier. What that would cost is what
-    computing takes longer than reading.
+    The slab may have to let go of them. What that would cost is what computing takes longer than reading.
     """
     prices, market = case.market.prices, case.market
     if not 0 < blocks <= market.disk or market.host <= 0:
         return False
-    short = 1.0 - market.host_free / (parameters.headroom * market.host)
-    chance = min(max(short, parameters.insurance), 1.0)
     saved = recompute_tail(prices, case.blocks, blocks) - prices.seconds(prices.fetch, blocks)
-    return case.resume * chance * saved > parameters.background * prices.seconds(prices.write, blocks)
+    return case.resume * let_go(market, parameters) * saved > parameters.background * prices.seconds(
+        prices.write, blocks
+    )
 
 
 def reachable(case: Case, place: Place, parameters: PricedParameters) -> bool:
@@ -256,8 +263,8 @@ def restore_in(wait: Wait, elapsed: float, seconds: float, chance: float) -> flo
     return math.inf
 
 
-def loss(case: Case, tier: Tier) -> tuple[float, int]:
-    """Seconds that the session would lose by losing its blocks in `tier`, and how many these are."""
+def loss(case: Case, tier: Tier, parameters: PricedParameters) -> tuple[float, int]:
+    """Seconds that the session would lose by losing its blocks in `tier`, and how many these are at most."""
     prices, residency = case.market.prices, case.residency
     if tier is Tier.DEVICE:
         n = residency.device
@@ -265,9 +272,15 @@ def loss(case: Case, tier: Tier) -> tuple[float, int]:
         if residency.copied >= n:
             reload = min(reload, prices.seconds(prices.load, n))
         return reload, n
-    n = residency.host + residency.copied if tier is Tier.HOST else residency.disk
+    above = residency.host + residency.copied
+    n = above if tier is Tier.HOST else above + residency.disk
     fast = prices.seconds(prices.load if tier is Tier.HOST else prices.fetch, n)
-    return max(recompute_tail(prices, case.blocks, n) - fast, 0.0), n
+    lost = max(recompute_tail(prices, case.blocks, n) - fast, 0.0)
+    if tier is Tier.DISK and n > 0:
+        # What is also above is missed only if that goes first; at no worth it would be dropped, and written
+        # again as soon as its session rests.
+        lost *= (residency.disk + let_go(case.market, parameters) * above) / n
+    return lost, n
 
 
 def return_rate(wait: Wait, elapsed: float) -> float:
@@ -289,7 +302,7 @@ def density(case: Case, tier: Tier, parameters: PricedParameters, rate: float | 
 
     rate: `return_rate` of its wait, if it is known already.
     """
-    lost, n = loss(case, tier)
+    lost, n = loss(case, tier, parameters)
     if n <= 0:
         return 0.0
     queue = parameters.queue_weight * case.market.queue if tier is Tier.DEVICE else 0.0

@@ -23,6 +23,7 @@ from tiering.policy.registry import Parameters
 
 ORACLE, PLAIN = "oracle", "lru"
 TUNING_SEEDS = 1_000_000  # seeds of the sweep begin here; reported ones stay below
+MOST_OUTCOMES = 16  # kept of one policy in one setting
 WARM_UP = 0.2  # share of the time that does not count
 
 
@@ -33,9 +34,11 @@ class Setting(msgspec.Struct, frozen=True):
     oversubscription: float  # contexts alive over the tokens that the device pool holds
     hints: HintMix = HintMix.NONE
     events: bool = False  # clients signal that a result is about to come
+    gap: float | None = None  # seconds between bursts of agents; None: as fits the machine
 
     def __str__(self) -> str:
         told = f"hints {self.hints.value}{', tool events' if self.events else ''}"
+        told += "" if self.gap is None else f", a burst every {self.gap:g} s"
         return f"{self.hardware}, {self.oversubscription:g}×, {told}"
 
 
@@ -78,12 +81,16 @@ class Standing(msgspec.Struct, frozen=True):
     oversubscribed: float  # as it came out
     failed: int  # all of them
     wedged: tuple[str, ...]
-    outcomes: tuple[Outcome, ...]  # one per seed
+    outcomes: tuple[Outcome, ...]  # one per seed; of more than MOST_OUTCOMES the first
+    turns: int = 0  # that ended, of all seeds
+    least_turns: int = 0  # of one seed
 
 
 def trace_of(hardware: Hardware, setting: Setting, seed: int) -> TraceSpec:
     """The agents that a machine gets."""
     lengths = msgspec.structs.asdict(hardware.trace)
+    if setting.gap is not None:
+        lengths["gap"] = setting.gap
     return TraceSpec(**lengths, seed=seed, hints=setting.hints, events=setting.events)
 
 
@@ -192,7 +199,9 @@ def _standing(
         oversubscribed=statistics.fmean(one.oversubscribed for one in own),
         failed=sum(one.failed for one in own),
         wedged=tuple(one.wedged for one in own if one.wedged),
-        outcomes=tuple(own),
+        outcomes=tuple(own[:MOST_OUTCOMES]),
+        turns=sum(one.turns for one in own),
+        least_turns=min(one.turns for one in own),
     )
 
 

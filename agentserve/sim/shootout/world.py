@@ -58,7 +58,7 @@ class Outcome(msgspec.Struct, frozen=True):
     oversubscribed: float  # contexts alive over the device pool, averaged
     steps: int
     failed: int  # turns that were refused or broke
-    wedged: str = ""  # why the run stood still; empty: it did not
+    wedged: str = ""  # why the run stood still, or what was held when all had ended; empty: neither
 
 
 class World:
@@ -79,13 +79,13 @@ class World:
     def run(self, warm_up: float, horizon: float) -> Outcome:
         """Play until `horizon` (virtual seconds), let the turns that run then end, and count.
 
-        Raises AssertionError if the core's own invariants are broken afterwards.
+        Raises AssertionError if the core's own invariants are broken afterwards: host slots, disk bytes and
+        pins agree with the transfers in flight, of which there are none then.
         """
         wedged = self._play(lambda: self._clock.now() >= horizon)
         self.players.stop()
         wedged = wedged or self._play(lambda: not self.core.has_work)
-        if not wedged:
-            self._settle()
+        wedged = wedged or self._settle()
         return self._outcome(warm_up, horizon, wedged)
 
     # --- time ---------------------------------------------------------------------------------
@@ -150,15 +150,19 @@ class World:
         self._steps += 1
         return True
 
-    def _settle(self) -> None:
-        """Nothing is owed to anybody: what is moved ends, and no page is live."""
+    def _settle(self) -> str:
+        """Nothing is owed to anybody: what is moved ends, and nothing is held any more; else what is."""
         while (when := self._mover.next_done()) is not None:
             self._clock.advance_to(max(when, self._clock.now()))
             self.core.finish_transfers(self._mover.done_by(self._clock.now()), self._clock.now())
             self._order(self._clock.now())
         self.core.check()
-        live = self.core.view().pages_live
-        assert live == 0, f"{live} pages are live at the end"
+        view = self.core.view()
+        held = {"live pages": view.pages_live, "waiting turns": view.waiting, "running turns": view.running}
+        if view.tiers is not None:
+            held |= {"blocks that move": view.tiers.moving, "pages that these pin": view.tiers.pinned}
+        left = [f"{number} {what}" for what, number in held.items() if number]
+        return f"left at the end: {', '.join(left)}" if left else ""
 
     # --- what came of it ------------------------------------------------------------------------
 
