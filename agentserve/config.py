@@ -58,6 +58,7 @@ class HttpConfig(msgspec.Struct, frozen=True):
     api_keys: tuple[str, ...] = ()  # empty: open, and bound to loopback only
     max_body: int = 4 << 20  # bytes of a request's body
     force_usage: bool = False  # add usage to every stream, asked for or not
+    reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"  # of chat replies
     drain_seconds: float = 30.0  # how long running turns may go on after SIGTERM
     tool_wait_seconds: float = 3600.0  # how long a session waits for tool results before it counts as idle
     session_ttl_seconds: float | None = 86400.0  # then an idle session is forgotten; None: never for age
@@ -141,6 +142,7 @@ _FLAGS: dict[str, _Key] = {
     "api_key": _Key("http", "api_keys", text_list),
     "max_body": _Key("http", "max_body", size),
     "force_usage": _Key("http", "force_usage", boolean),
+    "reasoning_field": _Key("http", "reasoning_field", choice("both", "reasoning", "reasoning_content")),
     "drain_seconds": _Key("http", "drain_seconds", seconds),
     "tool_wait_seconds": _Key("http", "tool_wait_seconds", seconds),
     "keep_responses": _Key("http", "keep_responses", size),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -10,10 +10,14 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from agentserve.messages import TurnUsage, WorkerView
 from agentserve.tier_metrics import TierMetrics
 from agentserve.types import FinishReason, SessionState
+from agentserve.vllm_metrics import vllm_page
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 _LONG = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 80, 160, 320, 640)
+
+
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
 
 class Metrics:
@@ -52,6 +56,24 @@ class Metrics:
         self._turn_time = Histogram(
             "agentserve_turn_seconds", "Arrival to end of the turn", buckets=_LONG, registry=made
         )
+        self._prefill = Histogram(
+            "agentserve_prefill_seconds", "Admission to first token", buckets=_LONG, registry=made
+        )
+        self._decode = Histogram(
+            "agentserve_decode_seconds", "First token to end of the turn", buckets=_LONG, registry=made
+        )
+        self._per_token = Histogram(
+            "agentserve_time_per_token_seconds",
+            "Decode time of a turn by its tokens after the first",
+            buckets=_SHORT,
+            registry=made,
+        )
+        self._prefilled = Histogram(
+            "agentserve_prefilled_tokens",
+            "Prompt tokens that a turn had to compute",
+            buckets=_TOKENS,
+            registry=made,
+        )
         self._sessions = Gauge("agentserve_sessions", "Sessions by state", ["state"], registry=made)
         self._directory = Gauge(
             "agentserve_directory_bytes", "Estimated size of the directory", registry=made
@@ -74,6 +96,7 @@ class Metrics:
         self._running = Gauge("agentserve_engine_running", "Turns with a seat", registry=made)
         self._waiting = Gauge("agentserve_engine_waiting", "Turns in the queue", registry=made)
         self.tiers = TierMetrics(made)
+        self._below: Callable[[], bytes] = bytes  # what else the page shows
         self._errors = Counter(
             "agentserve_http_errors", "Error replies, by status class", ["status"], registry=made
         )
@@ -100,6 +123,12 @@ class Metrics:
         if usage.generated:
             self._ttft.observe(max(usage.first_token - usage.arrived, 0.0))
             self._queue.observe(max(usage.admitted - usage.arrived, 0.0))
+            self._prefill.observe(max(usage.first_token - usage.admitted, 0.0))
+            decode = max(usage.ended - usage.first_token, 0.0)
+            self._decode.observe(decode)
+            if usage.generated > 1:
+                self._per_token.observe(decode / (usage.generated - 1))
+            self._prefilled.observe(max(usage.prompt - usage.cached, 0))
         self._turn_time.observe(max(usage.ended - usage.arrived, 0.0))
 
     def http_error(self, status: int) -> None:
@@ -125,5 +154,9 @@ class Metrics:
         self._waiting.set(sum(view.waiting for view in views))
         self.tiers.set_workers(views)
 
+    def show_as_vllm(self, model: str, facts: Mapping[str, str]) -> None:
+        """Show the same numbers under vLLM's names, too. `facts`: of the KV cache."""
+        self._below = vllm_page(self.registry, model, facts)
+
     def render(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + self._below()

@@ -83,6 +83,8 @@ class Rig:
         return self.app.state.context
 
     async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
+        if isinstance(body, dict) and ("messages" in body or "prompt" in body):
+            body = {"model": "tiny", **body}
         content = body if isinstance(body, bytes | str) else json.dumps(body)
         return await self.client.post(path, content=content, headers=headers)
 

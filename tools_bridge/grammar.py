@@ -74,8 +74,8 @@ def hermes_grammar(
     - "required": one or more calls and nothing else (one exactly if not `parallel`), each with
       arguments by its schema; `response` has no say.
     - "auto": a call's arguments are held to the schema if the tool is strict, and are any JSON
-      object otherwise; there is no grammar at all if no tool is strict, `parallel` is True and
-      the response is text. With a JSON response: either calls or such a JSON value.
+      object otherwise; there is no grammar at all if no tool is strict, all may be called, `parallel`
+      is True and the response is text. With a JSON response: either calls or such a JSON value.
     - "none", or no tools: the response format alone.
 
     What cannot be asked for is a GrammarError that names the place.
@@ -90,7 +90,8 @@ def hermes_grammar(
         return None if body is None else _source(body)
     required = choice.mode == "required"
     single = choice.single or not parallel
-    if not required and body is None and not single and not any(tool.strict for tool in offered):
+    free = not single and not choice.names and not any(tool.strict for tool in offered)
+    if not required and body is None and free:
         return None
     tags = [_tag(tool, held=required or tool.strict) for tool in offered]
     if required:

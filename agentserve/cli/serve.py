@@ -87,6 +87,10 @@ def serve(
     chat_template: Annotated[Path | None, typer.Option(help="A Jinja file instead of the model's.")] = None,
     max_body: Annotated[str | None, typer.Option(help="Longest request body.", show_default="4MiB")] = None,
     force_usage: Annotated[bool, typer.Option("--force-usage", help="Add usage to every stream.")] = False,
+    reasoning_field: Annotated[
+        str | None,
+        typer.Option(help="Where replies show reasoning: reasoning, reasoning_content.", show_default="both"),
+    ] = None,
     drain_seconds: Annotated[
         str | None, typer.Option(help="How long turns may go on after SIGTERM.", show_default="30")
     ] = None,

@@ -17,7 +17,7 @@ from agentserve.config import ServeConfig
 from agentserve.models.source import resolve
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import create_app
-from agentserve.server.http.context import ServerOptions
+from agentserve.server.http.context import REASONING_FIELDS, ServerOptions
 from agentserve.server.http.hermes_calls import HermesGrammars, HermesParser
 from agentserve.server.http.responses.desk import Bounds, Desk
 from agentserve.server.http.responses.records import Records
@@ -67,6 +67,9 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         host=config.http.host,
         limits=Limits(body_bytes=config.http.max_body),
         force_usage=config.http.force_usage,
+        reasoning_fields=REASONING_FIELDS
+        if config.http.reasoning_field == "both"
+        else (config.http.reasoning_field,),
         tool_wait_seconds=config.http.tool_wait_seconds,
         session_ttl_seconds=config.http.session_ttl_seconds,
     )

@@ -125,7 +125,7 @@ class Desk:
 
     async def chat(self, name: str, text: str, **fields: Any) -> Guest:
         messages = [{"role": "user", "content": text}]
-        body = {"messages": messages, "session_id": name, "temperature": 0, **fields}
+        body = {"model": "smollm2-135m", "messages": messages, "session_id": name, "temperature": 0, **fields}
         return await self.post(CHAT, body)
 
     async def whole(self, guest: Guest) -> Any:

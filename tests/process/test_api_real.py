@@ -60,7 +60,13 @@ def gauges(client: httpx.Client) -> dict[str, float]:
 
 
 def chat(client: httpx.Client, messages: list[Any], **fields: Any) -> Any:
-    body = {"messages": messages, "temperature": 0, "return_token_ids": True, **fields}
+    body = {
+        "model": "smollm2-135m",
+        "messages": messages,
+        "temperature": 0,
+        "return_token_ids": True,
+        **fields,
+    }
     reply = client.post(CHAT, json=body)
     assert reply.status_code == 200, reply.text
     return reply.json()
@@ -143,7 +149,14 @@ def test_a_stream_says_the_same_with_stop_strings_and_without(client: httpx.Clie
     stop = text[len(text) // 2 : len(text) // 2 + 4]
     for fields in ({}, {"stop": [stop]}):
         whole = chat(client, messages, max_tokens=24, **fields)
-        body = {"messages": messages, "temperature": 0, "max_tokens": 24, "stream": True, **fields}
+        body = {
+            "model": "smollm2-135m",
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": 24,
+            "stream": True,
+            **fields,
+        }
         streamed = joined(events(client.post(CHAT, json=body).content))
         choice = whole["choices"][0]
         assert (streamed["content"], streamed["finish_reason"]) == (
@@ -168,6 +181,7 @@ def test_a_client_that_leaves_frees_everything(
 
     async def leave() -> None:
         body = {
+            "model": "smollm2-135m",
             "messages": history,
             "session_id": name,
             "max_tokens": 400,
@@ -210,6 +224,7 @@ def test_concurrent_turns_of_one_lineage_are_both_right(client: httpx.Client, ur
         async with httpx.AsyncClient(base_url=url, timeout=LIMIT) as guest:
             bodies = [
                 {
+                    "model": "smollm2-135m",
                     "messages": history,
                     "temperature": 0,
                     "max_tokens": 10,
@@ -287,7 +302,7 @@ def test_the_openai_sdk_runs_a_tool(client: httpx.Client, url: str) -> None:
 
 
 def test_plain_curl(client: httpx.Client, url: str) -> None:
-    body = json.dumps({"messages": [user("Hi")], "max_tokens": 4, "stream": True})
+    body = json.dumps({"model": "smollm2-135m", "messages": [user("Hi")], "max_tokens": 4, "stream": True})
     run = subprocess.run(
         ["curl", "-sN", f"{url}{CHAT}", "-H", "content-type: application/json", "-d", body],
         capture_output=True,

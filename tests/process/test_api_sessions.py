@@ -38,7 +38,9 @@ async def client(base: str) -> AsyncIterator[httpx.AsyncClient]:
 
 async def asked(client: httpx.AsyncClient) -> tuple[str, list[str]]:
     """A session that waits for two results: its path, and the ids of the calls."""
-    reply = await client.post("/v1/chat/completions", json={"messages": [user("Weather?")], "tools": TOOLS})
+    reply = await client.post(
+        "/v1/chat/completions", json={"model": "tiny", "messages": [user("Weather?")], "tools": TOOLS}
+    )
     calls = [call["id"] for call in reply.json()["choices"][0]["message"]["tool_calls"]]
     return f"/agentserve/sessions/{reply.json()['session_id']}", calls
 

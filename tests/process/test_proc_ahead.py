@@ -48,6 +48,7 @@ class Waiting:
 def asked(client: httpx.Client, salt: str) -> Waiting:
     """A session that waits for one tool's result, and shares KV with those of its salt."""
     body = {
+        "model": "smollm2-135m",
         "messages": [user("What is the weather in Oslo?")],
         "tools": TOOLS,
         "tool_choice": FORCED,

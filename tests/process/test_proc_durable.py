@@ -60,6 +60,7 @@ class Machine:
     def body(self, name: str, messages: list[Message], **fields: Any) -> Message:
         return {
             "session_id": name,
+            "model": "smollm2-135m",
             "messages": messages,
             "temperature": 0,
             "tools": TOOLS,

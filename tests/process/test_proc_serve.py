@@ -44,6 +44,7 @@ def worker_of(process: subprocess.Popen[str]) -> int:
 def chat(client: httpx.Client, process: subprocess.Popen[str] | None = None) -> tuple[list[int], str]:
     """The token ids and the finish reason; with `process`, its worker is killed at the third piece."""
     body = {
+        "model": "smollm2-135m",
         "messages": [{"role": "user", "content": "Count from one to twenty in words."}],
         "temperature": 0,
         "max_tokens": 24,

@@ -41,7 +41,13 @@ def rounds(client: httpx.Client, count: int) -> list[str]:
     said = []
 
     def turn(history: list[dict[str, Any]]) -> dict[str, Any]:
-        body = {"messages": history, "temperature": 0, "max_tokens": 4, "ignore_eos": True}
+        body = {
+            "model": "smollm2-135m",
+            "messages": history,
+            "temperature": 0,
+            "max_tokens": 4,
+            "ignore_eos": True,
+        }
         reply = client.post("/v1/chat/completions", json=body)
         assert reply.status_code == 200, reply.text
         message: dict[str, Any] = reply.json()["choices"][0]["message"]

@@ -41,7 +41,13 @@ def agents(client: httpx.Client, turns: int = 2, names: Iterable[int] = range(AG
     said: Said = []
 
     def turn(history: list[dict[str, Any]]) -> tuple[dict[str, Any], tuple[float, ...]]:
-        body = {"messages": history, "temperature": 0, "max_tokens": 4, "ignore_eos": True}
+        body = {
+            "model": "smollm2-135m",
+            "messages": history,
+            "temperature": 0,
+            "max_tokens": 4,
+            "ignore_eos": True,
+        }
         reply = client.post("/v1/chat/completions", json=body | {"logprobs": True, "top_logprobs": 5})
         assert reply.status_code == 200, reply.text
         choice = reply.json()["choices"][0]

@@ -198,6 +198,7 @@ class Client:
         self, messages: list[dict[str, Any]], tools: bool = False, choose: bool = True
     ) -> dict[str, Any]:
         body: dict[str, Any] = {
+            "model": "smollm2-135m",
             "messages": messages,
             "temperature": 0,
             "max_tokens": self._settings.max_tokens if tools and choose else self._settings.text_tokens,

@@ -11,7 +11,7 @@ from tests.api_rig import Rig
 
 
 def prepare(config: ServeConfig) -> Prepared:
-    return Prepared("tiny", lambda engine: Rig(engine).app)  # type: ignore[arg-type]
+    return Prepared("tiny", lambda engine: Rig(engine, aliases=("smollm2-135m",)).app)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

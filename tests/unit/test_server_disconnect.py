@@ -41,7 +41,7 @@ async def test_leaving_rolls_the_turn_back(stream: bool, name: str, text: str, h
     history = [user("a"), {"role": "assistant", "content": "first answer"}, user("b")]
     script = say(text, hold_at=hold_at)
     rig.engine.reply = script
-    body = {"messages": history, "session_id": "mine", "stream": stream, "tools": TOOLS}
+    body = {"model": "tiny", "messages": history, "session_id": "mine", "stream": stream, "tools": TOOLS}
     async with served(rig.app) as base:
         reader, writer = await send(base, CHAT, body)
         await settled(lambda: len(rig.engine.submits) == 2)
@@ -66,7 +66,9 @@ async def test_leaving_rolls_the_turn_back(stream: bool, name: str, text: str, h
 async def test_leaving_during_a_first_turn_leaves_no_session(stream: bool) -> None:
     rig = Rig(ScriptedEngine(say("abc", hold_at=1)))
     async with served(rig.app) as base:
-        _, writer = await send(base, CHAT, {"messages": [user("a")], "stream": stream, "n": 3})
+        _, writer = await send(
+            base, CHAT, {"model": "tiny", "messages": [user("a")], "stream": stream, "n": 3}
+        )
         await settled(lambda: len(rig.engine.submits) == 3)
         assert len(rig.context.directory) == 3
         writer.close()
@@ -79,7 +81,7 @@ async def test_leaving_during_a_first_turn_leaves_no_session(stream: bool) -> No
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_end_of_the_drain_tells_the_client(stream: bool) -> None:
     rig = Rig(ScriptedEngine(say("abc", hold_at=1)))
-    content = json.dumps({"messages": [user("a")], "stream": stream}).encode()
+    content = json.dumps({"model": "tiny", "messages": [user("a")], "stream": stream}).encode()
     inbox: asyncio.Queue[Any] = asyncio.Queue()
     inbox.put_nowait({"type": "http.request", "body": content, "more_body": False})
     sent: list[Any] = []
@@ -106,7 +108,7 @@ async def test_the_end_of_the_drain_tells_the_client(stream: bool) -> None:
 async def test_leaving_before_the_leader_has_a_token_frees_the_waiting_choices() -> None:
     rig = Rig(ScriptedEngine(say("abc", hold_at=0)))
     async with served(rig.app) as base:
-        _, writer = await send(base, CHAT, {"messages": [user("a")], "n": 3})
+        _, writer = await send(base, CHAT, {"model": "tiny", "messages": [user("a")], "n": 3})
         await settled(lambda: len(rig.engine.submits) == 1)
         writer.close()
         await settled(lambda: len(rig.context.directory) == 0)
@@ -129,7 +131,9 @@ async def test_leaving_a_text_completion_closes_its_one_shot_session(stream: boo
 async def test_leaving_after_the_turn_was_committed_keeps_it() -> None:
     rig = Rig(ScriptedEngine(say("done")))
     async with served(rig.app) as base:
-        reader, writer = await send(base, CHAT, {"messages": [user("a")], "session_id": "s", "stream": True})
+        reader, writer = await send(
+            base, CHAT, {"model": "tiny", "messages": [user("a")], "session_id": "s", "stream": True}
+        )
         await reader.readuntil(b'finish_reason":"stop')
         writer.close()
         await settled(lambda: not rig.engine.live)

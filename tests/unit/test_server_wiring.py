@@ -51,7 +51,7 @@ class Model:
         return Script([*self.text.tokenizer.encode(next(self._replies)), end], eos=False)
 
     async def chat(self, messages: list[dict[str, Any]], **fields: Any) -> Any:
-        reply = await self.client.post(CHAT, json={"messages": messages, **fields})
+        reply = await self.client.post(CHAT, json={"model": "smol", "messages": messages, **fields})
         assert reply.status_code == 200, reply.text
         return reply.json()
 
@@ -75,7 +75,7 @@ async def test_a_broken_message_is_named_by_its_index(text: TextModel) -> None:
     model = Model(text)
     for broken in ({"role": "robot", "content": "x"}, {"role": "user", "content": 5}, "x"):
         messages = [user("a"), {"role": "assistant", "content": "b"}, broken]
-        reply = await model.client.post(CHAT, json={"messages": messages})
+        reply = await model.client.post(CHAT, json={"model": "smol", "messages": messages})
         assert reply.status_code == 400
         assert reply.json()["error"]["param"].startswith("messages[2]")
         assert reply.json()["error"]["message"].startswith("messages[2]")
@@ -114,13 +114,17 @@ async def test_grammars_are_compiled_for_the_real_vocabulary(text: TextModel) ->
     assert names[0] != names[1] == names[2]
     assert set(model.engine.grammars) == set(names)
     bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
-    reply = await model.client.post(CHAT, json={"messages": [user("a")], "response_format": bad})
+    reply = await model.client.post(
+        CHAT, json={"model": "smol", "messages": [user("a")], "response_format": bad}
+    )
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_schema")
     loose = {
         "type": "json_schema",
         "json_schema": {"name": "x", "schema": {"$ref": "http://x"}, "strict": True},
     }
-    reply = await model.client.post(CHAT, json={"messages": [user("a")], "response_format": loose})
+    reply = await model.client.post(
+        CHAT, json={"model": "smol", "messages": [user("a")], "response_format": loose}
+    )
     assert reply.json()["error"]["message"].startswith("response_format.json_schema.schema: ")
 
 

@@ -121,7 +121,12 @@ async def test_a_client_that_leaves_in_mid_turn_abandons_its_session(stream: boo
     rig = Rig(ScriptedEngine(say("one")))
     await rig.chat([user("a")], session_id="mine")
     rig.engine.reply = say("two two", hold_at=3)
-    body = {"messages": [user("a"), answer("one"), user("b")], "session_id": "mine", "stream": stream}
+    body = {
+        "model": "tiny",
+        "messages": [user("a"), answer("one"), user("b")],
+        "session_id": "mine",
+        "stream": stream,
+    }
     rig.engine.order.clear()
     async with served(rig.app) as base:
         _, writer = await send(base, CHAT, body)
@@ -141,7 +146,7 @@ async def test_a_turn_that_fails_abandons_nobody() -> None:
     await rig.chat([user("a")], session_id="mine")
     scripts = iter([say("two", hold_at=1), say("no", reason=FinishReason.ERROR, error="broken")])
     rig.engine.reply = lambda command: next(scripts)
-    body = {"messages": [user("a"), answer("one"), user("b")], "session_id": "mine", "n": 2}
+    body = {"model": "tiny", "messages": [user("a"), answer("one"), user("b")], "session_id": "mine", "n": 2}
     turn = asyncio.create_task(rig.post(CHAT, body))
     assert (await asyncio.wait_for(turn, 30)).status_code == 500
     assert rig.engine.news == []

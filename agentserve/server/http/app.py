@@ -27,6 +27,8 @@ from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import ServerContext, ServerOptions
 from agentserve.server.http.gate import Gate
+from agentserve.server.http.idempotency import Idempotency
+from agentserve.server.http.openapi import openapi
 from agentserve.server.http.residency import follow_decisions
 from agentserve.server.http.responses.desk import Desk
 from agentserve.server.http.responses.routes import routes as responses_routes
@@ -87,6 +89,15 @@ def create_app(
     grammar_pool = ThreadPoolExecutor(8, thread_name_prefix="grammar")
     clock = clock or WallClock()
     metrics = metrics or Metrics()
+    metrics.show_as_vllm(
+        options.model,
+        {
+            "block_size": str(engine.hello.page_size),
+            "num_gpu_blocks": str(engine.hello.pages),
+            "cache_dtype": engine.hello.kv_dtype,
+            "enable_prefix_caching": "True",
+        },
+    )
     started, epoch = wall(), clock.now()
     if directory is None:  # one that is empty is false
         directory = SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds)
@@ -126,6 +137,7 @@ def create_app(
     )
     app.state.context = context
     follow_decisions(context)
+    app.add_middleware(Idempotency, clock=clock.now)
     app.add_middleware(Gate, options=options, metrics=metrics)
     return app
 
@@ -185,6 +197,9 @@ def _routes() -> list[Route]:
         Route("/version", housekeeping.version, methods=["GET"]),
         Route("/server_info", housekeeping.server_info, methods=["GET"]),
         Route("/metrics", housekeeping.metrics, methods=["GET"]),
+        Route("/openapi.json", openapi, methods=["GET"]),
+        Route("/load", housekeeping.load, methods=["GET"]),
+        Route("/close_session", sessions_api.close_session, methods=["POST"]),
         Route("/tokenize", housekeeping.tokenize, methods=["POST"]),
         Route("/detokenize", housekeeping.detokenize, methods=["POST"]),
         Route("/reset_prefix_cache", housekeeping.reset_prefix_cache, methods=["POST"]),

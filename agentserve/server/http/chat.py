@@ -9,7 +9,7 @@ from agentserve.messages import Token
 from agentserve.server.errors import json_response
 from agentserve.server.http import wire
 from agentserve.server.http.chat_request import ChatJob, prepare
-from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.context import REASONING_FIELDS, ServerContext, context_of
 from agentserve.server.http.names import SESSION_HEADER, set_request_id
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.reply import Reply
@@ -25,6 +25,7 @@ async def chat_completions(request: Request) -> Response:
     context = context_of(request)
     limits = context.options.limits
     fields = decode(await read_body(request, limits.body_bytes), ChatRequest, limits)
+    context.check_named(fields.model)
     set_request_id(request, fields.request_id, limits)
     job = await prepare(context, request, fields)
     headers = {SESSION_HEADER: job.session_id}
@@ -68,7 +69,7 @@ class _ChatShape:
         return chunk
 
     def delta(self, index: int, piece: Delta) -> JsonObject:
-        delta: JsonObject = {}
+        delta = self._reasoning(piece.reasoning)
         if piece.text:
             delta["content"] = piece.text
         if piece.calls:
@@ -90,6 +91,9 @@ class _ChatShape:
 
     def choice(self, index: int, outcome: Outcome) -> JsonObject:
         message = reply_message(outcome) | {"refusal": None, "annotations": []}
+        for name in REASONING_FIELDS:
+            message.pop(name, None)
+        message |= self._reasoning(outcome.reasoning)
         if not outcome.text:
             message["content"] = None if outcome.calls else self._no_text()
         choice: JsonObject = {
@@ -113,6 +117,10 @@ class _ChatShape:
         if index:
             choice["session_id"] = self._job.seats[index].lease.session.public_id
         return choice
+
+    def _reasoning(self, text: str) -> JsonObject:
+        """Under every name that clients look for it by."""
+        return dict.fromkeys(self._context.options.reasoning_fields, text) if text else {}
 
     def _no_text(self) -> str | None:
         """An answer that must be calls has no text, not an empty one."""

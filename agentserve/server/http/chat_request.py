@@ -14,9 +14,11 @@ from starlette.requests import Request
 from agentserve.server.errors import ApiError
 from agentserve.server.http import history, sampling
 from agentserve.server.http.context import ServerContext
-from agentserve.server.http.names import session_name
+from agentserve.server.http.names import NOBODY, Identity, identity
+from agentserve.server.http.said import take_advice
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.structure import Form, chat_form
+from agentserve.server.http.structured import as_response_format
 from agentserve.server.http.turn_parts import answer_factory, namespace
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.identity import DEFAULT_TENANT
@@ -30,6 +32,8 @@ from agentserve.types import Sampling
 
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
 _OF_ONE_REQUEST = frozenset(
     {
         "messages",
@@ -40,6 +44,8 @@ _OF_ONE_REQUEST = frozenset(
         "request_id",
         "add_generation_prompt",
         "continue_final_message",
+        "vllm_xargs",
+        "nvext",
     }
 )
 """Fields that say nothing about the turns after."""
@@ -64,7 +70,8 @@ class ChatJob:
 
 async def prepare(context: ServerContext, request: Request, fields: ChatRequest) -> ChatJob:
     """The turns of a chat request, for the session it belongs to."""
-    named = session_name(request, fields.session_id, context.options.limits)
+    limits = context.options.limits
+    whose = identity(request.headers, fields.session_id, limits, fields.vllm_xargs)
 
     def begin(claim: Claim) -> Lease:
         lease = context.directory.begin(claim, context.clock.now())
@@ -72,21 +79,28 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
             context.metrics.tiers.waited(tool, seconds)
         return lease
 
-    return await prepare_turns(context, fields, begin, named)
+    job = await prepare_turns(context, fields, begin, whose)
+    take_advice(context, job.seats[0].lease.session, whose, fields)
+    return job
 
 
 async def prepare_turns(
-    context: ServerContext, fields: ChatRequest, begin: Callable[[Claim], Lease], named: str | None = None
+    context: ServerContext,
+    fields: ChatRequest,
+    begin: Callable[[Claim], Lease],
+    whose: Identity = NOBODY,
 ) -> ChatJob:
     """Check everything, then take the leases: `begin` gives the first. On any error nothing is left
     behind."""
     limits = context.options.limits
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
+    _check_supported(fields)
     logprobs = _logprobs(fields, limits.top_logprobs)
     was_cut = context.directory.cut
     cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
     messages, told = await context.off_loop(_read, fields, limits, cut)
+    fields = as_response_format(fields)  # the transcript keeps what was sent
     tools = history.tool_dicts(fields.tools, limits)
     form = chat_form(fields, tools, limits)
     template = template_of(context)
@@ -96,7 +110,12 @@ async def prepare_turns(
         keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
     keys = await context.off_loop(chain_keys, context.chain, keyed, fields.cache_salt)
     claim = Claim(
-        DEFAULT_TENANT, named, history.trailing_call_ids(messages), keys, history.call_ids(messages)
+        DEFAULT_TENANT,
+        whose.named,
+        history.trailing_call_ids(messages),
+        keys,
+        history.call_ids(messages),
+        whose.parent,
     )
     await context.check_storage()
     lease = begin(claim)
@@ -151,15 +170,37 @@ def render(
         tools=tools or None,
         add_generation_prompt=not goes_on and fields.add_generation_prompt is not False,
         continue_final_message=goes_on,
-        kwargs=fields.chat_template_kwargs,
+        kwargs=template_settings(fields),
         spliced=spliced,
     )
+
+
+def template_settings(fields: ChatRequest) -> JsonObject | None:
+    """What the template may look at: what the client says, and `reasoning_effort` by the names that
+    templates know it by."""
+    effort = fields.reasoning_effort
+    if effort is None:
+        return fields.chat_template_kwargs
+    ours: JsonObject = {"reasoning_effort": effort}
+    if effort == "none":
+        ours = {"enable_thinking": False, "thinking": False}
+    return ours | (fields.chat_template_kwargs or {})
 
 
 def template_of(context: ServerContext) -> ChatTemplate:
     if context.template is None:
         raise ApiError("This model has no chat template; use /v1/completions.", code="no_chat_template")
     return context.template
+
+
+def _check_supported(fields: ChatRequest) -> None:
+    if fields.functions:
+        raise ApiError("functions: not supported; use tools", param="functions", code="unsupported_parameter")
+    if fields.reasoning_effort is not None and fields.reasoning_effort not in EFFORTS:
+        raise ApiError(
+            f"reasoning_effort: {fields.reasoning_effort!r} is not one of {', '.join(EFFORTS)}",
+            param="reasoning_effort",
+        )
 
 
 def _logprobs(fields: ChatRequest, most: int) -> int | None:

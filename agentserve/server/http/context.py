@@ -35,6 +35,9 @@ from agentserve.server.text_port import ChatTemplate, Tokenizer
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""Of a chat message: vLLM's name, and DeepSeek's, which most clients know."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -44,6 +47,7 @@ class ServerOptions:
     api_keys: tuple[str, ...] = ()  # empty: open, to requests that name this machine only
     host: str = "127.0.0.1"  # that the server is bound to
     force_usage: bool = False  # send the usage chunk although nobody asked
+    reasoning_fields: tuple[str, ...] = REASONING_FIELDS  # where replies show it
     keep_alive_seconds: float = 9.0
     default_max_tokens: int = 16  # of /v1/completions, as OpenAI's
     tool_wait_seconds: float = 3600.0  # after that a session no longer waits for its tool results
@@ -110,6 +114,15 @@ class ServerContext:
             self.directory.end_waits(self.clock.now())
             self.directory.expire(self.clock.now(), ttl)
         self.end_waits()
+
+    def check_named(self, name: str | None) -> None:
+        """OpenAI has a chat request without a model refused; some dialects do without."""
+        if name is None:
+            raise ApiError(
+                f"model: missing required field `model`; this server has {self.options.model!r}.",
+                param="model",
+                code="invalid_value",
+            )
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.options.model and name not in self.options.aliases:

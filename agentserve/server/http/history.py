@@ -5,6 +5,7 @@ What a valid history is, the text room decides (`agentserve.text.conversation`).
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
 
@@ -15,7 +16,9 @@ from agentserve.server.text_port import JsonObject
 from agentserve.text.conversation import Message, openai_shape, parse_messages
 from agentserve.text.unfinished import told_as_text
 
-_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+log = logging.getLogger(__name__)
+
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # as frameworks make them; OpenAI's are shorter
 
 
 def message_dicts(
@@ -57,7 +60,11 @@ def call_ids(messages: Sequence[JsonObject]) -> tuple[str, ...]:
 
 
 def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObject]:
-    """The function tools as plain dicts; kinds this server cannot run are a 400 that says which."""
+    """The function tools as plain dicts.
+
+    Tools of other kinds, which vendors run themselves (web search and the like), are left out: agents
+    offer them to whoever may have them. The log says which.
+    """
     if tools is None:
         return []
     if len(tools) > limits.tools:
@@ -65,16 +72,17 @@ def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObje
     found: list[JsonObject] = []
     names: set[str] = set()
     for i, tool in enumerate(tools):
-        if tool.type != "function" or tool.function is None:
+        if tool.type != "function":
+            log.warning("tools[%d]: a tool of type %r is left out: unsupported_tool", i, tool.type[:80])
+            continue
+        if tool.function is None:
             raise ApiError(
-                f"tools[{i}]: type {tool.type!r} is not supported, only 'function' with a definition",
-                param=f"tools[{i}].type",
-                code="unsupported_tool",
+                f"tools[{i}].function: missing", param=f"tools[{i}].function", code="invalid_value"
             )
         function = tool.function
         if not _TOOL_NAME.fullmatch(function.name):
             raise ApiError(
-                f"tools[{i}].function.name: 1 to 64 of a-z A-Z 0-9 _ -", param=f"tools[{i}].function.name"
+                f"tools[{i}].function.name: 1 to 128 of a-z A-Z 0-9 _ . -", param=f"tools[{i}].function.name"
             )
         if function.name in names:
             raise ApiError(

@@ -114,6 +114,12 @@ async def server_info(request: Request) -> Response:
     )
 
 
+async def load(request: Request) -> Response:
+    """How many turns run or wait, under vLLM's name."""
+    views = (await context_of(request).engine.describe()).workers
+    return json_response({"server_load": sum(view.running + view.waiting for view in views)})
+
+
 async def models(request: Request) -> Response:
     context = context_of(request)
     return json_response({"object": "list", "data": [_model(context, name) for name in _names(context)]})

@@ -1,27 +1,84 @@
-"""Names that requests bring in headers and bodies: session ids, request ids."""
+"""Names that requests bring in headers and bodies: session ids, request ids.
+
+Agents name their sessions in headers of their own; one table says which, and the first match wins.
+A session name is a *lineage* to the directory, so sub-agents that share one disturb nobody.
+"""
 
 from __future__ import annotations
 
+import logging
 import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from agentserve.server.errors import ApiError
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.identity import is_name
 
+log = logging.getLogger(__name__)
+
 SESSION_HEADER = "x-session-id"
 REQUEST_HEADER = "x-request-id"
+FINAL_HEADERS = ("x-session-final", "x-dynamo-session-final")
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where one kind of client names its session, and the one that session was started by."""
+
+    session: str
+    parents: tuple[str, ...] = ()  # the first that is there
+
+
+_SOURCES = (
+    _Source(SESSION_HEADER, ("x-parent-session-id",)),  # vLLM, SGLang, OpenCode
+    _Source("x-claude-code-agent-id", ("x-claude-code-parent-agent-id", "x-claude-code-session-id")),
+    _Source("x-claude-code-session-id"),
+    _Source("thread-id", ("x-codex-parent-thread-id",)),  # Codex
+    _Source("session-id", ("x-codex-parent-thread-id",)),  # Codex, older
+    _Source("x-dynamo-session-id", ("x-dynamo-parent-session-id",)),
+    _Source("x-deepseek-harness-session-id", ("x-deepseek-harness-parent-session-id",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a request says of its session."""
+
+    named: str | None = None
+    parent: str | None = None  # the session that started it, as an agent starts a sub-agent
+    final: bool = False  # no turn comes after this one
+
+
+NOBODY = Identity()
+
+
+def identity(headers: Headers, in_body: str | None, limits: Limits, extra: object = None) -> Identity:
+    """The session a client names: in the body's `session_id`, in X-Session-ID, in `extra` (vLLM's
+    `vllm_xargs`), in headers of known agents, in that order.
+
+    Names that AgentServe's users give are checked (400); what an agent sends by itself and is no clean
+    name is as if it had not been sent.
+    """
+    final = any(headers.get(name, "").strip().lower() in ("true", "1") for name in FINAL_HEADERS)
+    named = _given(headers, in_body, limits) or _clean(
+        extra.get("session_id") if isinstance(extra, Mapping) else None, limits
+    )
+    for source in _SOURCES:
+        name = _clean(headers.get(source.session), limits)
+        if name is not None and named in (None, name):
+            parents = (_clean(headers.get(parent), limits) for parent in source.parents)
+            parent = next((parent for parent in parents if parent is not None), None)
+            return Identity(name, parent if parent != name else None, final)
+    return Identity(named, None, final)
 
 
 def session_name(request: Request, in_body: str | None, limits: Limits) -> str | None:
-    """The session id a client gives, the body's before the header's; a bad one is a 400."""
-    if in_body is not None:
-        return _checked(in_body, "session_id", limits.session_id_chars)
-    in_header = request.headers.get(SESSION_HEADER)
-    if in_header is not None:
-        return _checked(in_header, "X-Session-ID", limits.session_id_chars)
-    return None
+    """The session id a client gives; a bad one is a 400."""
+    return identity(request.headers, in_body, limits).named
 
 
 def request_id(given: str | None, limits: Limits) -> str:
@@ -35,6 +92,23 @@ def set_request_id(request: Request, in_body: str | None, limits: Limits) -> Non
     """Let the body's request id name this request in the reply's header."""
     if in_body is not None:
         request.state.request_id = request_id(in_body, limits)
+
+
+def _given(headers: Headers, in_body: str | None, limits: Limits) -> str | None:
+    """By those who know whom they talk to."""
+    if in_body is not None:
+        return _checked(in_body, "session_id", limits.session_id_chars)
+    in_header = headers.get(SESSION_HEADER)
+    return None if in_header is None else _checked(in_header, "X-Session-ID", limits.session_id_chars)
+
+
+def _clean(name: object, limits: Limits) -> str | None:
+    if not isinstance(name, str) or not name:
+        return None
+    if is_name(name, limits.session_id_chars):
+        return name
+    log.debug("a session name of %d characters is none here, and left out", len(name))
+    return None
 
 
 def _checked(name: str, param: str, longest: int) -> str:

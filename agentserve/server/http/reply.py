@@ -107,4 +107,5 @@ class Reply:
     def _usage(self, outcomes: dict[int, Outcome]) -> JsonObject:
         turns = [outcomes[index].usage for index in sorted(outcomes)]
         leaders = turns[:: len(self._groups[0])]
-        return wire.usage(self._prompt, sum(turn.generated for turn in turns), leaders, turns)
+        reasoning = sum(outcome.reasoning_tokens for outcome in outcomes.values())
+        return wire.usage(self._prompt, sum(turn.generated for turn in turns), leaders, turns, reasoning)

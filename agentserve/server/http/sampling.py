@@ -10,16 +10,6 @@ from agentserve.server.http.schemas import SamplingFields
 from agentserve.server.limits import INT64_MAX, INT64_MIN, Limits
 from agentserve.types import Sampling
 
-UNSUPPORTED = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "functions",
-    "function_call",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -91,13 +81,6 @@ def choices(fields: SamplingFields, limits: Limits) -> int:
 
 def check_fields(fields: SamplingFields, facts: ModelFacts, limits: Limits) -> None:
     """Everything that does not depend on the prompt, before the prompt is looked at."""
-    for name in UNSUPPORTED:
-        if getattr(fields, name) is not None:
-            raise ApiError(
-                f"{name}: not supported yet; use response_format or tools",
-                param=name,
-                code="unsupported_parameter",
-            )
     build(fields, facts, limits, prompt=1, max_tokens=None, seed=0, logprobs=None)
     integer("priority", fields.priority, 0, -limits.priority, limits.priority)
     if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= limits.cache_salt_chars:

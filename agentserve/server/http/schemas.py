@@ -7,7 +7,7 @@ the text room: what a valid history is, one place decides.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -15,6 +15,24 @@ from agentserve.server.errors import ApiError
 from agentserve.server.http.bad_json import unreadable
 from agentserve.server.limits import Limits, check_depth
 from agentserve.server.text_port import JsonObject
+from agentserve.text.conversation import ROLES
+
+RawMessage = Annotated[
+    JsonObject,
+    msgspec.Meta(
+        extra_json_schema={
+            "properties": {
+                "role": {"enum": list(ROLES)},
+                "content": {"anyOf": [{"type": "string"}, {"type": "array"}, {"type": "null"}]},
+                "tool_calls": {"type": "array"},
+                "tool_call_id": {"type": "string"},
+                "reasoning_content": {"type": "string"},
+            },
+            "required": ["role"],
+        }
+    ),
+]
+"""What the text room decides about, with a sketch of it for who reads the schema."""
 
 
 class FunctionDef(msgspec.Struct):
@@ -33,9 +51,21 @@ class FunctionName(msgspec.Struct):
     name: str
 
 
+class AllowedTool(msgspec.Struct):
+    type: str = "function"
+    function: FunctionName | None = None
+    name: str | None = None  # the same in the flat shape of the Responses API
+
+
+class AllowedTools(msgspec.Struct):
+    mode: str = "auto"
+    tools: list[AllowedTool] = []
+
+
 class NamedChoice(msgspec.Struct):
     type: str
     function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class JsonSchemaFormat(msgspec.Struct):
@@ -47,6 +77,17 @@ class JsonSchemaFormat(msgspec.Struct):
 class ResponseFormat(msgspec.Struct):
     type: str
     json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct):
+    """vLLM's; one of these."""
+
+    json: JsonObject | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: JsonObject | str | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -82,27 +123,30 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
-    # not supported: known by name, because an answer without the asked-for form is worse than none
-    structured_outputs: object = None
-    guided_json: object = None
-    guided_regex: object = None
-    guided_choice: object = None
-    guided_grammar: object = None
-    functions: object = None
-    function_call: object = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonObject | str | None = None  # vLLM's older names for the same
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    vllm_xargs: object = None  # may have a session_id
+    nvext: object = None  # Dynamo's; may have agent_hints
 
 
 class ChatRequest(SamplingFields, kw_only=True):
-    messages: list[JsonObject]
+    messages: list[RawMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[ToolDef] | None = None
     tool_choice: str | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
+    # not supported: known by name, because an answer without the asked-for form is worse than none
+    functions: list[JsonObject] | None = None
+    function_call: object = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -116,7 +160,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
-    messages: list[JsonObject] | None = None
+    messages: list[RawMessage] | None = None
     tools: list[ToolDef] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -10,13 +10,20 @@ from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.reading import read_body
 from agentserve.server.http.residency import decisions, placement
 from agentserve.server.http.sampling import number
+from agentserve.server.http.schemas import decode
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.text_port import JsonObject
+
+
+class CloseRequest(msgspec.Struct):
+    session_id: str
+
 
 MOST_LISTED = 1000
 MOST_DETAILED = 200
@@ -99,11 +106,26 @@ async def delete_session(request: Request) -> Response:
     """
     context = context_of(request)
     session = found(context, request)
+    await _close(context, session)
+    return json_response({"id": session.public_id, "object": "agentserve.session", "deleted": True})
+
+
+async def close_session(request: Request) -> Response:
+    """The same under SGLang's name; to close one that is not there is no error."""
+    context = context_of(request)
+    limits = context.options.limits
+    fields = decode(await read_body(request, limits.body_bytes), CloseRequest, limits)
+    session = context.directory.get(DEFAULT_TENANT, fields.session_id)
+    if session is not None:
+        await _close(context, session)
+    return json_response({"session_id": fields.session_id, "closed": session is not None})
+
+
+async def _close(context: ServerContext, session: Session) -> None:
     forgotten = context.directory.close(session)
     context.engine.close(session.key)
     context.chronicle.gone(session.key, "deleted")
     await booked(forgotten)
-    return json_response({"id": session.public_id, "object": "agentserve.session", "deleted": True})
 
 
 def summary(context: ServerContext, session: Session) -> JsonObject:

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
-from agentserve.server.http.schemas import ChatRequest, NamedChoice, ResponseFormat
+from agentserve.server.http.schemas import ChatRequest, ResponseFormat
+from agentserve.server.http.tool_choice import tool_choice
 from agentserve.server.limits import Limits
 from agentserve.server.text_port import JsonObject
 from tools_bridge.compiler import CompilerUnavailable
@@ -25,6 +26,7 @@ class Form:
     strict: frozenset[str] = frozenset()  # names of tools whose arguments must match their schema
     choice: str = "none"  # none | auto | required | named
     named: str | None = None
+    allowed: tuple[str, ...] = ()  # names of the tools that may be called; empty: all
     parallel: bool = True
     json: bool = False
     schema: JsonObject | None = None
@@ -42,7 +44,7 @@ class Form:
     @property
     def constrained(self) -> bool:
         """Sampling needs a grammar."""
-        auto = self.choice == "auto" and (bool(self.strict) or not self.parallel)
+        auto = self.choice == "auto" and (bool(self.strict or self.allowed) or not self.parallel)
         return self.json or self.forced or auto
 
 
@@ -116,7 +118,7 @@ class Grammars:
 
 def chat_form(fields: ChatRequest, tools: list[JsonObject], limits: Limits) -> Form:
     """The form of a chat answer; contradictions are a 400."""
-    choice, named = _choice(fields.tool_choice, tools)
+    choice = tool_choice(fields.tool_choice, tools)
     strict = frozenset(
         tool.function.name for tool in fields.tools or () if tool.function and tool.function.strict
     )
@@ -127,8 +129,9 @@ def chat_form(fields: ChatRequest, tools: list[JsonObject], limits: Limits) -> F
     return Form(
         tools=tuple(tools),
         strict=strict,
-        choice=choice,
-        named=named,
+        choice=choice.mode,
+        named=choice.named,
+        allowed=choice.allowed,
         parallel=fields.parallel_tool_calls is not False,
         json=wants_json,
         schema=schema,
@@ -153,31 +156,6 @@ def response_schema(wanted: ResponseFormat | None, limits: Limits) -> tuple[bool
         )
     _bounded(wanted.json_schema.schema, "response_format.json_schema.schema", limits)
     return True, wanted.json_schema.schema
-
-
-def _choice(choice: str | NamedChoice | None, tools: list[JsonObject]) -> tuple[str, str | None]:
-    if choice is None:
-        return ("auto" if tools else "none"), None
-    if isinstance(choice, str):
-        if choice == "any":
-            choice = "required"
-        if choice not in ("none", "auto", "required"):
-            raise ApiError(
-                f"tool_choice: {choice!r} is not one of none, auto, required, or a named function",
-                param="tool_choice",
-            )
-        if choice == "required" and not tools:
-            raise ApiError("tool_choice: 'required' needs tools", param="tool_choice")
-        return (choice if tools else "none"), None
-    if choice.type != "function" or choice.function is None:
-        raise ApiError(
-            f"tool_choice: type {choice.type!r} is not supported, only 'function' with a name",
-            param="tool_choice",
-        )
-    name = choice.function.name
-    if name not in (tool["function"]["name"] for tool in tools):
-        raise ApiError(f"tool_choice: {name!r} is not among the tools", param="tool_choice")
-    return "named", name
 
 
 def _bounded(schema: JsonObject, param: str, limits: Limits) -> None:

@@ -21,7 +21,11 @@ def finish_reason(outcome: Outcome, named: bool) -> str:
 
 
 def usage(
-    prompt: int, completion: int, leaders: Sequence[TurnUsage], all_turns: Sequence[TurnUsage]
+    prompt: int,
+    completion: int,
+    leaders: Sequence[TurnUsage],
+    all_turns: Sequence[TurnUsage],
+    reasoning: int = 0,
 ) -> JsonObject:
     """`leaders`: one turn per prompt, for what is counted once per prompt. Empty: not known
     yet, and what depends on them is left out."""
@@ -29,7 +33,7 @@ def usage(
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "completion_tokens_details": {"reasoning_tokens": 0},  # none is told apart from the answer yet
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
     if leaders:
         first = leaders[0]

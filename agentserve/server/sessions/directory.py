@@ -136,30 +136,24 @@ class SessionDirectory:
         """Find or open the session this request belongs to and lease its next turn.
 
         Order: the named session's lineage; that of the session which issued the tool calls; the
-        longest committed lineage the messages extend; a new session. Where the last committed turn
+        longest committed lineage the messages extend; a new session (a named one is of its parent's
+        family, if that is known, and shares what they have in common). Where the last committed turn
         is not extended, or a turn runs, the request gets a copy-on-write sibling.
         """
         self.end_waits(now)
-        anchor: Session | None = None
-        if claim.named is not None:
-            anchor = self._public.get((claim.tenant, claim.named))
-            if anchor is None:
-                opened = self._open(claim.tenant, claim.named, now)
-                return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
-        else:
-            issuer = self._lineages.issuer(claim)
-            anchor = None if issuer is None else self._sessions[issuer]
-
-        found = self._lineages.longest(claim, anchor, self._sessions)
-        if found is not None and found.running is None and found.extended_by(claim.keys):
+        anchor, named = self._lineages.anchor(claim, self._public, self._sessions)
+        alone = anchor is None and named
+        found = None if alone else self._lineages.longest(claim, anchor, self._sessions)
+        if found is not None and not named and found.running is None and found.extended_by(claim.keys):
             return self._lease(found, claim.keys, now, claim.call_ids)
         source = found or anchor
         if source is None:
-            opened = self._open(claim.tenant, None, now)
+            opened = self._open(claim.tenant, named, now)
             return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
-        lease = self.sibling(source, claim.keys, now, claim.call_ids)
+        lease = self.sibling(source, claim.keys, now, claim.call_ids, named)
         # Without a name or a call of its own a history may be that of two clients.
-        return lease if anchor is None else replace(lease, leaves=self.departures.of(source, claim.keys))
+        known = anchor is not None and not named
+        return replace(lease, leaves=self.departures.of(source, claim.keys)) if known else lease
 
     def extend(self, session: Session, keys: tuple[bytes, ...], now: float) -> Lease | None:
         """Lease the next turn of this very session; None where a turn runs, or the keys do not extend it."""
@@ -187,10 +181,15 @@ class SessionDirectory:
         return child
 
     def sibling(
-        self, source: Session, keys: tuple[bytes, ...], now: float, answers: tuple[str, ...] = ()
+        self,
+        source: Session,
+        keys: tuple[bytes, ...],
+        now: float,
+        answers: tuple[str, ...] = (),
+        named: str | None = None,
     ) -> Lease:
         """Lease the first turn of a new session that shares `source`'s committed history."""
-        child = self._open(source.tenant, None, now, parent=source)
+        child = self._open(source.tenant, named, now, parent=source)
         shared = common(source.chain, keys)
         child.replies = {i: ids for i, ids in source.replies.items() if i < shared}
         child.chain = source.chain[:shared]

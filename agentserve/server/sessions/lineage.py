@@ -53,6 +53,21 @@ class Lineages:
                 return key
         return None
 
+    def anchor(
+        self,
+        claim: Claim,
+        public: Mapping[tuple[str, str], Session],
+        sessions: Mapping[SessionId, Session],
+    ) -> tuple[Session | None, str | None]:
+        """Of whose family the request is, and the name of a session that has to be opened for it."""
+        if claim.named is None:
+            issuer = self.issuer(claim)
+            return (None if issuer is None else sessions[issuer]), None
+        known = public.get((claim.tenant, claim.named))
+        if known is not None:
+            return known, None
+        return public.get((claim.tenant, claim.parent or "")), claim.named
+
     def longest(
         self, claim: Claim, anchor: Session | None, sessions: Mapping[SessionId, Session]
     ) -> Session | None:

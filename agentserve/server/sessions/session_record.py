@@ -47,6 +47,7 @@ class Claim:
     call_ids: tuple[str, ...]  # tool calls whose results the request brings
     keys: tuple[bytes, ...]  # canonical chain, one key per message
     history_calls: tuple[str, ...] = ()  # all calls in the request's messages, in order
+    parent: str | None = None  # the session that started the named one, where it is new
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,7 @@ class Agent:
         same request runs beside it, in a session that takes its place."""
         body = {
             "session_id": self.name,
+            "model": "smollm2-135m",
             "messages": self._messages,
             "tools": TOOLS,
             "tool_choice": self._sizes.choice if calls else "auto",

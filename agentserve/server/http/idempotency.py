@@ -1,0 +1,203 @@
+"""Requests that come twice: a client that sends an Idempotency-Key gets its first answer again.
+
+SDKs send a request again when its answer was lost on the way; without a key such a turn runs beside the
+first. Kept in memory and bounded: an answer that is no longer here is computed once more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentserve.server.errors import ApiError
+from agentserve.server.http.sse import DONE
+
+HEADER = "idempotency-key"
+REPLAYED = (b"idempotent-replayed", b"true")
+MOST_CHARS = 256  # of a key
+_ENDS = (DONE, b'data: {"type":"message_stop"}\n\n')  # of streams that tell of no error
+_KEPT_HEADERS = frozenset({b"content-type", b"x-session-id", b"cache-control"})
+
+Key = tuple[str, str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer that was no error."""
+
+    request: bytes  # digest of the body it answers
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    seconds: float = 600.0  # that an answer is kept: SDKs give up long before
+    answers: int = 4096
+    bytes: int = 64 << 20  # of all answers
+    answer_bytes: int = 1 << 20  # of one; a longer one is not kept
+
+
+class Replies:
+    """Answers by key, the oldest first out, and the keys whose first request still runs."""
+
+    def __init__(self, bounds: Bounds = Bounds()) -> None:
+        self.bounds = bounds
+        self.running: set[Key] = set()
+        self._kept: OrderedDict[Key, Reply] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: Key, now: float) -> Reply | None:
+        while self._kept and now - next(iter(self._kept.values())).at >= self.bounds.seconds:
+            self._drop()
+        return self._kept.get(key)
+
+    def keep(self, key: Key, reply: Reply) -> None:
+        if key in self._kept:
+            self._bytes -= len(self._kept.pop(key).body)
+        self._kept[key] = reply
+        self._bytes += len(reply.body)
+        while len(self._kept) > self.bounds.answers or self._bytes > self.bounds.bytes:
+            self._drop()
+
+    def _drop(self) -> None:
+        _, reply = self._kept.popitem(last=False)
+        self._bytes -= len(reply.body)
+
+
+class Idempotency:
+    """Plain ASGI middleware for POSTs of the dialects. The session routes have rules of their own, by call
+    id and epoch, which hold across restarts."""
+
+    def __init__(self, app: ASGIApp, clock: Callable[[], float], replies: Replies | None = None) -> None:
+        self._app = app
+        self._now = clock
+        self.replies = replies or Replies()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get(HEADER)
+        if given is None:
+            await self._app(scope, receive, send)
+            return
+        if not 1 <= len(given) <= MOST_CHARS:
+            refusal = ApiError(f"Idempotency-Key: 1 to {MOST_CHARS} characters", param="Idempotency-Key")
+            await refusal.response()(scope, receive, send)
+            return
+        caller = headers.get("authorization", "") + "\n" + headers.get("x-api-key", "")
+        key = (scope["path"], given, sha256(caller.encode()).digest())
+        kept = self.replies.get(key, self._now())
+        if kept is not None:
+            await self._again(kept, scope, receive, send)
+        elif key in self.replies.running:
+            await _running().response()(scope, receive, send)
+        else:
+            await self._first(key, scope, receive, send)
+
+    async def _first(self, key: Key, scope: Scope, receive: Receive, send: Send) -> None:
+        recorder = _Recorder(self.replies.bounds.answer_bytes, receive, send)
+        self.replies.running.add(key)
+        try:
+            await self._app(scope, recorder.receive, recorder.send)
+        finally:
+            self.replies.running.discard(key)
+            reply = recorder.reply(self._now())
+            if reply is not None:
+                self.replies.keep(key, reply)
+
+    async def _again(self, kept: Reply, scope: Scope, receive: Receive, send: Send) -> None:
+        digest = sha256()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            digest.update(message.get("body", b""))
+            if not message.get("more_body"):
+                break
+        if digest.digest() != kept.request:
+            await _reused().response()(scope, receive, send)
+            return
+        headers = [*kept.headers, REPLAYED]
+        if not any(name == b"content-type" and value.startswith(b"text/event") for name, value in headers):
+            headers.append((b"content-length", str(len(kept.body)).encode()))
+        await send({"type": "http.response.start", "status": kept.status, "headers": headers})
+        await send({"type": "http.response.body", "body": kept.body, "more_body": False})
+
+
+class _Recorder:
+    """One exchange as it passes."""
+
+    def __init__(self, most: int, receive: Receive, send: Send) -> None:
+        self._most = most
+        self._receive = receive
+        self._send = send
+        self._digest = sha256()
+        self._status = 0
+        self._headers: tuple[tuple[bytes, bytes], ...] = ()
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._whole = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._digest.update(message.get("body", b""))
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = tuple(
+                (name, value) for name, value in message["headers"] if name.lower() in _KEPT_HEADERS
+            )
+        elif message["type"] == "http.response.body":
+            body = message.get("body", b"")
+            self._size += len(body)
+            if self._size <= self._most:
+                self._parts.append(body)
+            else:
+                self._parts.clear()
+            self._whole = not message.get("more_body", False)
+        await self._send(message)
+
+    def reply(self, now: float) -> Reply | None:
+        """What to say again; None for errors, and for what was cut or is too long."""
+        if not self._whole or self._status != 200 or self._size > self._most:
+            return None
+        body = b"".join(self._parts)
+        streamed = any(value.startswith(b"text/event-stream") for _, value in self._headers)
+        if streamed and not body.endswith(_ENDS):
+            return None
+        return Reply(self._digest.digest(), self._status, self._headers, body, now)
+
+
+def _running() -> ApiError:
+    return ApiError(
+        "The first request with this Idempotency-Key is still running.",
+        status=409,
+        param="Idempotency-Key",
+        code="idempotent_request_running",
+        headers={"retry-after": "1", "x-should-retry": "true"},
+    )
+
+
+def _reused() -> ApiError:
+    return ApiError(
+        "This Idempotency-Key came with another request before.",
+        status=422,
+        param="Idempotency-Key",
+        code="idempotency_key_reused",
+    )

@@ -1,0 +1,145 @@
+"""GET /openapi.json: the routes as they are, with bodies generated from the types that decode them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from agentserve.server.errors import json_response
+from agentserve.server.http import housekeeping
+from agentserve.server.http.chat import chat_completions
+from agentserve.server.http.completions import completions
+from agentserve.server.http.context import context_of
+from agentserve.server.http.replies import (
+    ChatReply,
+    CompletionReply,
+    ErrorReply,
+    ModelList,
+    ModelReply,
+    TokensReply,
+)
+from agentserve.server.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from agentserve.server.text_port import JsonObject
+
+_REFS = "#/components/schemas/{name}"
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+_ANY: JsonObject = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a route does not say of itself."""
+
+    body: type | None = None
+    reply: type | None = None
+    streams: bool = False  # with `stream` true the reply is an event stream
+    kind: str = "application/json"  # of other replies
+
+
+OPERATIONS: Mapping[object, Operation] = {
+    chat_completions: Operation(ChatRequest, ChatReply, streams=True),
+    completions: Operation(CompletionRequest, CompletionReply, streams=True),
+    housekeeping.models: Operation(reply=ModelList),
+    housekeeping.model: Operation(reply=ModelReply),
+    housekeeping.tokenize: Operation(TokenizeRequest, TokensReply),
+    housekeeping.detokenize: Operation(DetokenizeRequest),
+    housekeeping.metrics: Operation(kind="text/plain"),
+}
+
+
+async def openapi(request: Request) -> Response:
+    """OpenAPI 3.1."""
+    routes: Sequence[BaseRoute] = request.app.routes
+    options = context_of(request).options
+    return json_response(document(routes, options.version, [options.model, *options.aliases]))
+
+
+def document(routes: Sequence[BaseRoute], version: str, models: Sequence[str]) -> JsonObject:
+    """Of all routes but this one, for a server of these models. Routes that have no `Operation` take and
+    give any JSON."""
+    shown = [route for route in routes if isinstance(route, Route) and route.endpoint is not openapi]
+    described = [(route, OPERATIONS.get(route.endpoint, Operation())) for route in shown]
+    kinds = (kind for _, operation in described for kind in (operation.body, operation.reply))
+    types = list(dict.fromkeys([ErrorReply, *(kind for kind in kinds if kind is not None)]))
+    schemas, components = msgspec.json.schema_components(types, schema_hook=_anything, ref_template=_REFS)
+    named = dict(zip(types, schemas, strict=True))
+    for operation in OPERATIONS.values():
+        if operation.body is not None:
+            _name_models(components.get(operation.body.__name__, {}), models)
+    paths: JsonObject = {}
+    for route, operation in described:
+        path = _PARAMETER.sub(r"{\1}", route.path)
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            paths.setdefault(path, {})[method.lower()] = _operation(route, method, operation, named)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "AgentServe", "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": dict(components),
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _name_models(schema: JsonObject, models: Sequence[str]) -> None:
+    """What only the running server knows."""
+    if "model" in schema.get("properties", {}):
+        schema["properties"]["model"] = {"enum": list(models)}
+
+
+def _anything(kind: type) -> JsonObject:
+    """Of fields whose value is looked at elsewhere, or by nobody."""
+    if kind is object:
+        return {"description": "Any value."}
+    raise NotImplementedError
+
+
+def _operation(
+    route: Route, method: str, operation: Operation, named: Mapping[type, JsonObject]
+) -> JsonObject:
+    content: JsonObject = {operation.kind: {"schema": named.get(operation.reply or object, {})}}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    error = {"description": "An error", "content": {"application/json": {"schema": named[ErrorReply]}}}
+    said: JsonObject = {
+        "operationId": re.sub(r"\W+", "_", f"{method.lower()}{_PARAMETER.sub('by', route.path)}"),
+        "summary": _summary(route.endpoint),
+        "responses": {
+            "200": {"description": "The answer", "content": content},
+            "4XX": error,
+            "5XX": error,
+        },
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(route.path)
+    ]
+    if parameters:
+        said["parameters"] = parameters
+    if method == "POST" and (operation.body is not None or route.endpoint not in OPERATIONS):
+        schema = named.get(operation.body, _ANY) if operation.body else _ANY
+        said["requestBody"] = {
+            "required": operation.body is not None,
+            "content": {"application/json": {"schema": schema}},
+        }
+    return said
+
+
+def _summary(endpoint: object) -> str:
+    text = (getattr(endpoint, "__doc__", None) or "").strip().partition("\n")[0]
+    return text or str(getattr(endpoint, "__name__", "")).replace("_", " ")

@@ -1,0 +1,120 @@
+"""A request that comes twice with one Idempotency-Key runs once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentserve.server.http.idempotency import Bounds, Replies, Reply
+from agentserve.types import FinishReason
+from tests.api_rig import CHAT, Rig, settled, user
+from tests.fakes import Script, ScriptedEngine, say
+
+KEY = {"idempotency-key": "k1"}
+BODY = {"messages": [user("a")]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_second_gets_the_first_one_s_answer(stream: bool) -> None:
+    rig = Rig()
+    body = BODY | {"stream": stream}
+    first = await rig.post(CHAT, body, KEY)
+    again = await rig.post(CHAT, body, KEY)
+    assert first.status_code == again.status_code == 200
+    assert again.content == first.content
+    assert again.headers["idempotent-replayed"] == "true"
+    assert "idempotent-replayed" not in first.headers
+    for name in ("content-type", "x-session-id"):
+        assert again.headers[name] == first.headers[name]
+    assert again.headers["x-request-id"] != first.headers["x-request-id"]
+    assert len(rig.engine.submits) == 1
+    assert (await rig.session(first.headers["x-session-id"]))["turns"] == 1
+
+
+async def test_without_a_key_every_request_runs() -> None:
+    rig = Rig()
+    for _ in range(2):
+        await rig.post(CHAT, BODY)
+    await rig.post(CHAT, BODY, KEY)
+    await rig.post(CHAT, BODY, {"idempotency-key": "k2"})
+    assert len(rig.engine.submits) == 4
+
+
+async def test_a_key_is_one_caller_s_and_one_route_s() -> None:
+    rig = Rig(api_keys=("one", "two"))
+    for key in ("one", "two", "one"):
+        reply = await rig.post(CHAT, BODY, KEY | {"authorization": f"Bearer {key}"})
+        assert reply.status_code == 200
+    assert len(rig.engine.submits) == 2
+    await rig.post("/v1/completions", {"prompt": "a"}, KEY | {"authorization": "Bearer one"})
+    assert len(rig.engine.submits) == 3
+    refused = await rig.post(CHAT, BODY, KEY | {"authorization": "Bearer three"})
+    assert refused.status_code == 401
+
+
+async def test_another_request_under_the_same_key_is_refused() -> None:
+    rig = Rig()
+    await rig.post(CHAT, BODY, KEY)
+    reply = await rig.post(CHAT, {"messages": [user("b")]}, KEY)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    assert reply.headers["x-should-retry"] == "false"
+    assert len(rig.engine.submits) == 1
+
+
+async def test_while_the_first_runs_the_second_is_told_to_come_back() -> None:
+    script = say("Hello!", hold_at=2)
+    rig = Rig(ScriptedEngine(script))
+    first = asyncio.create_task(rig.post(CHAT, BODY, KEY))
+    await settled(lambda: rig.engine.submits)
+    reply = await rig.post(CHAT, BODY, KEY)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "idempotent_request_running")
+    assert (reply.headers["x-should-retry"], reply.headers["retry-after"]) == ("true", "1")
+    script.release.set()
+    done = await first
+    assert (await rig.post(CHAT, BODY, KEY)).content == done.content
+    assert len(rig.engine.submits) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_is_not_kept(stream: bool) -> None:
+    scripts = iter([Script([72, 105], reason=FinishReason.ERROR, error="it broke"), say("Hello!")])
+    rig = Rig(ScriptedEngine(lambda submit: next(scripts)))
+    body = BODY | {"stream": stream}
+    await rig.post(CHAT, body, KEY)
+    reply = await rig.post(CHAT, body, KEY)
+    assert reply.status_code == 200
+    assert b"error" not in reply.content
+    assert len(rig.engine.submits) == 2
+
+
+@pytest.mark.parametrize("key", ["", "x" * 257])
+async def test_a_bad_key_is_refused(key: str) -> None:
+    reply = await Rig().post(CHAT, BODY, {"idempotency-key": key})
+    assert reply.status_code == 400
+
+
+def reply(at: float, size: int = 10) -> Reply:
+    return Reply(b"", 200, (), bytes(size), at)
+
+
+def key(number: int) -> Any:
+    return ("/v1/x", str(number), b"")
+
+
+def test_answers_are_bounded_in_number_bytes_and_age() -> None:
+    replies = Replies(Bounds(seconds=10, answers=3, bytes=100))
+    for number in range(5):
+        replies.keep(key(number), reply(0.0))
+    assert len(replies) == 3
+    assert replies.get(key(1), 1.0) is None
+    assert replies.get(key(4), 1.0) is not None
+    replies.keep(key(9), reply(5.0, 95))
+    assert len(replies) == 1
+    replies.keep(key(9), reply(5.0, 50))
+    replies.keep(key(10), reply(6.0, 50))
+    assert len(replies) == 2
+    assert replies.get(key(9), 14.9) is not None
+    assert replies.get(key(9), 15.0) is None
+    assert len(replies) == 1
