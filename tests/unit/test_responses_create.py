@@ -7,8 +7,11 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentserve.messages import unpack_tokens
+from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.types import FinishReason
 from tests.api_rig import Rig, hermes, settled, user
 from tests.fakes import Script, ScriptedEngine, say
@@ -418,3 +421,88 @@ async def test_a_silent_stream_repeats_that_it_goes_on() -> None:
     assert kinds.count("response.in_progress") == 2
     assert b": keep-alive" in reply.content
     assert checked(events)["status"] == "completed"
+
+
+async def test_a_session_goes_from_one_dialect_to_the_other(client: Client) -> None:
+    chat_tool = {
+        "type": "function",
+        "function": {k: WEATHER[k] for k in ("name", "description", "parameters")},
+    }
+    client.rig.engine.reply = say("Hm. " + CALL)
+    first = await client.rig.chat([user("Weather?")], tools=[chat_tool])
+    [call] = first["choices"][0]["message"]["tool_calls"]
+    items = [
+        user("Weather?"),
+        {"role": "assistant", "content": "Hm."},
+        {
+            "type": "function_call",
+            "call_id": call["id"],
+            "name": "weather",
+            "arguments": call["function"]["arguments"],
+        },
+        {"type": "function_call_output", "call_id": call["id"], "output": "rain"},
+    ]
+    second = await client.create(items, says="It rains.", tools=[WEATHER])
+    assert second["session_id"] == first["session_id"]
+    history = [
+        user("Weather?"),
+        first["choices"][0]["message"],
+        {"role": "tool", "tool_call_id": call["id"], "content": "rain"},
+        {"role": "assistant", "content": "It rains."},
+        user("Thanks."),
+    ]
+    third = await client.rig.chat(history, tools=[chat_tool])
+    assert third["session_id"] == first["session_id"]
+    # And by the session's own route, after a call that a response made.
+    fourth = await client.create(
+        [*items, {"role": "assistant", "content": "It rains."}, user("Thanks."), user("And now?")],
+        says=CALL,
+        tools=[WEATHER],
+    )
+    path = f"/agentserve/sessions/{fourth['session_id']}/tool_results"
+    client.rig.engine.reply = say("Sun.")
+    body = {"call_id": call_of(fourth)["call_id"], "content": "sun"}
+    reply = (await client.rig.post(path, body)).json()
+    assert reply["choices"][0]["message"]["content"] == "Sun."
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = tuple(field for field in ResponsesRequest.__struct_fields__ if field not in ("model", "background"))
+LIKELY = st.sampled_from(
+    [
+        True,
+        "auto",
+        "required",
+        [WEATHER],
+        [{"type": "namespace", "name": "n", "tools": [WEATHER]}],
+        {"type": "allowed_tools", "mode": "auto", "tools": [WEATHER]},
+        {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+        {"effort": "low"},
+        {"prewarm": True, "comparison_response_id": "x"},
+        [user("x"), {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}],
+        ["message.output_text.logprobs"],
+        5,
+    ]
+)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON | LIKELY, max_size=6), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_no_body_is_a_fault_of_ours(body: dict[str, Any], as_input: bool) -> None:
+    async def run() -> None:
+        rig = Rig(ScriptedEngine(say("Hello!")))
+        sent = {"model": "tiny", **({"input": "hi"} if as_input else {}), **body}
+        reply = await rig.post(RESPONSES, sent)
+        assert reply.status_code < 500, reply.text
+        if reply.status_code == 200 and body.get("stream") is True:
+            checked(parsed(reply.content))
+        else:
+            assert reply.json()["object"] if reply.status_code == 200 else reply.json()["error"]["message"]
+        rig.check_rest()
+        assert not rig.context.responses.conversations.busy
+
+    asyncio.run(run())

@@ -188,7 +188,6 @@ def _routes() -> list[Route]:
     return [
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
-        *responses_routes(),
         Route("/v1/models", housekeeping.models, methods=["GET"]),
         Route("/v1/models/{name:path}", housekeeping.model, methods=["GET"]),
         Route("/health", housekeeping.health, methods=["GET"]),
@@ -214,6 +213,7 @@ def _routes() -> list[Route]:
         Route("/agentserve/sessions/{name}/fork", fork_session, methods=["POST"]),
         Route("/agentserve/sessions/{name}/hints", session_hints, methods=["POST"]),
         Route("/agentserve/sessions/{name}/events", session_events, methods=["GET"]),
+        *responses_routes(),
     ]
 
 
