@@ -50,6 +50,7 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/agentserve bench $(ARGS)
+	@test -n "$(ARGS)" || $(BIN)/agentserve bench frontend
 
 prove: $(STAMP)
 	@$(BIN)/python -m pytest -m prove $(ARGS)

@@ -53,6 +53,7 @@ host = "0.0.0.0"
 port = 9
 api_keys = ["k"]
 force_usage = true
+reasoning_field = "reasoning"
 max_body = "8MiB"
 drain_seconds = 1.5
 tool_wait_seconds = 90
