@@ -398,7 +398,8 @@ async def test_input_tokens(client: Client) -> None:
     }
 
 
-async def test_a_silent_stream_repeats_that_it_goes_on() -> None:
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_silent_stream_repeats_that_it_goes_on(background: bool) -> None:
     class Clock:
         at = 0.0
 
@@ -409,7 +410,8 @@ async def test_a_silent_stream_repeats_that_it_goes_on() -> None:
     rig = Rig(ScriptedEngine(), clock=clock, keep_alive_seconds=0.001)
     script = say("Hello!", hold_at=2)
     rig.engine.reply = script
-    task = asyncio.create_task(rig.post(RESPONSES, {"model": "tiny", "input": "x", "stream": True}))
+    body = {"model": "tiny", "input": "x", "stream": True, "background": background}
+    task = asyncio.create_task(rig.post(RESPONSES, body))
     await settled(lambda: rig.engine.live)
     await asyncio.sleep(0.02)
     clock.at = 50.0
