@@ -21,6 +21,7 @@ HEADER = "idempotency-key"
 REPLAYED = (b"idempotent-replayed", b"true")
 MOST_CHARS = 256  # of a key
 _ENDS = (DONE, b'data: {"type":"message_stop"}\n\n')  # of streams that tell of no error
+_FAILED = b"event: response.failed\n"  # of a stream that ends as others do
 _KEPT_HEADERS = frozenset({b"content-type", b"x-session-id", b"cache-control"})
 
 Key = tuple[str, str, bytes]
@@ -179,7 +180,7 @@ class _Recorder:
             return None
         body = b"".join(self._parts)
         streamed = any(value.startswith(b"text/event-stream") for _, value in self._headers)
-        if streamed and not body.endswith(_ENDS):
+        if streamed and (_FAILED in body or not body.endswith(_ENDS)):
             return None
         return Reply(self._digest.digest(), self._status, self._headers, body, now)
 

@@ -24,6 +24,13 @@ from agentserve.server.http.replies import (
     ModelReply,
     TokensReply,
 )
+from agentserve.server.http.responses.conversation_routes import (
+    add_items,
+    create_conversation,
+    update_conversation,
+)
+from agentserve.server.http.responses.create import count_input, create_response
+from agentserve.server.http.responses.schemas import ConversationRequest, ItemsRequest, ResponsesRequest
 from agentserve.server.http.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -50,6 +57,11 @@ class Operation:
 OPERATIONS: Mapping[object, Operation] = {
     chat_completions: Operation(ChatRequest, ChatReply, streams=True),
     completions: Operation(CompletionRequest, CompletionReply, streams=True),
+    create_response: Operation(ResponsesRequest, streams=True),
+    count_input: Operation(ResponsesRequest),
+    create_conversation: Operation(ConversationRequest),
+    update_conversation: Operation(ConversationRequest),
+    add_items: Operation(ItemsRequest),
     housekeeping.models: Operation(reply=ModelList),
     housekeeping.model: Operation(reply=ModelReply),
     housekeeping.tokenize: Operation(TokenizeRequest, TokensReply),

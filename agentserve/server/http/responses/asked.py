@@ -160,8 +160,7 @@ def chat_request(
     messages: list[JsonObject],
     session: str | None,
 ) -> ChatRequest:
-    """The turn as a chat request. `box`: tools that may be called. `session`: the one that it goes on,
-    where its client names none."""
+    """The turn as a chat request. `session`: the one that it goes on, where its client names none."""
     if body.max_output_tokens is not None and not 1 <= body.max_output_tokens <= INT64_MAX:
         raise ApiError("max_output_tokens: must be at least 1", param="max_output_tokens")
     logprobs = bool(body.top_logprobs) or "message.output_text.logprobs" in (body.include or ())
@@ -170,6 +169,7 @@ def chat_request(
         messages=messages,
         tools=list(box.defs) or None,
         tool_choice=choice if box.defs or choice == "required" else None,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format if body.text else None),
         max_completion_tokens=body.max_output_tokens,
@@ -186,7 +186,7 @@ def chat_request(
         priority=body.priority,
         cache_salt=body.cache_salt,
         session_id=body.session_id if body.session_id is not None else session,
-        chat_template_kwargs=_template_settings(body),
+        chat_template_kwargs=body.chat_template_kwargs,
     )
 
 
@@ -204,14 +204,3 @@ def _format(wanted: TextFormat | None) -> ResponseFormat | None:
         raise ApiError("text.format.schema: missing", param="text.format.schema")
     named = JsonSchemaFormat(wanted.name or "response", wanted.schema, wanted.strict)
     return ResponseFormat("json_schema", named)
-
-
-def _template_settings(body: ResponsesRequest) -> JsonObject | None:
-    """What templates of reasoning models ask for; others do not look at it."""
-    settings: JsonObject = {}
-    effort = body.reasoning.effort if body.reasoning else None
-    if effort is not None:
-        settings["reasoning_effort"] = effort
-        if effort == "none":
-            settings["enable_thinking"] = False
-    return {**settings, **(body.chat_template_kwargs or {})} or None

@@ -30,6 +30,7 @@ _TOOL = re.compile(r"tools\[(\d+)\]\.function")
 _NAMES = (  # of chat completions, and of this dialect
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
     ("messages", "input"),
 )
 
@@ -74,7 +75,6 @@ class Claim:
 class Plan:
     body: ResponsesRequest
     box: Toolbox
-    callable: Toolbox  # what of it the tool choice leaves
     items: list[JsonObject]  # the request's own
     fields: ChatRequest
     where: tuple[str | None, ...]  # of each message, its place in the request
@@ -106,7 +106,7 @@ class Plan:
 
         def tool(found: re.Match[str]) -> str:
             index = int(found.group(1))
-            return self.callable.places[index] if index < len(self.callable.places) else found.group()
+            return self.box.places[index] if index < len(self.box.places) else found.group()
 
         text = _TOOL.sub(tool, _MESSAGE.sub(item, text))
         for chat, ours in _NAMES:
@@ -129,7 +129,7 @@ async def planned(context: ServerContext, body: ResponsesRequest, *, lock: bool 
 async def _read(context: ServerContext, body: ResponsesRequest, claim: Claim) -> Plan:
     desk, limits = context.responses, context.options.limits
     box = read_tools(body.tools)
-    choice, left = read_choice(body.tool_choice, box)
+    choice = read_choice(body.tool_choice, box)
     given = read_input(body.input, new_id, most=limits.messages)
     for kind in sorted({*box.skipped, *given.skipped}):
         log.warning("responses: tools and items of type %r are skipped", kind)
@@ -142,8 +142,8 @@ async def _read(context: ServerContext, body: ResponsesRequest, claim: Claim) ->
     messages, where = _messages(context, body, [*earlier, items], places)
     last = claim.session
     alive = last is not None and context.directory.get(DEFAULT_TENANT, last) is not None
-    fields = chat_request(body, left, choice, messages, last if alive else None)
-    return Plan(body, box, left, items, fields, where, claim)
+    fields = chat_request(body, box, choice, messages, last if alive else None)
+    return Plan(body, box, items, fields, where, claim)
 
 
 def check(body: ResponsesRequest) -> None:

@@ -9,10 +9,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from agentserve.server.errors import ApiError
-from agentserve.server.http.schemas import FunctionDef, FunctionName, NamedChoice, ToolDef
+from agentserve.server.http.schemas import (
+    AllowedTool,
+    AllowedTools,
+    FunctionDef,
+    FunctionName,
+    NamedChoice,
+    ToolDef,
+)
 from agentserve.server.text_port import JsonObject
 
 MOST_NAME_CHARS = 64
@@ -77,14 +84,13 @@ def read_tools(tools: Sequence[JsonObject] | None) -> Toolbox:
     return Toolbox(tuple(defs), tuple(places), names, tuple(shown), tuple(skipped))
 
 
-def read_choice(choice: str | JsonObject | None, box: Toolbox) -> tuple[str | NamedChoice | None, Toolbox]:
-    """The choice as chat completions know it, and the tools that it leaves. ApiError where it asks for
-    what there is not."""
+def read_choice(choice: str | JsonObject | None, box: Toolbox) -> str | NamedChoice | None:
+    """The choice as chat completions know it. ApiError where it asks for what there is not."""
     if choice is None or isinstance(choice, str):
-        return choice, box
+        return choice
     kind = choice.get("type")
     if kind == "function":
-        return NamedChoice("function", FunctionName(_chosen(choice, box, "tool_choice"))), box
+        return NamedChoice("function", FunctionName(_chosen(choice, box, "tool_choice")))
     if kind != "allowed_tools":
         raise ApiError(
             f"tool_choice.type: {str(kind)[:40]!r} is not supported, only function and allowed_tools are",
@@ -96,20 +102,14 @@ def read_choice(choice: str | JsonObject | None, box: Toolbox) -> tuple[str | Na
         raise ApiError("tool_choice.mode: must be auto or required", param="tool_choice.mode")
     if not isinstance(listed, list) or not listed:
         raise ApiError("tool_choice.tools: must be a list of tools", param="tool_choice.tools")
-    allowed: set[str] = set()
+    allowed: list[AllowedTool] = []
     for index, tool in enumerate(listed):
         place = f"tool_choice.tools[{index}]"
         if not isinstance(tool, dict):
             raise ApiError(f"{place}: an object is expected", param=place)
         if tool.get("type") == "function":
-            allowed.add(_chosen(tool, box, place))
-    left = [
-        (tool, place)
-        for tool, place in zip(box.defs, box.places, strict=True)
-        if tool.function is not None and tool.function.name in allowed
-    ]
-    defs, places = tuple(tool for tool, _ in left), tuple(place for _, place in left)
-    return mode if left else "none", replace(box, defs=defs, places=places)
+            allowed.append(AllowedTool(name=_chosen(tool, box, place)))
+    return NamedChoice("allowed_tools", allowed_tools=AllowedTools(mode, allowed))
 
 
 def _chosen(tool: JsonObject, box: Toolbox, place: str) -> str:
