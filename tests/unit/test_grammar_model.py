@@ -14,8 +14,8 @@ from agentserve.executor.sampler import Sampler
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels.ops import Logits
 from tools_bridge.compiler import GrammarCompiler
+from tools_bridge.families.hermes import parse
 from tools_bridge.grammar import ToolChoice, hermes_grammar
-from tools_bridge.hermes import parse
 from tools_bridge.types import ToolSpec
 
 pytestmark = pytest.mark.model

@@ -7,8 +7,8 @@ from agentserve.server.sessions.answer import Call, CallDelta
 from agentserve.server.sessions.identity import new_call_id
 from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.deltas import ArgumentsDelta, CallOpened, ContentDelta, Delta
+from tools_bridge.families.hermes import DeltaTracker
 from tools_bridge.grammar import GrammarSource, ResponseFormat, ToolChoice, hermes_grammar
-from tools_bridge.hermes import DeltaTracker
 from tools_bridge.types import ToolSpec
 
 

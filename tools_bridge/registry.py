@@ -1,0 +1,181 @@
+"""The families of models by the form of their replies, and which of them a chat template is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tools_bridge.families import (
+    deepseek,
+    dsml,
+    gemma,
+    glm,
+    harmony,
+    hermes,
+    kimi,
+    kimi_xtml,
+    llama,
+    mistral,
+    pythonic,
+    qwen_xml,
+)
+from tools_bridge.parser import Asked, Calls, Program, ReplyParser, StepParser, Think, tagged
+from tools_bridge.types import ToolSpec
+
+THINK = Think("<think>", "</think>")
+_MISTRAL = Think("[THINK]", "[/THINK]")
+_GEMMA = Think("<|channel>thought\n", "<channel|>", ("<|channel>", "<channel|>"))
+_XTML = Think("<|open|>think<|sep|>", "<|close|>think<|sep|>", kimi_xtml.MARKERS)
+
+REASONING: dict[str, Think | None] = {"think": THINK, "mistral": _MISTRAL, "gemma": _GEMMA, "none": None}
+"""The forms of reasoning that can be named; a family that has one of its own keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One form of replies.
+
+    `signs`: a template with all the texts of one of these is made for it. `markers`: control tokens that
+    are part of the form and say nothing by themselves. `ends`: tokens that end a turn.
+    """
+
+    name: str
+    calls: Calls | None  # None: `program` reads whole replies, reasoning and all
+    signs: tuple[tuple[str, ...], ...]
+    think: Think | None = THINK
+    markers: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    program: Callable[[Asked], Program] | None = None
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "gpt-oss",
+        None,
+        (("<|channel|>", "<|message|>"),),
+        think=None,
+        markers=harmony.MARKERS,
+        ends=harmony.ENDS,
+        program=harmony.harmony,
+    ),
+    Family(
+        "kimi-k3",
+        None,
+        (("<|open|>", "<|close|>", "<|sep|>"),),
+        think=_XTML,
+        markers=kimi_xtml.MARKERS,
+        ends=("<|end_of_msg|>",),
+        program=kimi_xtml.kimi_xtml,
+    ),
+    Family(
+        "kimi-k2",
+        kimi.KimiCalls(),
+        (("<|tool_calls_section_begin|>",),),
+        markers=kimi.MARKERS,
+        ends=("<|im_end|>",),
+    ),
+    Family(
+        "deepseek-v3",
+        deepseek.DeepSeekCalls(),
+        (("<｜tool▁calls▁begin｜>", "```json"),),
+        markers=deepseek.MARKERS,
+    ),
+    Family(
+        "deepseek-v31", deepseek.DeepSeekCalls(), (("<｜tool▁calls▁begin｜>",),), markers=deepseek.MARKERS
+    ),
+    Family("deepseek-v32", dsml.DsmlCalls(), (("｜DSML｜function_calls",),), markers=dsml.MARKERS),
+    Family("deepseek-v4", dsml.DsmlCalls(), (("｜DSML｜tool_calls",),), markers=dsml.MARKERS),
+    Family("deepseek-v41", dsml.DsmlCalls(), (("｜DSML｜ calls",), ("｜DSML｜",)), markers=dsml.MARKERS),
+    Family("mistral", mistral.MistralCalls(), (("[TOOL_CALLS]", "[ARGS]"),), markers=mistral.MARKERS),
+    Family("mistral-v3", mistral.MistralCalls(), (("[TOOL_CALLS]",),), markers=mistral.MARKERS),
+    Family(
+        "gemma4",
+        gemma.GemmaCalls(),
+        (("<|tool_call>",),),
+        think=_GEMMA,
+        markers=gemma.MARKERS,
+        ends=("<turn|>", "<|tool_response>"),
+    ),
+    Family(
+        "glm47",
+        glm.GlmCalls(),
+        (("</arg_key><arg_value>",),),
+        ends=("<|user|>", "<|observation|>"),
+    ),
+    Family("glm45", glm.GlmCalls(), (("<arg_key>",),), ends=("<|user|>", "<|observation|>")),
+    Family("qwen3-xml", qwen_xml.QwenXmlCalls(), (("<function=", "<parameter="),)),
+    Family("hermes", hermes.HermesCalls(), (("<tool_call>",),)),
+    Family(
+        "llama4",
+        pythonic.LlamaPythonicCalls(),
+        (("<|header_start|>",),),
+        markers=(*pythonic.MARKERS, *llama.MARKERS),
+        ends=("<|eot|>", "<|eom|>"),
+    ),
+    Family(
+        "llama3",
+        llama.LlamaCalls(),
+        (("<|python_tag|>",), ("<|start_header_id|>", '"parameters"')),
+        markers=llama.MARKERS,
+        ends=("<|eot_id|>", "<|eom_id|>"),
+    ),
+)
+HERMES = next(family for family in FAMILIES if family.name == "hermes")
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+def detect(template: str) -> Family:
+    """The family a chat template's source is made for; Hermes where none of them is known there."""
+    for family in FAMILIES:
+        if any(all(sign in template for sign in signs) for signs in family.signs):
+            return family
+    return HERMES
+
+
+def detect_think(template: str, family: Family) -> Think | None:
+    """How the template's model sets reasoning apart. Models whose template says nothing of it may still
+    begin with `<think>`."""
+    if family.program is None and "[THINK]" in template:
+        return _MISTRAL
+    return family.think
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyForm:
+    """How one model writes replies: makes their parsers."""
+
+    family: Family = HERMES
+    think: Think | None = THINK
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that must be seen, be they control tokens or not."""
+        think = (self.think.tokens or (self.think.open, self.think.close)) if self.think else ()
+        return tuple(dict.fromkeys((*self.family.markers, *think)))
+
+    def inside(self, prompt_end: str) -> bool:
+        """Whether a prompt that ends so has begun the reasoning already."""
+        return self.think is not None and prompt_end.rstrip().endswith(self.think.open.rstrip())
+
+    def parser(
+        self, tools: Sequence[ToolSpec] = (), *, calls: bool = True, inside: bool = False
+    ) -> ReplyParser:
+        """A parser for one reply. `calls`: they are looked for."""
+        asked = Asked(calls, {tool.name: tool for tool in tools}, inside)
+        family = self.family
+        if family.program is not None:
+            return StepParser(family.program(asked))
+        assert family.calls is not None
+        return StepParser(tagged(family.calls, self.think, asked, family.markers))
+
+
+def reply_form(
+    template: str, tool_parser: str | None = None, reasoning_parser: str | None = None
+) -> ReplyForm:
+    """The form for a model with this template; names (of FAMILIES, of REASONING) override it."""
+    family = BY_NAME[tool_parser] if tool_parser else detect(template)
+    if family.program is not None:
+        return ReplyForm(family, family.think)
+    if reasoning_parser:
+        return ReplyForm(family, REASONING[reasoning_parser])
+    return ReplyForm(family, detect_think(template, family))
