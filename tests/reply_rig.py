@@ -44,10 +44,10 @@ def join(deltas: Iterable[Delta]) -> Parsed:
     return Parsed(content, tuple(PartialCall(n, a, e == "", e) for n, a, e in calls), reasoning=reasoning)
 
 
-def read(parser: ReplyParser, pieces: Iterable[str]) -> Parsed:
+def read(parser: ReplyParser, pieces: Iterable[str], *, cut: bool = False) -> Parsed:
     """What the parser makes of the pieces; its deltas and its own account must agree."""
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
-    deltas += parser.finish()
+    deltas += parser.finish(cut=cut)
     joined, parsed = join(deltas), parser.parsed
     assert (joined.content, joined.reasoning, joined.calls) == (
         parsed.content,

@@ -31,13 +31,18 @@ class ReplyParser(Protocol):
         """Take in more text; what it decided."""
         ...
 
-    def finish(self) -> list[Delta]:
-        """The text has ended; what that decided."""
+    def finish(self, *, cut: bool = False) -> list[Delta]:
+        """The text has ended, or was `cut` off: what that decided."""
         ...
 
     @property
     def parsed(self) -> Parsed:
         """Everything found so far."""
+        ...
+
+    @property
+    def thinking(self) -> bool:
+        """The text so far ends within reasoning."""
         ...
 
 
@@ -97,6 +102,10 @@ class StepParser:
         return self._reply.parsed
 
     @property
+    def thinking(self) -> bool:
+        return self._reply.thinking
+
+    @property
     def undecided(self) -> int:
         """Characters that have come and not been read."""
         return len(self._source.text) - self._source.at
@@ -108,10 +117,10 @@ class StepParser:
         self._advance()
         return self._reply.take()
 
-    def finish(self) -> list[Delta]:
+    def finish(self, *, cut: bool = False) -> list[Delta]:
         self._source.ended = True
         self._advance()
-        self._reply.finish()
+        self._reply.finish(cut=cut)
         return self._reply.take()
 
     def _advance(self) -> None:
@@ -130,6 +139,7 @@ def tagged(calls: Calls, think: Think | None, asked: Asked, hidden: Sequence[str
     marks = Marks(*((think.open, think.close) if think else ()), *triggers, *hidden)
 
     def program(source: Source, reply: Reply) -> Step[None]:
+        reply.verbatim = not triggers
         if think and asked.inside:
             yield from source.blanks()
             yield from source.accept(think.open)  # some write it again
@@ -151,6 +161,6 @@ def give_up(source: Source, reply: Reply, text: str, *awaited: str) -> None:
     """What was read, `text`, is no call, but only text after all. Where the text ends at once, or in the
     beginning of what was `awaited`, it is a call cut off."""
     if source.stops_in(*awaited):
-        reply.cut()
+        reply.cut(text)
     else:
         reply.say(text)

@@ -153,9 +153,18 @@ class ReplyForm:
         think = (self.think.tokens or (self.think.open, self.think.close)) if self.think else ()
         return tuple(dict.fromkeys((*self.family.markers, *think)))
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Tokens that end a turn, whatever else does."""
+        return self.family.ends
+
     def inside(self, prompt_end: str) -> bool:
         """Whether a prompt that ends so has begun the reasoning already."""
         return self.think is not None and prompt_end.rstrip().endswith(self.think.open.rstrip())
+
+    def begun(self, text: str) -> bool:
+        """Whether a reply that begins with `text` goes on with reasoning."""
+        return self.think is not None and text.rfind(self.think.open) > text.rfind(self.think.close)
 
     def parser(
         self, tools: Sequence[ToolSpec] = (), *, calls: bool = True, inside: bool = False
@@ -167,6 +176,9 @@ class ReplyForm:
             return StepParser(family.program(asked))
         assert family.calls is not None
         return StepParser(tagged(family.calls, self.think, asked, family.markers))
+
+
+DEFAULT_FORM = ReplyForm()
 
 
 def reply_form(

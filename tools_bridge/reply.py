@@ -29,8 +29,11 @@ class _Text:
         self.blanks: list[str] = []  # after the last part
         self.fresh = False  # white space that comes next is dropped
 
-    def add(self, text: str) -> str:
-        """What of it is certain to be shown."""
+    def add(self, text: str, *, verbatim: bool = False) -> str:
+        """What of it is certain to be shown. `verbatim`: once there is some, white space is."""
+        if verbatim and self.parts and not self.fresh and not self.blanks:
+            self.parts.append(text)
+            return text
         if self.fresh:
             text = text.lstrip(BLANKS)
         body = text.rstrip(BLANKS)
@@ -55,8 +58,9 @@ class Reply:
         self._calls: list[PartialCall] = []
         self._given: list[str] = []  # the open call's arguments
         self._name: str | None = None
-        self._cut = False
+        self._cut: list[str] | None = None
         self.thinking = False
+        self.verbatim = False  # no call can come: white space in the content waits for nothing
         self._out: list[Delta] = []
 
     @property
@@ -69,14 +73,18 @@ class Reply:
         calls = [*self._calls]
         if self._name is not None:
             calls.append(PartialCall(self._name, "".join(self._given)))
-        return Parsed("".join(self._content.parts), tuple(calls), self._cut, "".join(self._reasoning.parts))
+        return Parsed(
+            "".join(self._content.parts), tuple(calls), self._cut is not None, "".join(self._reasoning.parts)
+        )
 
     def say(self, text: str) -> None:
         """Text: content, or reasoning while the reply is `thinking`."""
-        if self.thinking:
+        if self._cut is not None:
+            self._cut.append(text)
+        elif self.thinking:
             if shown := self._reasoning.add(text):
                 self._out.append(ReasoningDelta(shown))
-        elif shown := self._content.add(text):
+        elif shown := self._content.add(text, verbatim=self.verbatim):
             self._out.append(ContentDelta(shown))
 
     def think(self) -> None:
@@ -111,11 +119,17 @@ class Reply:
         self._calls.append(PartialCall(self._name or "", given, complete=not error, error=error))
         self._name = None
 
-    def cut(self) -> None:
-        """The text ended in the beginning of a call that has no name yet: of no use to anyone."""
-        self._cut = True
+    def cut(self, text: str) -> None:
+        """The text ended in the beginning of a call that has no name yet, `text` and what still comes."""
+        self._cut = [text]
 
-    def finish(self) -> None:
+    def finish(self, *, cut: bool) -> None:
+        """The end. The beginning of a call was said if the reply ended there by itself; one that was `cut`
+        off is of no use to anyone."""
+        if self._cut is not None and not cut:
+            begun, self._cut = "".join(self._cut), None
+            self.say(begun)
+            self._cut = []
         if not self._content.fresh and self._content.blanks:
             rest = "".join(self._content.blanks)
             self._content.parts.append(rest)

@@ -78,7 +78,7 @@ def cut(fixture: Fixture, family: Family) -> Iterator[list[str]]:
 def parse(fixture: Fixture, form: ReplyForm, prompt_end: str, pieces: list[str]) -> ParseResult:
     functions = [tool.get("function", tool) for tool in fixture.tools]
     tools = [ToolSpec(function["name"], function.get("parameters") or {}) for function in functions]
-    parsed = read(form.parser(tools, inside=form.inside(prompt_end)), pieces)
+    parsed = read(form.parser(tools, inside=form.inside(prompt_end)), pieces, cut=fixture.truncated)
     calls = tuple(ParsedToolCall(call.name, call.arguments) for call in parsed.calls if call.complete)
     return ParseResult(parsed.content or None, parsed.reasoning or None, calls)
 

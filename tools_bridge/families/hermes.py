@@ -44,10 +44,8 @@ class HermesCalls:
         call = NamedObject(reply)
         error = yield from call.read(source)
         if not call.opened:
-            if error == "truncated":
-                reply.cut()
-            else:  # it never had a name: it was text after all
-                reply.say(trigger + call.raw)
+            # Where it never had a name, it was text after all.
+            (reply.cut if error == "truncated" else reply.say)(trigger + call.raw)
         elif error == "truncated":
             reply.close(error)
         elif error:

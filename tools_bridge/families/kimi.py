@@ -26,9 +26,10 @@ class KimiCalls:
     def read(self, source: Source, reply: Reply, trigger: str, asked: Asked) -> Step[None]:
         mark = trigger
         if trigger == BEGIN:
-            mark = yield from source.until(_SECTION, drop)
+            noise: list[str] = []
+            mark = yield from source.until(_SECTION, noise.append)
             if not mark:
-                reply.cut()
+                reply.cut(trigger + "".join(noise))
         while mark == CALL:
             opened = yield from self._call(source, reply)
             if not opened:

@@ -17,7 +17,7 @@ from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import session_name
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.structure import Form, chat_form
-from agentserve.server.http.turn_parts import answer_factory, namespace
+from agentserve.server.http.turn_parts import answer_begins_behind, answer_factory, namespace
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.seats import SessionSeat, chain_keys
@@ -119,9 +119,16 @@ async def prepare_turns(
         for _ in range(sampling.choices(fields, limits) - 1):
             sibling = context.directory.sibling(lease.session, keys, context.clock.now())
             seats.append(_seat(context, sibling, told))
+        before = answer_begins_behind(context, messages, prompt, bool(fields.continue_final_message))
         specs = tuple(
             _spec(
-                context, fields, seat, prompt=prompt, settings=_settings(settings, index, grammar), form=form
+                context,
+                fields,
+                seat,
+                prompt=prompt,
+                settings=_settings(settings, index, grammar),
+                form=form,
+                before=before,
             )
             for index, seat in enumerate(seats)
         )
@@ -217,12 +224,14 @@ def _spec(
     prompt: array[int],
     settings: Sampling,
     form: Form,
+    before: str,
 ) -> TurnSpec:
+    continues = bool(fields.continue_final_message)
     return TurnSpec(
         seat=seat,
         prompt=prompt,
         sampling=settings,
-        answer=answer_factory(context, settings, form=form, continues=bool(fields.continue_final_message)),
+        answer=answer_factory(context, settings, form=form, before=before, continues=continues),
         namespace=namespace(seat.lease.session.tenant, fields.cache_salt),
         priority=fields.priority or 0,
         watch=seat.watch,

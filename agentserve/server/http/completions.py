@@ -117,7 +117,7 @@ def _spec(
         seat=OneShotSeat(SessionId(new_session_id()), context.engine),
         prompt=prompt,
         sampling=settings,
-        answer=answer_factory(context, settings, form=Form(), continues=True),
+        answer=answer_factory(context, settings, continues=True),
         namespace=namespace(DEFAULT_TENANT, fields.cache_salt),
         priority=fields.priority or 0,
     )

@@ -12,6 +12,7 @@ from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http.schemas import ChatRequest, NamedChoice, ResponseFormat
 from agentserve.server.limits import Limits
+from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.text_port import JsonObject
 from tools_bridge.compiler import CompilerUnavailable
 from tools_bridge.grammar import GrammarSource
@@ -44,6 +45,13 @@ class Form:
         """Sampling needs a grammar."""
         auto = self.choice == "auto" and (bool(self.strict) or not self.parallel)
         return self.json or self.forced or auto
+
+
+class ParserMaker(Protocol):
+    def __call__(self, form: Form, before: str, *, continues: bool = False) -> ToolParser:
+        """A parser for one answer of a `form`. `before`: the text that ends its prompt or, where it
+        `continues` one, what that begins with."""
+        ...
 
 
 class GrammarMaker(Protocol):
