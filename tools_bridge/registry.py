@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tools_bridge import call_syntax
+from tools_bridge.call_syntax import ReplySyntax
 from tools_bridge.families import (
     deepseek,
     dsml,
@@ -19,6 +21,7 @@ from tools_bridge.families import (
     pythonic,
     qwen_xml,
 )
+from tools_bridge.grammar import Thinking
 from tools_bridge.parser import Asked, Calls, Program, ReplyParser, StepParser, Think, tagged
 from tools_bridge.types import ToolSpec
 
@@ -40,6 +43,7 @@ class Family:
     """
 
     name: str
+    syntax: ReplySyntax
     calls: Calls | None  # None: `program` reads whole replies, reasoning and all
     signs: tuple[tuple[str, ...], ...]
     think: Think | None = THINK
@@ -51,6 +55,7 @@ class Family:
 FAMILIES: tuple[Family, ...] = (
     Family(
         "gpt-oss",
+        call_syntax.HARMONY_REPLY,
         None,
         (("<|channel|>", "<|message|>"),),
         think=None,
@@ -60,6 +65,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "kimi-k3",
+        call_syntax.KIMI_K3_REPLY,
         None,
         (("<|open|>", "<|close|>", "<|sep|>"),),
         think=_XTML,
@@ -69,6 +75,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "kimi-k2",
+        ReplySyntax(call_syntax.KIMI_K2),
         kimi.KimiCalls(),
         (("<|tool_calls_section_begin|>",),),
         markers=kimi.MARKERS,
@@ -76,20 +83,56 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "deepseek-v3",
+        ReplySyntax(call_syntax.DEEPSEEK_V3),
         deepseek.DeepSeekCalls(),
         (("<｜tool▁calls▁begin｜>", "```json"),),
         markers=deepseek.MARKERS,
     ),
     Family(
-        "deepseek-v31", deepseek.DeepSeekCalls(), (("<｜tool▁calls▁begin｜>",),), markers=deepseek.MARKERS
+        "deepseek-v31",
+        ReplySyntax(call_syntax.DEEPSEEK_V31),
+        deepseek.DeepSeekCalls(),
+        (("<｜tool▁calls▁begin｜>",),),
+        markers=deepseek.MARKERS,
     ),
-    Family("deepseek-v32", dsml.DsmlCalls(), (("｜DSML｜function_calls",),), markers=dsml.MARKERS),
-    Family("deepseek-v4", dsml.DsmlCalls(), (("｜DSML｜tool_calls",),), markers=dsml.MARKERS),
-    Family("deepseek-v41", dsml.DsmlCalls(), (("｜DSML｜ calls",), ("｜DSML｜",)), markers=dsml.MARKERS),
-    Family("mistral", mistral.MistralCalls(), (("[TOOL_CALLS]", "[ARGS]"),), markers=mistral.MARKERS),
-    Family("mistral-v3", mistral.MistralCalls(), (("[TOOL_CALLS]",),), markers=mistral.MARKERS),
+    Family(
+        "deepseek-v32",
+        ReplySyntax(call_syntax.DEEPSEEK_V32),
+        dsml.DsmlCalls(),
+        (("｜DSML｜function_calls",),),
+        markers=dsml.MARKERS,
+    ),
+    Family(
+        "deepseek-v4",
+        ReplySyntax(call_syntax.DEEPSEEK_V4),
+        dsml.DsmlCalls(),
+        (("｜DSML｜tool_calls",),),
+        markers=dsml.MARKERS,
+    ),
+    Family(
+        "deepseek-v41",
+        ReplySyntax(call_syntax.DEEPSEEK_V41),
+        dsml.DsmlCalls(),
+        (("｜DSML｜ calls",), ("｜DSML｜",)),
+        markers=dsml.MARKERS,
+    ),
+    Family(
+        "mistral",
+        ReplySyntax(call_syntax.MISTRAL),
+        mistral.MistralCalls(),
+        (("[TOOL_CALLS]", "[ARGS]"),),
+        markers=mistral.MARKERS,
+    ),
+    Family(
+        "mistral-v3",
+        ReplySyntax(call_syntax.MISTRAL_ARRAY),
+        mistral.MistralCalls(),
+        (("[TOOL_CALLS]",),),
+        markers=mistral.MARKERS,
+    ),
     Family(
         "gemma4",
+        ReplySyntax(call_syntax.GEMMA),
         gemma.GemmaCalls(),
         (("<|tool_call>",),),
         think=_GEMMA,
@@ -98,15 +141,28 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "glm47",
+        ReplySyntax(call_syntax.GLM),
         glm.GlmCalls(),
         (("</arg_key><arg_value>",),),
         ends=("<|user|>", "<|observation|>"),
     ),
-    Family("glm45", glm.GlmCalls(), (("<arg_key>",),), ends=("<|user|>", "<|observation|>")),
-    Family("qwen3-xml", qwen_xml.QwenXmlCalls(), (("<function=", "<parameter="),)),
-    Family("hermes", hermes.HermesCalls(), (("<tool_call>",),)),
+    Family(
+        "glm45",
+        ReplySyntax(call_syntax.GLM_LINES),
+        glm.GlmCalls(),
+        (("<arg_key>",),),
+        ends=("<|user|>", "<|observation|>"),
+    ),
+    Family(
+        "qwen3-xml",
+        ReplySyntax(call_syntax.QWEN_XML),
+        qwen_xml.QwenXmlCalls(),
+        (("<function=", "<parameter="),),
+    ),
+    Family("hermes", ReplySyntax(call_syntax.HERMES), hermes.HermesCalls(), (("<tool_call>",),)),
     Family(
         "llama4",
+        ReplySyntax(call_syntax.LLAMA),
         pythonic.LlamaPythonicCalls(),
         (("<|header_start|>",),),
         markers=(*pythonic.MARKERS, *llama.MARKERS),
@@ -114,6 +170,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "llama3",
+        ReplySyntax(call_syntax.LLAMA),
         llama.LlamaCalls(),
         (("<|python_tag|>",), ("<|start_header_id|>", '"parameters"')),
         markers=llama.MARKERS,
@@ -146,6 +203,7 @@ class ReplyForm:
 
     family: Family = HERMES
     think: Think | None = THINK
+    reasons: bool = False  # the model is known to reason
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -161,6 +219,21 @@ class ReplyForm:
     def inside(self, prompt_end: str) -> bool:
         """Whether a prompt that ends so has begun the reasoning already."""
         return self.think is not None and prompt_end.rstrip().endswith(self.think.open.rstrip())
+
+    @property
+    def syntax(self) -> ReplySyntax:
+        """How replies are written, for grammars."""
+        if self.family.program is not None:
+            return self.family.syntax
+        return replace(self.family.syntax, think=(self.think.open, self.think.close) if self.think else None)
+
+    def thinking(self, prompt_end: str) -> Thinking:
+        """What reasoning may come behind a prompt that ends so."""
+        if self.inside(prompt_end):
+            return "inside"
+        if not self.reasons or (self.think and prompt_end.rstrip().endswith(self.think.close)):
+            return "no"
+        return "may"
 
     def begun(self, text: str) -> bool:
         """Whether a reply that begins with `text` goes on with reasoning."""
@@ -187,7 +260,9 @@ def reply_form(
     """The form for a model with this template; names (of FAMILIES, of REASONING) override it."""
     family = BY_NAME[tool_parser] if tool_parser else detect(template)
     if family.program is not None:
-        return ReplyForm(family, family.think)
+        return ReplyForm(family, family.think, reasons=True)
     if reasoning_parser:
-        return ReplyForm(family, REASONING[reasoning_parser])
-    return ReplyForm(family, detect_think(template, family))
+        think = REASONING[reasoning_parser]
+        return ReplyForm(family, think, reasons=think is not None)
+    think = detect_think(template, family)
+    return ReplyForm(family, think, reasons=think is not None and think.close in template)

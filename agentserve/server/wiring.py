@@ -17,7 +17,7 @@ from agentserve.models.source import resolve
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import create_app
 from agentserve.server.http.context import ServerOptions
-from agentserve.server.http.reply_parsers import HermesGrammars, ReplyParsers
+from agentserve.server.http.reply_parsers import ReplyGrammars, ReplyParsers
 from agentserve.server.launch import Prepared
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.chronicle import Chronicle
@@ -108,7 +108,7 @@ def http_app(
             end_ids=text.end_ids,
             chain=chain,
             tool_parser=ReplyParsers(text.replies),
-            grammar_maker=HermesGrammars(compiler),
+            grammar_maker=ReplyGrammars(compiler, text.replies),
             directory=kept.directory if kept else None,
             journal=kept.journal if kept else None,
             chronicle=kept.chronicle if kept else None,

@@ -74,7 +74,7 @@ def qwen(name, arguments):
 
 
 def xtml(name, arguments):
-    kinds = {str: "string", int: "number", dict: "object"}
+    kinds = {str: "string", int: "number", dict: "object", list: "array"}
     tags = ((f'argument key="{k}" type="{kinds[type(v)]}"', plain(v)) for k, v in arguments.items())
     inner = "".join(f"<|open|>{tag}<|sep|>{value}<|close|>argument<|sep|>" for tag, value in tags)
     call = f'<|open|>call tool="{name}" index="1"<|sep|>{inner}<|close|>call<|sep|>'

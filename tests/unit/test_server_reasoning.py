@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from agentserve.messages import unpack_tokens
+from agentserve.server.http.reply_parsers import ReplyGrammars
+from agentserve.server.http.structure import Form
 from tests.api_rig import TOOLS, Rig, hermes, user
 from tests.fakes import ByteTemplate, ScriptedEngine, say
+from tools_bridge.grammar import GrammarSource, ResponseFormat, reply_grammar
 from tools_bridge.registry import DEFAULT_FORM, ReplyForm, reply_form
+
+
+class Compiler:
+    """Of nothing."""
+
+    def cached(self, source: GrammarSource) -> str | None:
+        return "{}"
+
+    def compile(self, source: GrammarSource) -> str:
+        return "{}"
 
 
 class Thinks(ByteTemplate):
@@ -81,3 +95,30 @@ async def test_calls_of_every_form(form: ReplyForm, said: str) -> None:
     [call] = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "now", "arguments": "{}"}
     assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(("template", "thinking"), [(ByteTemplate(), "may"), (Thinks(), "inside")])
+async def test_a_form_of_the_answer_leaves_room_for_reasoning(template: Any, thinking: str) -> None:
+    rig = Rig(template=template)
+    maker = ReplyGrammars(Compiler(), reply_form("<think></think>"))  # type: ignore[arg-type]
+    rig.context.grammars._maker = maker
+    await rig.chat([user("a")], response_format={"type": "json_object"})
+    [(source, _)] = rig.engine.grammars.items()
+    wanted = reply_grammar(response=ResponseFormat("json_object"), thinking=thinking)  # type: ignore[arg-type]
+    assert source == (wanted.id if wanted else None)
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        (Form(regex="a+"), "regex"),
+        (Form(choices=("a", "b")), "or"),
+        (Form(ebnf='root ::= "a"'), "grammar"),
+        (Form(structural_tag={"format": {"type": "any_text"}}), "any_text"),
+    ],
+)
+def test_forms_of_text(form: Form, kind: str) -> None:
+    assert form.constrained
+    source = ReplyGrammars(Compiler(), DEFAULT_FORM).source(form, "")  # type: ignore[arg-type]
+    assert source is not None
+    assert json.loads(source.text)["format"]["type"] == kind

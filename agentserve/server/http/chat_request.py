@@ -17,7 +17,7 @@ from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import session_name
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.structure import Form, chat_form
-from agentserve.server.http.turn_parts import answer_begins_behind, answer_factory, namespace
+from agentserve.server.http.turn_parts import answer_begins_behind, answer_factory, namespace, prompt_end
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.seats import SessionSeat, chain_keys
@@ -90,7 +90,8 @@ async def prepare_turns(
     tools = history.tool_dicts(fields.tools, limits)
     form = chat_form(fields, tools, limits)
     template = template_of(context)
-    grammar = await context.grammars.define(form)
+    ending = await context.off_loop(prompt_ending, context, template, fields) if form.constrained else ""
+    grammar = await context.grammars.define(form, ending)
     keyed = messages
     if cut:  # a history is the same with and without them
         keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
@@ -161,6 +162,15 @@ def render(
         kwargs=fields.chat_template_kwargs,
         spliced=spliced,
     )
+
+
+def prompt_ending(context: ServerContext, template: ChatTemplate, fields: ChatRequest) -> str:
+    """The text that a prompt of such a request ends with, whatever is in it: before there is a prompt, it
+    tells whether the answer begins with reasoning."""
+    if fields.continue_final_message or fields.add_generation_prompt is False:
+        return ""
+    anything: list[JsonObject] = [{"role": "user", "content": "."}]
+    return prompt_end(context, render(template, fields, anything, []))
 
 
 def template_of(context: ServerContext) -> ChatTemplate:

@@ -7,7 +7,7 @@ from agentserve.server.sessions.answer import Call, CallDelta, CallsOnly, Found,
 from agentserve.server.sessions.identity import new_call_id
 from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.deltas import ArgumentsDelta, CallOpened, ContentDelta, Delta, ReasoningDelta
-from tools_bridge.grammar import GrammarSource, ResponseFormat, ToolChoice, hermes_grammar
+from tools_bridge.grammar import GrammarSource, ResponseFormat, ToolChoice, reply_grammar
 from tools_bridge.parser import ReplyParser
 from tools_bridge.registry import ReplyForm
 from tools_bridge.types import ToolSpec
@@ -87,15 +87,21 @@ def tool_specs(form: Form) -> list[ToolSpec]:
     ]
 
 
-class HermesGrammars:
-    """Compiles forms to grammars over one vocabulary."""
+class ReplyGrammars:
+    """Compiles forms to grammars over one vocabulary, in the form of one model's replies."""
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
+    def __init__(self, compiler: GrammarCompiler, form: ReplyForm) -> None:
         self._compiler = compiler
+        self._form = form
 
-    def source(self, form: Form) -> GrammarSource | None:
-        return hermes_grammar(
-            tool_specs(form), _choice(form), parallel=form.parallel, response=_response(form)
+    def source(self, form: Form, prompt_end: str) -> GrammarSource | None:
+        return reply_grammar(
+            tool_specs(form),
+            _choice(form),
+            parallel=form.parallel,
+            response=_response(form),
+            syntax=self._form.syntax,
+            thinking=self._form.thinking(prompt_end),
         )
 
     def cached(self, source: GrammarSource) -> str | None:
@@ -117,6 +123,14 @@ def _choice(form: Form) -> ToolChoice:
 
 
 def _response(form: Form) -> ResponseFormat:
+    if form.regex:
+        return ResponseFormat("regex", text=form.regex)
+    if form.choices:
+        return ResponseFormat("choice", choices=form.choices)
+    if form.ebnf:
+        return ResponseFormat("ebnf", text=form.ebnf)
+    if form.structural_tag:
+        return ResponseFormat("structural_tag", form.structural_tag)
     if not form.json:
         return ResponseFormat()
     if form.schema is None:

@@ -30,6 +30,10 @@ class Form:
     json: bool = False
     schema: JsonObject | None = None
     strict_schema: bool = False
+    regex: str = ""  # the answer's form as a pattern, as one of `choices`, as a grammar in EBNF, or as
+    choices: tuple[str, ...] = ()  # an xgrammar structural tag; at most one of these and `json`
+    ebnf: str = ""
+    structural_tag: JsonObject | None = None
 
     @property
     def calls(self) -> bool:
@@ -41,10 +45,15 @@ class Form:
         return self.choice in ("required", "named")
 
     @property
+    def held(self) -> bool:
+        """What is no call has a form of its own."""
+        return bool(self.json or self.regex or self.choices or self.ebnf or self.structural_tag)
+
+    @property
     def constrained(self) -> bool:
         """Sampling needs a grammar."""
         auto = self.choice == "auto" and (bool(self.strict) or not self.parallel)
-        return self.json or self.forced or auto
+        return self.held or self.forced or auto
 
 
 class ParserMaker(Protocol):
@@ -57,8 +66,9 @@ class ParserMaker(Protocol):
 class GrammarMaker(Protocol):
     """Compiles forms; thread-safe. A schema it cannot take is a ValueError."""
 
-    def source(self, form: Form) -> GrammarSource | None:
-        """Equal forms have sources with equal ids; None where any text will do."""
+    def source(self, form: Form, prompt_end: str) -> GrammarSource | None:
+        """Equal forms have sources with equal ids; None where any text will do. `prompt_end`: the text
+        that the answer's prompt ends with, which tells whether reasoning has begun there."""
         ...
 
     def cached(self, source: GrammarSource) -> str | None:
@@ -83,19 +93,20 @@ class Grammars:
         self._executor = executor
         self._under_way: dict[str, asyncio.Future[str]] = {}
 
-    async def define(self, form: Form) -> str | None:
-        """The id to put into `Sampling.grammar`, or None where the form is free."""
+    async def define(self, form: Form, prompt_end: str = "") -> str | None:
+        """The id to put into `Sampling.grammar`, or None where the form is free. `prompt_end`: what the
+        answer's prompt will end with."""
         if not form.constrained:
             return None
         try:
-            source = await asyncio.to_thread(self._maker.source, form)
+            source = await asyncio.to_thread(self._maker.source, form, prompt_end)
             if source is None:
                 return None
             compiled = self._maker.cached(source)
             if compiled is None:
                 compiled = await self._compiled(source)
         except (ValueError, RecursionError) as error:
-            param = "response_format" if form.json and not form.forced else "tools"
+            param = "response_format" if form.held and not form.forced else "tools"
             named = str(error).startswith(param)  # the message names the place already
             raise ApiError(
                 str(error) if named else f"{param}: {error}", param=param, code="invalid_schema"

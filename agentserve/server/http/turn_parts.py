@@ -22,12 +22,16 @@ def namespace(tenant: str, salt: str | None) -> str:
     return f"{len(tenant)}:{tenant}:{salt or ''}"
 
 
+def prompt_end(context: ServerContext, prompt: array[int]) -> str:
+    return context.tokenizer.decode(prompt[-PROMPT_END:], skip_control=False)
+
+
 def answer_begins_behind(
     context: ServerContext, messages: Sequence[JsonObject], prompt: array[int], continues: bool
 ) -> str:
     """The text an answer goes on from: the end of the prompt, or all of the message that it `continues`."""
     if not continues:
-        return context.tokenizer.decode(prompt[-PROMPT_END:], skip_control=False)
+        return prompt_end(context, prompt)
     content = messages[-1].get("content")
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
