@@ -30,6 +30,7 @@ from agentserve.values import (
     text_list,
 )
 from tiering.policy.registry import policy_names
+from tools_bridge.registry import BY_NAME, REASONING
 
 DTYPES = ("bf16", "fp32")
 Weights = Literal["stored", "expanded"]
@@ -48,6 +49,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     activations: Activations = "float"  # "int8": rounded for products with blocks; faster, less exact
     device: str = "cpu"
     chat_template: Path | None = None  # overrides the model's own
+    tool_parser: str | None = None  # the form of the model's tool calls; None: as its template tells
+    reasoning_parser: str | None = None  # how it sets reasoning apart; None: as its template tells
 
 
 class HttpConfig(msgspec.Struct, frozen=True):
@@ -137,6 +140,8 @@ _FLAGS: dict[str, _Key] = {
     "activations": _Key("model", "activations", choice(*get_args(Activations))),
     "device": _Key("model", "device", text),
     "chat_template": _Key("model", "chat_template", optional(path)),
+    "tool_parser": _Key("model", "tool_parser", optional(choice(*BY_NAME))),
+    "reasoning_parser": _Key("model", "reasoning_parser", optional(choice(*REASONING))),
     "host": _Key("http", "host", text),
     "port": _Key("http", "port", at_least(0, 65535)),
     "api_key": _Key("http", "api_keys", text_list),

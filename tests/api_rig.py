@@ -14,8 +14,9 @@ from starlette.applications import Starlette
 
 from agentserve.server.http.app import create_app
 from agentserve.server.http.context import ServerContext, ServerOptions
-from agentserve.server.http.hermes_calls import HermesParser
+from agentserve.server.http.reply_parsers import ReplyParsers
 from tests.fakes import END, EOS, ByteTemplate, ByteTokenizer, NoGrammars, ScriptedEngine, chain
+from tools_bridge.registry import ReplyForm
 
 CHAT = "/v1/chat/completions"
 TOOLS = [
@@ -55,6 +56,7 @@ class Rig:
         clock: Any = None,
         chronicle: Any = None,
         responses: Any = None,
+        reply_form: ReplyForm | None = None,
         **options: Any,
     ) -> None:
         self.engine = engine or ScriptedEngine()
@@ -66,7 +68,7 @@ class Rig:
             template=template or ByteTemplate(),
             end_ids=(END, EOS),
             chain=chain,
-            tool_parser=HermesParser,
+            tool_parser=ReplyParsers(reply_form or ReplyForm()),
             grammar_maker=self.grammars,
             directory=directory,
             journal=journal,

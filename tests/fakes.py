@@ -131,7 +131,7 @@ class NoGrammars:
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
-    def source(self, form: Any) -> Any:
+    def source(self, form: Any, prompt_end: str) -> Any:
         self.asked.append(form)
         if form.schema is not None and form.schema.get("type") == "nonsense":
             raise ValueError("type 'nonsense' is not a JSON type")

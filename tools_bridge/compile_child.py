@@ -7,6 +7,7 @@ Started by `CompileProcess`; ends when its input does.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -21,6 +22,9 @@ from tools_bridge.vocabulary import GrammarVocabulary
 
 if TYPE_CHECKING:
     import xgrammar
+
+_LENGTHS = re.compile(r'"(?:min|max)Length"')
+_BOUNDED_CHAR, _JSON_CHAR = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"  # in xgrammar's EBNF
 
 TOO_MUCH_MEMORY = "the schema needs too much memory to compile; simplify it"
 
@@ -60,7 +64,7 @@ class _Compiler:
     def compile(self, source: str) -> tuple[str, str]:
         """(compiled grammar, "") or ("", why there is none)."""
         try:
-            grammar = self._compiler.compile_structural_tag(source)
+            grammar = self._compiled(source)
             self._check_beginning(grammar)
             text = self._vocabulary.seal(grammar)
         except GrammarError as error:
@@ -74,6 +78,15 @@ class _Compiler:
         if len(text) > MAX_COMPILED_CHARS:
             return "", "the schema is too complex: its compiled form is too large; simplify it"
         return text, ""
+
+    def _compiled(self, source: str) -> xgrammar.CompiledGrammar:
+        import xgrammar
+
+        if _LENGTHS.search(source) is None:
+            return self._compiler.compile_structural_tag(source)
+        # xgrammar 0.2.9 lets control characters into strings whose length is bounded: no JSON.
+        text = str(xgrammar.Grammar.from_structural_tag(source)).replace(_BOUNDED_CHAR, _JSON_CHAR)
+        return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(text))
 
     def _check_beginning(self, grammar: xgrammar.CompiledGrammar) -> None:
         import xgrammar

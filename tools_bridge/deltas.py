@@ -22,6 +22,7 @@ class Parsed:
     content: str
     calls: tuple[PartialCall, ...]
     cut: bool = False
+    reasoning: str = ""
 
     @property
     def truncated(self) -> bool:
@@ -31,6 +32,13 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """Of what the model thought before, or between, what it said."""
+
     text: str
 
 
@@ -52,7 +60,7 @@ class CallClosed:
     error: str  # as `PartialCall.error`; "" for a complete call
 
 
-Delta = ContentDelta | CallOpened | ArgumentsDelta | CallClosed
+Delta = ContentDelta | ReasoningDelta | CallOpened | ArgumentsDelta | CallClosed
 
 
 def joined(deltas: list[Delta]) -> list[Delta]:
@@ -62,6 +70,8 @@ def joined(deltas: list[Delta]) -> list[Delta]:
         last = out[-1] if out else None
         if isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
             out[-1] = ContentDelta(last.text + delta.text)
+        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            out[-1] = ReasoningDelta(last.text + delta.text)
         elif isinstance(delta, ArgumentsDelta) and isinstance(last, ArgumentsDelta):
             out[-1] = ArgumentsDelta(delta.index, last.text + delta.text)
         else:

@@ -1,7 +1,6 @@
 """What a client asks of a reply's form, as the source of a grammar. Pure text; nothing compiled.
 
-The language is xgrammar's structural tags. Calls have the Hermes / Qwen form
-`<tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>`, one per line.
+The language is xgrammar's structural tags. How calls are written is the model's: `tools_bridge.call_syntax`.
 """
 
 from __future__ import annotations
@@ -9,16 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from tools_bridge.schemas import GrammarError, check_schema
+from tools_bridge.call_syntax import HERMES_REPLY, NUMBER, CallSyntax, ReplySyntax
+from tools_bridge.schemas import MAX_ENUM, GrammarError, check_json, check_pattern, check_schema
 from tools_bridge.types import ToolSpec
 
-__all__ = ["GrammarError", "GrammarSource", "ResponseFormat", "ToolChoice", "hermes_grammar"]
+__all__ = ["GrammarError", "GrammarSource", "ResponseFormat", "ToolChoice", "reply_grammar"]
 
 MAX_BLANKS = 2  # per gap between JSON tokens: a small model could go on with blanks for ever
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+MAX_GRAMMAR_CHARS = 64 * 1024  # of a grammar that a client wrote
+
+Thinking = Literal["no", "may", "inside"]
+"""Whether reasoning may come first, or has begun where the reply begins."""
 
 Format = dict[str, object]
 
@@ -55,19 +58,25 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """The form of a reply that is not a call. `schema` is for "json_schema" alone."""
+    """The form of a reply that is not a call. `schema` is for "json_schema" (and an xgrammar structural
+    tag's object for "structural_tag"), `text` is the pattern of a "regex" or an "ebnf" grammar, `choices`
+    are the texts of a "choice"."""
 
-    kind: Literal["text", "json_object", "json_schema"] = "text"
+    kind: Literal["text", "json_object", "json_schema", "regex", "choice", "ebnf", "structural_tag"] = "text"
     schema: dict[str, object] | None = None
     strict: bool = False
+    text: str = ""
+    choices: tuple[str, ...] = ()
 
 
-def hermes_grammar(
+def reply_grammar(
     tools: Sequence[ToolSpec] = (),
     choice: ToolChoice | None = None,
     *,
     parallel: bool = True,
     response: ResponseFormat | None = None,
+    syntax: ReplySyntax = HERMES_REPLY,
+    thinking: Thinking = "no",
 ) -> GrammarSource | None:
     """The grammar that a reply must follow; None where any text will do.
 
@@ -75,32 +84,53 @@ def hermes_grammar(
       arguments by its schema; `response` has no say.
     - "auto": a call's arguments are held to the schema if the tool is strict, and are any JSON
       object otherwise; there is no grammar at all if no tool is strict, all may be called, `parallel`
-      is True and the response is text. With a JSON response: either calls or such a JSON value.
+      is True and the response is text. With another response: either calls or such a response.
     - "none", or no tools: the response format alone.
 
+    Reasoning comes before all that, as far as `thinking` allows it.
     What cannot be asked for is a GrammarError that names the place.
     """
     choice = choice or ToolChoice()
     response = response or ResponseFormat()
     body = _response(response)
+    if body is not None:
+        body = _around(syntax.said, body)
     offered = [] if choice.mode == "none" else _offered(tools, choice)
     if choice.mode == "required" and not offered:
         raise GrammarError("tool_choice: a call is required but no tools are given")
     if not offered:
-        return None if body is None else _source(body)
+        return None if body is None else _source(_after_thought(body, syntax, thinking))
     required = choice.mode == "required"
     single = choice.single or not parallel
     free = not single and not choice.names and not any(tool.strict for tool in offered)
     if not required and body is None and free:
         return None
-    tags = [_tag(tool, held=required or tool.strict) for tool in offered]
+    tags = [_tag(tool, syntax.calls, held=required or tool.strict) for tool in offered]
     if required:
-        return _source(_calls(tags, single))
+        return _source(_after_thought(_calls(tags, syntax.calls, single), syntax, thinking))
     if body is None:
-        return _source(
-            {"type": "triggered_tags", "triggers": [_OPEN], "tags": tags, "stop_after_first": single}
-        )
-    return _source({"type": "or", "elements": [body, _calls(tags, single)]})
+        return _source(_after_thought(_among_text(tags, syntax.calls, single), syntax, thinking, text=True))
+    either: Format = {"type": "or", "elements": [body, _calls(tags, syntax.calls, single)]}
+    return _source(_after_thought(either, syntax, thinking))
+
+
+def _after_thought(form: Format, syntax: ReplySyntax, thinking: Thinking, *, text: bool = False) -> Format:
+    """The form behind reasoning. `text`: it allows any text, so that reasoning may begin in it anyway."""
+    if syntax.think is None or thinking == "no" or (text and thinking == "may"):
+        return form
+    begin, end = syntax.think
+    thought: Format = {
+        "type": "tag",
+        "begin": begin if thinking == "may" else "",
+        "content": {"type": "any_text"},
+        "end": end,
+    }
+    blanks = {"type": "regex", "pattern": f"[ \\n]{{0,{MAX_BLANKS}}}"}
+    between = _const(syntax.between) if syntax.between else blanks
+    first: Format = {"type": "sequence", "elements": [thought, between]}
+    if thinking == "may":
+        first = {"type": "optional", "content": first}
+    return {"type": "sequence", "elements": [first, form]}
 
 
 def _offered(tools: Sequence[ToolSpec], choice: ToolChoice) -> list[ToolSpec]:
@@ -127,25 +157,60 @@ def _json(schema: object) -> Format:
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_BLANKS}
 
 
+def _const(text: str) -> Format:
+    return {"type": "const_string", "value": text}
+
+
+def _around(marks: tuple[str, str], form: Format) -> Format:
+    before, after = marks
+    parts = [*([_const(before)] if before else []), form, *([_const(after)] if after else [])]
+    return form if len(parts) == 1 else {"type": "sequence", "elements": parts}
+
+
 def _response(response: ResponseFormat) -> Format | None:
-    if response.kind == "text":
-        return None
-    if response.kind == "json_object":
-        return _json({"type": "object"})
-    check_schema(response.schema, "response_format.json_schema.schema", strict=response.strict)
-    return _json(response.schema)
+    match response.kind:
+        case "text":
+            return None
+        case "json_object":
+            return _json({"type": "object"})
+        case "json_schema":
+            check_schema(response.schema, "response_format.json_schema.schema", strict=response.strict)
+            return _json(response.schema)
+        case "regex":
+            if not response.text:
+                raise GrammarError("regex: the pattern is empty")
+            check_pattern(response.text, "regex")
+            return {"type": "regex", "pattern": response.text}
+        case "choice":
+            return _choices(response.choices)
+        case "ebnf":
+            if not response.text.strip() or len(response.text) > MAX_GRAMMAR_CHARS:
+                raise GrammarError(f"grammar: it must have 1 to {MAX_GRAMMAR_CHARS} characters")
+            return {"type": "grammar", "grammar": response.text}
+    check_json(response.schema, "structural_tag")
+    form = (response.schema or {}).get("format")
+    if not isinstance(form, dict):
+        raise GrammarError("structural_tag: an object with a 'format' is expected")
+    return form
 
 
-def _tag(tool: ToolSpec, *, held: bool) -> Format:
+def _choices(texts: tuple[str, ...]) -> Format:
+    if not texts or not all(texts):
+        raise GrammarError("choice: at least one text is needed, and none may be empty")
+    if len(texts) > MAX_ENUM:
+        raise GrammarError(f"choice: {len(texts)} texts are more than {MAX_ENUM}")
+    elements = [_const(text) for text in dict.fromkeys(texts)]
+    return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
+
+
+def _tag(tool: ToolSpec, syntax: CallSyntax, *, held: bool) -> Format:
     check_schema(tool.parameters, f"tools.{tool.name}.parameters", strict=tool.strict)
     schema = _arguments_schema(tool.parameters) if held else {"type": "object"}
-    name = json.dumps(tool.name, ensure_ascii=False)
-    return {
-        "type": "tag",
-        "begin": f'{_OPEN}\n{{"name": {name}, "arguments": ',
-        "content": _json(schema),
-        "end": f"}}\n{_CLOSE}",
-    }
+    content = _json(schema) if syntax.style == "json" else _json(schema) | {"style": syntax.style}
+    if syntax.numbered:
+        number: Format = {"type": "regex", "pattern": NUMBER}
+        content = {"type": "sequence", "elements": [number, _const(syntax.numbered), content]}
+    return {"type": "tag", "begin": syntax.begin(tool.name), "content": content, "end": syntax.end}
 
 
 def _arguments_schema(parameters: dict[str, object]) -> dict[str, object]:
@@ -160,11 +225,24 @@ def _arguments_schema(parameters: dict[str, object]) -> dict[str, object]:
     return parameters
 
 
-def _calls(tags: list[Format], single: bool) -> Format:
-    return {
+def _calls(tags: list[Format], syntax: CallSyntax, single: bool) -> Format:
+    calls: Format = {
         "type": "tags_with_separator",
         "tags": tags,
-        "separator": "\n",
+        "separator": syntax.separator,
         "at_least_one": True,
-        "stop_after_first": single,
+        "stop_after_first": single or syntax.alone,
+    }
+    return _around((syntax.opening, syntax.closing), calls)
+
+
+def _among_text(tags: list[Format], syntax: CallSyntax, single: bool) -> Format:
+    if syntax.opening:
+        inner = _calls(tags, replace(syntax, opening="", closing=""), single)
+        tags = [{"type": "tag", "begin": syntax.opening, "content": inner, "end": syntax.closing}]
+    return {
+        "type": "triggered_tags",
+        "triggers": [syntax.trigger],
+        "tags": tags,
+        "stop_after_first": single or syntax.alone,
     }

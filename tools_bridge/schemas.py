@@ -60,14 +60,15 @@ def check_schema(schema: object, where: str, *, strict: bool) -> None:
     """
     if not isinstance(schema, dict):
         raise GrammarError(f"{where}: a JSON schema must be an object")
-    _check_json(schema, where)
+    check_json(schema, where)
     for path, part in _subschemas(schema):
         _check_bounds(part, f"{where}{path}")
         if strict:
             _check_enforced(part, f"{where}{path}")
 
 
-def _check_json(schema: dict[str, object], where: str) -> None:
+def check_json(schema: object, where: str) -> None:
+    """GrammarError unless it is JSON of a bounded size, with bounded patterns in it."""
     stack: list[tuple[object, int]] = [(schema, 1)]
     while stack:
         value, depth = stack.pop()
@@ -94,10 +95,15 @@ def _check_patterns(part: dict[str, object], where: str) -> None:
     pattern, named = part.get("pattern"), part.get("patternProperties")
     patterns = [pattern] if isinstance(pattern, str) else []
     for text in [*patterns, *(named if isinstance(named, dict) else ())]:
-        if len(text) > MAX_PATTERN_CHARS:
-            raise GrammarError(f"{where}: a pattern is longer than {MAX_PATTERN_CHARS} characters")
-        if _groups(text) > MAX_PATTERN_DEPTH:
-            raise GrammarError(f"{where}: a pattern nests groups deeper than {MAX_PATTERN_DEPTH} levels")
+        check_pattern(text, where)
+
+
+def check_pattern(text: str, where: str) -> None:
+    """GrammarError where a regular expression is out of bounds."""
+    if len(text) > MAX_PATTERN_CHARS:
+        raise GrammarError(f"{where}: a pattern is longer than {MAX_PATTERN_CHARS} characters")
+    if _groups(text) > MAX_PATTERN_DEPTH:
+        raise GrammarError(f"{where}: a pattern nests groups deeper than {MAX_PATTERN_DEPTH} levels")
 
 
 def _groups(pattern: str) -> int:

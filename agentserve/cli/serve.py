@@ -85,6 +85,12 @@ def serve(
         list[str] | None, typer.Option(help="A key clients must send; may be repeated.")
     ] = None,
     chat_template: Annotated[Path | None, typer.Option(help="A Jinja file instead of the model's.")] = None,
+    tool_parser: Annotated[
+        str | None, typer.Option(help="The form of the model's tool calls.", show_default="as its template")
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None, typer.Option(help="How it sets reasoning apart.", show_default="as its template")
+    ] = None,
     max_body: Annotated[str | None, typer.Option(help="Longest request body.", show_default="4MiB")] = None,
     force_usage: Annotated[bool, typer.Option("--force-usage", help="Add usage to every stream.")] = False,
     reasoning_field: Annotated[

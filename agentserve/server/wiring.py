@@ -18,7 +18,7 @@ from agentserve.models.source import resolve
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import create_app
 from agentserve.server.http.context import REASONING_FIELDS, ServerOptions
-from agentserve.server.http.hermes_calls import HermesGrammars, HermesParser
+from agentserve.server.http.reply_parsers import ReplyGrammars, ReplyParsers
 from agentserve.server.http.responses.desk import Bounds, Desk
 from agentserve.server.http.responses.records import Records
 from agentserve.server.launch import Prepared
@@ -53,11 +53,13 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
     """Everything of the API side that needs no worker. Raises ModelError or TextError (ValueErrors),
     and a ValueError or OSError where sessions cannot be kept in the data directory."""
     source = resolve(config.model.name)
-    text = load(source.path, config.model.chat_template)
+    model = config.model
+    text = load(source.path, model.chat_template, model.tool_parser, model.reasoning_parser)
     if not text.template.available:
         log.warning("the model has no chat template: only /v1/completions can be used")
     elif text.template.wrapper:
         log.info("the chat template renders no tools: the %s form is used", text.template.wrapper)
+    log.info("tool calls are read as those of %s", text.replies.family.name)
     names = config.model.served_names or (source.name,)
     options = ServerOptions(
         model=names[0],
@@ -125,8 +127,8 @@ def http_app(
             template=template,
             end_ids=text.end_ids,
             chain=chain,
-            tool_parser=HermesParser,
-            grammar_maker=HermesGrammars(compiler),
+            tool_parser=ReplyParsers(text.replies),
+            grammar_maker=ReplyGrammars(compiler, text.replies),
             directory=kept.directory if kept else None,
             journal=kept.journal if kept else None,
             chronicle=kept.chronicle if kept else None,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from types import MappingProxyType
 
 from tokenizers import Tokenizer as Encoder
@@ -52,6 +53,13 @@ class Tokenizer:
         self.special_texts = vocabulary.special_texts
         self.eos_ids = vocabulary.eos_ids
 
+    def showing(self, texts: Collection[str]) -> Tokenizer:
+        """The same tokenizer, with these control tokens shown: whoever reads the text needs to see them."""
+        shown = {self.control[text] for text in texts if text in self.control}
+        other = copy(self)
+        other.special_ids = self.special_ids - shown
+        return other
+
     def digest(self) -> bytes:
         """SHA-256 of all that decides which ids a text has and which text ids have."""
         encoders = (self._encoders.first, self._encoders.after_control, self._encoders.joined)
@@ -62,10 +70,16 @@ class Tokenizer:
             *self.token_bytes,
             repr((self._control, self._prefix, self._suffix, self._strip)).encode(),
             repr((sorted(self.special_texts.items()), sorted(self.eos_ids))).encode(),
+            *([repr(sorted(shown)).encode()] if (shown := self._shown) else ()),
         ):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
         return digest.digest()
+
+    @property
+    def _shown(self) -> frozenset[int]:
+        """Control tokens that are shown although they have no text of their own."""
+        return frozenset(token.id for token in self._control if token.special) - self.special_ids
 
     # --- text to ids ---------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 
 from agentserve.text.conversation import RawMessage
-from tools_bridge.hermes import OPEN
+from tools_bridge.families.hermes import OPEN
 from tools_bridge.json_value import JsonError, parse_arguments
 
 

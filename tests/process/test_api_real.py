@@ -285,6 +285,16 @@ def test_a_schema_holds_whatever_the_model_would_say(client: httpx.Client) -> No
         assert value["n"] in (1, 2, 3)
 
 
+def test_other_forms_hold_the_answer(client: httpx.Client) -> None:
+    messages = [user("Is it raining?")]
+    reply = chat(client, messages, guided_choice=["maybe", "never"], max_tokens=20)
+    assert reply["choices"][0]["message"]["content"] in ("maybe", "never")
+    reply = chat(client, messages, structured_outputs={"regex": "[0-9]{3}-[a-f]{2}"}, max_tokens=20)
+    assert re.fullmatch("[0-9]{3}-[a-f]{2}", reply["choices"][0]["message"]["content"])
+    reply = chat(client, messages, structured_outputs={"grammar": 'root ::= "x" [yz]'}, max_tokens=20)
+    assert reply["choices"][0]["message"]["content"] in ("xy", "xz")
+
+
 def test_the_openai_sdk_runs_a_tool(client: httpx.Client, url: str) -> None:
     sdk = openai.OpenAI(base_url=f"{url}/v1", api_key="x")
     messages: list[Any] = [SYSTEM, user("Weather in Rome?")]

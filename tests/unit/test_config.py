@@ -48,6 +48,8 @@ dtype = "fp32"
 activations = "int8"
 device = "cuda:1"
 chat_template = "t.jinja"
+tool_parser = "mistral"
+reasoning_parser = "none"
 [http]
 host = "0.0.0.0"
 port = 9

@@ -10,7 +10,7 @@ from agentserve.executor.grammars import GrammarStore
 from agentserve.executor.sampler import Sampler
 from tests.grammar_rig import BYTES, CITY, EOS, NOW, REQUIRED, VOCAB, WEATHER, call, compiler_of_bytes
 from tools_bridge.compiler import MAX_JOBS, CompilerUnavailable
-from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, ToolChoice, hermes_grammar
+from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, ToolChoice, reply_grammar
 from tools_bridge.schemas import MAX_BRANCHES, MAX_ENUM, MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH
 from tools_bridge.types import ToolSpec
 from tools_bridge.vocabulary import GrammarVocabulary
@@ -36,7 +36,7 @@ def accepts(compiler):
 
 
 def test_required_calls(accepts):
-    many = hermes_grammar([WEATHER, NOW], REQUIRED)
+    many = reply_grammar([WEATHER, NOW], REQUIRED)
     assert accepts(many, call()) is True
     assert accepts(many, call() + "\n" + call("now", "{}")) is True
     assert accepts(many, "") is False
@@ -45,52 +45,52 @@ def test_required_calls(accepts):
     assert accepts(many, call(arguments="{}")) is False
     assert accepts(many, call(arguments='{"city": 5}')) is False
     assert accepts(many, call("other")) is False
-    one = hermes_grammar([WEATHER, NOW], REQUIRED, parallel=False)
+    one = reply_grammar([WEATHER, NOW], REQUIRED, parallel=False)
     assert accepts(one, call()) == "over"
     assert accepts(one, call() + "\n") is False
 
 
 def test_a_named_tool_and_allowed_tools(accepts):
-    named = hermes_grammar([WEATHER, NOW], ToolChoice.named("now"))
+    named = reply_grammar([WEATHER, NOW], ToolChoice.named("now"))
     assert accepts(named, call("now", "{}")) == "over"
     assert accepts(named, call()) is False
-    allowed = hermes_grammar([WEATHER, NOW], ToolChoice("required", ("weather",)))
+    allowed = reply_grammar([WEATHER, NOW], ToolChoice("required", ("weather",)))
     assert accepts(allowed, call()) is True
     assert accepts(allowed, call("now", "{}")) is False
 
 
 def test_auto_is_free_unless_something_is_asked(accepts):
-    assert hermes_grammar([WEATHER]) is None
-    assert hermes_grammar([WEATHER], ToolChoice("none"), parallel=False) is None
-    assert hermes_grammar() is None
-    strict = hermes_grammar([ToolSpec("weather", CITY, strict=True), NOW])
+    assert reply_grammar([WEATHER]) is None
+    assert reply_grammar([WEATHER], ToolChoice("none"), parallel=False) is None
+    assert reply_grammar() is None
+    strict = reply_grammar([ToolSpec("weather", CITY, strict=True), NOW])
     for text in ("", "hello", "hi " + call() + " and " + call(), call("now", '{"any": 1}')):
         assert accepts(strict, text) is True
     assert accepts(strict, call(arguments="{}")) is False
     assert accepts(strict, "<tool_call>no") is False
-    single = hermes_grammar([WEATHER], parallel=False)
+    single = reply_grammar([WEATHER], parallel=False)
     assert accepts(single, "hi " + call(arguments='{"any": 1}')) == "over"
     assert accepts(single, "hi") is True
 
 
 def test_response_formats(accepts):
     schema = ResponseFormat("json_schema", {"type": "object", "properties": {"a": {"type": "integer"}}})
-    alone = hermes_grammar(response=schema)
+    alone = reply_grammar(response=schema)
     assert accepts(alone, '{"a": 12}') == "over"
     assert accepts(alone, '{"a": "x"}') is False
-    assert accepts(hermes_grammar(response=ResponseFormat("json_object")), '{"b": [1, {}]}') == "over"
-    assert accepts(hermes_grammar(response=ResponseFormat("json_object")), "[1]") is False
-    both = hermes_grammar([WEATHER], response=schema)  # either a call or such a value
+    assert accepts(reply_grammar(response=ResponseFormat("json_object")), '{"b": [1, {}]}') == "over"
+    assert accepts(reply_grammar(response=ResponseFormat("json_object")), "[1]") is False
+    both = reply_grammar([WEATHER], response=schema)  # either a call or such a value
     assert accepts(both, '{"a": 12}') == "over"
     assert accepts(both, call()) is True
     assert accepts(both, "text") is False
-    assert accepts(hermes_grammar([WEATHER], REQUIRED, response=schema), '{"a": 12}') is False
-    none = hermes_grammar([WEATHER], ToolChoice("none"), response=schema)
+    assert accepts(reply_grammar([WEATHER], REQUIRED, response=schema), '{"a": 12}') is False
+    none = reply_grammar([WEATHER], ToolChoice("none"), response=schema)
     assert accepts(none, call()) is False
 
 
 def test_blanks_are_bounded(accepts):
-    source = hermes_grammar(response=ResponseFormat("json_object"))
+    source = reply_grammar(response=ResponseFormat("json_object"))
     assert accepts(source, '{"a":  1}') == "over"
     assert accepts(source, " " * 3) is False
     blanks = " \n\n"
@@ -106,7 +106,7 @@ def test_blanks_are_bounded(accepts):
     for gap in gaps:
         assert accepts(source, gap % blanks) is False, gap
         assert accepts(source, gap % "\n") == "over", gap
-        arguments = hermes_grammar([ToolSpec("f", {"type": "object"})], REQUIRED)
+        arguments = reply_grammar([ToolSpec("f", {"type": "object"})], REQUIRED)
         begin = '<tool_call>\n{"name": "f", "arguments": '
         assert accepts(arguments, begin + gap % blanks) is False, gap
         assert accepts(arguments, begin + gap % "\n" + "}\n</tool_call>") is True, gap
@@ -114,25 +114,25 @@ def test_blanks_are_bounded(accepts):
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "näme", "</tool_call>", "a.b-c", "{}"])
 def test_any_tool_name_can_be_called(accepts, name):
-    source = hermes_grammar([ToolSpec(name)], REQUIRED)
+    source = reply_grammar([ToolSpec(name)], REQUIRED)
     text = f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {{}}}}\n</tool_call>'
     assert accepts(source, text) is True
 
 
 def test_ids_are_digests_of_the_meaning():
-    one, two = hermes_grammar([WEATHER], REQUIRED), hermes_grammar([WEATHER], REQUIRED)
+    one, two = reply_grammar([WEATHER], REQUIRED), reply_grammar([WEATHER], REQUIRED)
     assert one == two
     assert one.id == two.id
     others = [
-        hermes_grammar([NOW], REQUIRED),
-        hermes_grammar([WEATHER], REQUIRED, parallel=False),
-        hermes_grammar([ToolSpec("weather", {**CITY, "required": []})], REQUIRED),
+        reply_grammar([NOW], REQUIRED),
+        reply_grammar([WEATHER], REQUIRED, parallel=False),
+        reply_grammar([ToolSpec("weather", {**CITY, "required": []})], REQUIRED),
     ]
     assert len({one.id, *(source.id for source in others)}) == 4
     flipped = {"type": "object", "properties": {"b": {}, "a": {}}}
     assert (  # the order of properties is the order they are written in
-        hermes_grammar(response=ResponseFormat("json_schema", flipped)).id
-        != hermes_grammar(
+        reply_grammar(response=ResponseFormat("json_schema", flipped)).id
+        != reply_grammar(
             response=ResponseFormat("json_schema", {"type": "object", "properties": {"a": {}, "b": {}}})
         ).id
     )
@@ -183,14 +183,14 @@ def deep(levels):
 )
 def test_bad_schemas_are_refused_in_one_line(compiler, schema, strict, message):
     with pytest.raises(GrammarError, match=message) as caught:
-        compiler.compile(hermes_grammar(response=ResponseFormat("json_schema", schema, strict)))
+        compiler.compile(reply_grammar(response=ResponseFormat("json_schema", schema, strict)))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
 def test_names_of_properties_are_not_keywords(compiler):
     schema = {"type": "object", "properties": {k: {"type": "string"} for k in ("not", "if", "$ref", "allOf")}}
-    compiler.compile(hermes_grammar(response=ResponseFormat("json_schema", schema, strict=True)))
+    compiler.compile(reply_grammar(response=ResponseFormat("json_schema", schema, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,11 @@ def test_names_of_properties_are_not_keywords(compiler):
 )
 def test_impossible_choices_are_refused(tools, choice, message):
     with pytest.raises(GrammarError, match=message):
-        hermes_grammar(tools, choice)
+        reply_grammar(tools, choice)
 
 
 def test_a_compiled_grammar_is_for_one_vocabulary(compiler):
-    compiled = compiler.compile(hermes_grammar([WEATHER], REQUIRED))
+    compiled = compiler.compile(reply_grammar([WEATHER], REQUIRED))
     for other in (
         GrammarVocabulary([*BYTES[:-1], b"zz"], VOCAB, [EOS]),  # same size, other bytes
         GrammarVocabulary(BYTES, VOCAB + 1, [EOS]),
@@ -281,7 +281,7 @@ def test_waiting_is_bounded_and_what_is_cached_is_not_kept_waiting(monkeypatch):
 def test_many_threads_compile_one_grammar_once(compiler, monkeypatch):
     runs, real = [], compiler._compile
     monkeypatch.setattr(compiler, "_compile", lambda source: (runs.append(1), real(source))[1])
-    source = hermes_grammar([ToolSpec("threads")], REQUIRED)
+    source = reply_grammar([ToolSpec("threads")], REQUIRED)
     results = []
     threads = [threading.Thread(target=lambda: results.append(compiler.compile(source))) for _ in range(8)]
     for thread in threads:

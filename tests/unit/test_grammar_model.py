@@ -14,8 +14,8 @@ from agentserve.executor.sampler import Sampler
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels.ops import Logits
 from tools_bridge.compiler import GrammarCompiler
-from tools_bridge.grammar import ToolChoice, hermes_grammar
-from tools_bridge.hermes import parse
+from tools_bridge.families.hermes import parse
+from tools_bridge.grammar import ToolChoice, reply_grammar
 from tools_bridge.types import ToolSpec
 
 pytestmark = pytest.mark.model
@@ -100,7 +100,7 @@ def generate(sampler, grammar, vocab_size, eos, seed, temperature, limit=3000):
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 1e6])
 def test_forced_calls_are_always_valid(vocabulary, parallel, temperature):
     data, eos = vocabulary
-    source = hermes_grammar(TOOLS, ToolChoice("required"), parallel=parallel)
+    source = reply_grammar(TOOLS, ToolChoice("required"), parallel=parallel)
     sampler = Sampler(len(data), data, [eos])
     sampler.define_grammar("g", GrammarCompiler(data, len(data), [eos]).compile(source))
     names = set()

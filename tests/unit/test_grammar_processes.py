@@ -13,14 +13,14 @@ from tools_bridge import compile_process
 from tools_bridge.compile_messages import Vocabulary, send_encoded
 from tools_bridge.compile_process import CompileProcess
 from tools_bridge.compiler import CompilerUnavailable, GrammarCompiler
-from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, hermes_grammar
+from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, reply_grammar
 
 MIB = 1024 * 1024
 GREEDY = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(300)}}
 
 
 def source(schema):
-    made = hermes_grammar(response=ResponseFormat("json_schema", schema))
+    made = reply_grammar(response=ResponseFormat("json_schema", schema))
     assert made is not None
     return made
 

@@ -12,7 +12,7 @@ from agentserve.executor.sampler import NotSampled, Sampler
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels.ops import Logits
 from tests.grammar_rig import BYTES, EOS, NOW, REQUIRED, VOCAB, WEATHER, call, compiler_of_bytes
-from tools_bridge.grammar import ResponseFormat, ToolChoice, hermes_grammar
+from tools_bridge.grammar import ResponseFormat, ToolChoice, reply_grammar
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def generate(sampler_at, sampling, limit=400, seed=0, wish=None):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_end_of_a_grammar_ends_the_turn_without_another_token(compiler, temperature):
-    sampler = sampler_with(compiler, hermes_grammar([WEATHER], ToolChoice.named("weather")))
+    sampler = sampler_with(compiler, reply_grammar([WEATHER], ToolChoice.named("weather")))
     sampling = Sampling(temperature=temperature, grammar="g")
     tokens, ended = generate(lambda n: sampler, sampling, wish=call().encode())
     assert bytes(list(tokens)).decode() == call()
@@ -57,7 +57,7 @@ def test_the_end_of_a_grammar_ends_the_turn_without_another_token(compiler, temp
 
 
 def test_where_more_calls_may_follow_the_model_ends_by_eos(compiler):
-    sampler = sampler_with(compiler, hermes_grammar([WEATHER], REQUIRED))
+    sampler = sampler_with(compiler, reply_grammar([WEATHER], REQUIRED))
     tokens, ended = generate(lambda n: sampler, Sampling(temperature=0.0, grammar="g"), wish=call().encode())
     assert bytes(list(tokens[:-1])).decode() == call()
     assert tokens[-1] == EOS
@@ -78,7 +78,7 @@ def test_where_more_calls_may_follow_the_model_ends_by_eos(compiler):
     ],
 )
 def test_nothing_lifts_the_mask(compiler, knobs):
-    source = hermes_grammar(
+    source = reply_grammar(
         response=ResponseFormat(
             "json_schema",
             {"type": "object", "properties": {"k": {"enum": ["aa", "ab", 17]}}, "required": ["k"]},
@@ -92,7 +92,7 @@ def test_nothing_lifts_the_mask(compiler, knobs):
 
 
 def test_min_tokens_keeps_a_grammar_going_while_it_can(compiler):
-    source = hermes_grammar(response=ResponseFormat("json_schema", {"type": "integer"}))
+    source = reply_grammar(response=ResponseFormat("json_schema", {"type": "integer"}))
     sampler = sampler_with(compiler, source)
     sampling = Sampling(temperature=0.0, grammar="g", min_tokens=6)
     tokens, ended = generate(lambda n: sampler, sampling, wish=[ord("7")])
@@ -102,7 +102,7 @@ def test_min_tokens_keeps_a_grammar_going_while_it_can(compiler):
 
 
 def test_a_grammar_state_rebuilt_equals_the_incremental_one(compiler):
-    source = hermes_grammar([WEATHER, NOW], REQUIRED)
+    source = reply_grammar([WEATHER, NOW], REQUIRED)
     sampling = Sampling(grammar="g", seed=3, frequency_penalty=0.2, stop=("never seen",))
     kept = sampler_with(compiler, source)
     incremental = generate(lambda n: kept, sampling, limit=150)
@@ -112,7 +112,7 @@ def test_a_grammar_state_rebuilt_equals_the_incremental_one(compiler):
 
 
 def test_the_fold_begins_after_the_prompt(compiler):
-    source = hermes_grammar(response=ResponseFormat("json_object"))
+    source = reply_grammar(response=ResponseFormat("json_object"))
     sampler = sampler_with(compiler, source)
     prompt = array("i", list(b'{"a": 1}'))
     result = step(sampler, Sampling(grammar="g"), prompt, len(prompt), np.zeros(VOCAB, dtype=np.float32))
@@ -120,14 +120,14 @@ def test_the_fold_begins_after_the_prompt(compiler):
 
 
 def test_tokens_without_bytes_and_beyond_the_tokenizer_are_never_allowed(compiler):
-    sampler = sampler_with(compiler, hermes_grammar(response=ResponseFormat("json_object")))
+    sampler = sampler_with(compiler, reply_grammar(response=ResponseFormat("json_object")))
     logits = np.zeros(VOCAB, dtype=np.float32)
     logits[257:] = 1000
     assert step(sampler, Sampling(grammar="g"), array("i", [1]), 1, logits).token == ord("{")
 
 
 def test_a_row_that_cannot_be_sampled_says_why(compiler):
-    sampler = sampler_with(compiler, hermes_grammar(response=ResponseFormat("json_object")))
+    sampler = sampler_with(compiler, reply_grammar(response=ResponseFormat("json_object")))
     ok = SampleSpec(Sampling(grammar="g"), array("i", list(b"..{")), 2, 3)
     unknown = SampleSpec(Sampling(grammar="h"), array("i", [1]), 1, 1)
     outside = SampleSpec(Sampling(grammar="g"), array("i", list(b"..x")), 2, 3)

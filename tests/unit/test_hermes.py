@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools_bridge.deltas import ArgumentsDelta, CallClosed, CallOpened, ContentDelta, Parsed, PartialCall
-from tools_bridge.hermes import DeltaTracker, parse
+from tools_bridge.families.hermes import DeltaTracker, parse
 from tools_bridge.json_value import parse_arguments
 
 NASTY = [

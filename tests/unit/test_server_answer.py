@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentserve.messages import Token, TurnUsage
-from agentserve.server.http.hermes_calls import HermesParser
+from agentserve.server.http.reply_parsers import CallParser
 from agentserve.server.sessions.answer import Answer, Outcome
 from agentserve.types import FinishReason, SessionId, TurnId
 from tests.api_rig import hermes
 from tests.fakes import END, EOS, ByteTokenizer
+from tools_bridge.families.hermes import DeltaTracker
+from tools_bridge.registry import DEFAULT_FORM
 
 USAGE = TurnUsage(1, 0, 0, 1, 0, 0.0, 0.0, 0.0, 0.0)
 TOKENIZER = ByteTokenizer()
@@ -48,7 +50,7 @@ def run(
         stops=stops,
         end_ids=frozenset({END}),
         min_tokens=min_tokens,
-        parser=HermesParser() if tools else None,
+        parser=CallParser(DeltaTracker()) if tools else None,
         decode=TOKENIZER.decode,
     )
     deltas = []
@@ -129,3 +131,26 @@ def test_a_stop_that_begins_within_a_token_leaves_no_ids_to_splice() -> None:
 def test_a_truncated_call_is_not_spliced() -> None:
     _, _, _, outcome = run([*b'<tool_call>{"na'], FinishReason.LENGTH, tools=True)
     assert (outcome.generated, outcome.has_calls, outcome.calls) == (None, False, ())
+
+
+def test_reasoning_is_no_part_of_the_text_and_its_tokens_are_counted() -> None:
+    said = "<think>\nwhy?</think>\n\nyes " + hermes("f", "{}")
+    answer = Answer(
+        TOKENIZER.detokenizer(),
+        end_ids=frozenset({END}),
+        parser=CallParser(DEFAULT_FORM.parser()),
+        decode=TOKENIZER.decode,
+    )
+    deltas = [
+        answer.push(Token(SessionId("s"), TurnId(1), index, token))
+        for index, token in enumerate([*said.encode(), END])
+    ]
+    last, outcome = answer.finish(FinishReason.STOP, USAGE)
+    deltas.append(last)
+    assert (outcome.reasoning, outcome.text, [call.name for call in outcome.calls]) == ("why?", "yes", ["f"])
+    assert "".join(delta.reasoning for delta in deltas) == "why?"
+    assert "".join(delta.text for delta in deltas) == "yes"
+    assert all(delta for delta in deltas if delta.reasoning)
+    assert outcome.reasoning_tokens == len("<think>\nwhy?</think>")
+    assert outcome.generated == array("i", list(said.encode()))  # what is spliced is all of it
+    assert [id_ for delta in deltas for id_ in delta.ids] == list(outcome.ids)

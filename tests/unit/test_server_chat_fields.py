@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,33 @@ async def test_a_schema_by_any_name_is_the_response_format(path: str, fields: di
     ours, theirs = rig.grammars.asked
     assert ours == theirs
     assert ours.schema == SCHEMA
+
+
+TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "seen"),
+    [
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choices": ("a", "b")}),
+        ({"guided_choice": ["a", "b"]}, {"choices": ("a", "b")}),
+        ({"structured_outputs": {"grammar": "root ::= 'a'"}}, {"ebnf": "root ::= 'a'"}),
+        ({"guided_grammar": "root ::= 'a'"}, {"ebnf": "root ::= 'a'"}),
+        ({"structured_outputs": {"structural_tag": TAG}}, {"structural_tag": TAG}),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, {"structural_tag": TAG}),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_other_forms_are_grammars(path: str, fields: dict[str, Any], seen: dict[str, Any]) -> None:
+    rig = Rig()
+    body: dict[str, Any] = {"messages": [user("a")]} if path == CHAT else {"prompt": "a"}
+    assert (await rig.post(path, body | fields)).status_code == 200
+    [form] = rig.grammars.asked
+    assert {name: getattr(form, name) for name in seen} == seen
+    assert form.held
+    assert rig.engine.submits[0].sampling.grammar is not None
 
 
 async def test_any_object_by_its_other_name() -> None:

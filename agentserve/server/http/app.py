@@ -41,10 +41,9 @@ from agentserve.server.http.sessions.hints import session_hints
 from agentserve.server.http.sessions.results import tool_results
 from agentserve.server.http.sessions.upload import tool_result_stream
 from agentserve.server.http.sse import ClientGone
-from agentserve.server.http.structure import GrammarMaker, Grammars
+from agentserve.server.http.structure import GrammarMaker, Grammars, ParserMaker
 from agentserve.server.http.translate import KNOWN, api_error
 from agentserve.server.http.voice import error_response
-from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.events import EventLogs
@@ -68,7 +67,7 @@ def create_app(
     template: ChatTemplate | None,
     end_ids: tuple[int, ...],
     chain: Chain,
-    tool_parser: Callable[[], ToolParser],
+    tool_parser: ParserMaker,
     grammar_maker: GrammarMaker,
     directory: SessionDirectory | None = None,
     journal: Journal | None = None,

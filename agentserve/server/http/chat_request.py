@@ -18,8 +18,8 @@ from agentserve.server.http.names import NOBODY, Identity, identity
 from agentserve.server.http.said import take_advice
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.structure import Form, chat_form
-from agentserve.server.http.structured import as_response_format
-from agentserve.server.http.turn_parts import answer_factory, namespace
+from agentserve.server.http.structured import as_response_format, other_form
+from agentserve.server.http.turn_parts import answer_begins_behind, answer_factory, namespace, prompt_end
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.seats import SessionSeat, chain_keys
@@ -102,9 +102,10 @@ async def prepare_turns(
     messages, told = await context.off_loop(_read, fields, limits, cut)
     fields = as_response_format(fields)  # the transcript keeps what was sent
     tools = history.tool_dicts(fields.tools, limits)
-    form = chat_form(fields, tools, limits)
+    form = other_form(chat_form(fields, tools, limits), fields)
     template = template_of(context)
-    grammar = await context.grammars.define(form)
+    ending = await context.off_loop(prompt_ending, context, template, fields) if form.constrained else ""
+    grammar = await context.grammars.define(form, ending)
     keyed = messages
     if cut:  # a history is the same with and without them
         keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
@@ -138,9 +139,16 @@ async def prepare_turns(
         for _ in range(sampling.choices(fields, limits) - 1):
             sibling = context.directory.sibling(lease.session, keys, context.clock.now())
             seats.append(_seat(context, sibling, told))
+        before = answer_begins_behind(context, messages, prompt, bool(fields.continue_final_message))
         specs = tuple(
             _spec(
-                context, fields, seat, prompt=prompt, settings=_settings(settings, index, grammar), form=form
+                context,
+                fields,
+                seat,
+                prompt=prompt,
+                settings=_settings(settings, index, grammar),
+                form=form,
+                before=before,
             )
             for index, seat in enumerate(seats)
         )
@@ -187,6 +195,15 @@ def template_settings(fields: ChatRequest) -> JsonObject | None:
     if effort == "none":
         ours = {"enable_thinking": False, "thinking": False}
     return ours | (fields.chat_template_kwargs or {})
+
+
+def prompt_ending(context: ServerContext, template: ChatTemplate, fields: ChatRequest) -> str:
+    """The text that a prompt of such a request ends with, whatever is in it: before there is a prompt, it
+    tells whether the answer begins with reasoning."""
+    if fields.continue_final_message or fields.add_generation_prompt is False:
+        return ""
+    anything: list[JsonObject] = [{"role": "user", "content": "."}]
+    return prompt_end(context, render(template, fields, anything, []))
 
 
 def template_of(context: ServerContext) -> ChatTemplate:
@@ -260,12 +277,14 @@ def _spec(
     prompt: array[int],
     settings: Sampling,
     form: Form,
+    before: str,
 ) -> TurnSpec:
+    continues = bool(fields.continue_final_message)
     return TurnSpec(
         seat=seat,
         prompt=prompt,
         sampling=settings,
-        answer=answer_factory(context, settings, form=form, continues=bool(fields.continue_final_message)),
+        answer=answer_factory(context, settings, form=form, before=before, continues=continues),
         namespace=namespace(seat.lease.session.tenant, fields.cache_salt),
         priority=fields.priority or 0,
         watch=seat.watch,

@@ -21,7 +21,7 @@ from agentserve.server.http.schemas import CompletionRequest, decode
 from agentserve.server.http.sse import unless_gone
 from agentserve.server.http.streaming import open_stream
 from agentserve.server.http.structure import Form, response_schema
-from agentserve.server.http.structured import as_response_format
+from agentserve.server.http.structured import as_response_format, other_form
 from agentserve.server.http.turn_parts import answer_factory, namespace
 from agentserve.server.limits import Limits, check_text
 from agentserve.server.sessions.answer import Delta, Outcome
@@ -80,7 +80,8 @@ async def _prepare(context: ServerContext, fields: CompletionRequest) -> _Job:
         raise _too_many(limits)
     fields = as_response_format(fields)
     wants_json, schema = response_schema(fields.response_format, limits)
-    grammar = await context.grammars.define(Form(json=wants_json, schema=schema))
+    form = other_form(Form(json=wants_json, schema=schema), fields)
+    grammar = await context.grammars.define(form)
     encoded = [await _encoded(context, index, prompt) for index, prompt in enumerate(prompts)]
     default_seed = context.new_seed()
 
@@ -119,7 +120,7 @@ def _spec(
         seat=OneShotSeat(SessionId(new_session_id()), context.engine),
         prompt=prompt,
         sampling=settings,
-        answer=answer_factory(context, settings, form=Form(), continues=True),
+        answer=answer_factory(context, settings, continues=True),
         namespace=namespace(DEFAULT_TENANT, fields.cache_salt),
         priority=fields.priority or 0,
     )

@@ -18,11 +18,10 @@ from agentserve.server.http.responses.desk import Desk
 from agentserve.server.http.sampling import ModelFacts
 from agentserve.server.http.sessions.background import Background
 from agentserve.server.http.sessions.exclusive import Exclusive
-from agentserve.server.http.structure import Grammars
+from agentserve.server.http.structure import Grammars, ParserMaker
 from agentserve.server.http.translate import bad_value
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.advice import settle
-from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
@@ -63,7 +62,7 @@ class ServerContext:
     template: ChatTemplate | None  # None: the model has no chat format
     end_ids: tuple[int, ...]  # tokens that end a turn, as the workers have them
     chain: Chain
-    tool_parser: Callable[[], ToolParser]
+    tool_parser: ParserMaker
     grammars: Grammars
     directory: SessionDirectory
     chronicle: Chronicle

@@ -13,6 +13,7 @@ from agentserve.server.errors import ApiError
 from agentserve.server.http.schemas import ChatRequest, ResponseFormat
 from agentserve.server.http.tool_choice import tool_choice
 from agentserve.server.limits import Limits
+from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.text_port import JsonObject
 from tools_bridge.compiler import CompilerUnavailable
 from tools_bridge.grammar import GrammarSource
@@ -31,6 +32,10 @@ class Form:
     json: bool = False
     schema: JsonObject | None = None
     strict_schema: bool = False
+    regex: str = ""  # the answer's form as a pattern, as one of `choices`, as a grammar in EBNF, or as
+    choices: tuple[str, ...] = ()  # an xgrammar structural tag; at most one of these and `json`
+    ebnf: str = ""
+    structural_tag: JsonObject | None = None
 
     @property
     def calls(self) -> bool:
@@ -42,17 +47,30 @@ class Form:
         return self.choice in ("required", "named")
 
     @property
+    def held(self) -> bool:
+        """What is no call has a form of its own."""
+        return bool(self.json or self.regex or self.choices or self.ebnf or self.structural_tag)
+
+    @property
     def constrained(self) -> bool:
         """Sampling needs a grammar."""
         auto = self.choice == "auto" and (bool(self.strict or self.allowed) or not self.parallel)
-        return self.json or self.forced or auto
+        return self.held or self.forced or auto
+
+
+class ParserMaker(Protocol):
+    def __call__(self, form: Form, before: str, *, continues: bool = False) -> ToolParser:
+        """A parser for one answer of a `form`. `before`: the text that ends its prompt or, where it
+        `continues` one, what that begins with."""
+        ...
 
 
 class GrammarMaker(Protocol):
     """Compiles forms; thread-safe. A schema it cannot take is a ValueError."""
 
-    def source(self, form: Form) -> GrammarSource | None:
-        """Equal forms have sources with equal ids; None where any text will do."""
+    def source(self, form: Form, prompt_end: str) -> GrammarSource | None:
+        """Equal forms have sources with equal ids; None where any text will do. `prompt_end`: the text
+        that the answer's prompt ends with, which tells whether reasoning has begun there."""
         ...
 
     def cached(self, source: GrammarSource) -> str | None:
@@ -77,19 +95,20 @@ class Grammars:
         self._executor = executor
         self._under_way: dict[str, asyncio.Future[str]] = {}
 
-    async def define(self, form: Form) -> str | None:
-        """The id to put into `Sampling.grammar`, or None where the form is free."""
+    async def define(self, form: Form, prompt_end: str = "") -> str | None:
+        """The id to put into `Sampling.grammar`, or None where the form is free. `prompt_end`: what the
+        answer's prompt will end with."""
         if not form.constrained:
             return None
         try:
-            source = await asyncio.to_thread(self._maker.source, form)
+            source = await asyncio.to_thread(self._maker.source, form, prompt_end)
             if source is None:
                 return None
             compiled = self._maker.cached(source)
             if compiled is None:
                 compiled = await self._compiled(source)
         except (ValueError, RecursionError) as error:
-            param = "response_format" if form.json and not form.forced else "tools"
+            param = "response_format" if form.held and not form.forced else "tools"
             named = str(error).startswith(param)  # the message names the place already
             raise ApiError(
                 str(error) if named else f"{param}: {error}", param=param, code="invalid_schema"

@@ -1,11 +1,12 @@
 """vLLM's names for the form of an answer (`structured_outputs`, `guided_*`), as ours.
 
-JSON becomes a `response_format`, which every later place knows; the others are refused: an answer
-without the asked-for form is worse than none.
+JSON becomes a `response_format`; a pattern, a choice, a grammar and a structural tag become parts of the
+`Form`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TypeVar
 
 import msgspec
@@ -13,9 +14,11 @@ from msgspec.structs import replace
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.schemas import JsonSchemaFormat, ResponseFormat, SamplingFields
+from agentserve.server.http.structure import Form
 from agentserve.server.text_port import JsonObject
 
 Fields = TypeVar("Fields", bound=SamplingFields)
+Value = TypeVar("Value")
 
 _GUIDED = {
     "guided_json": "json",
@@ -26,7 +29,7 @@ _GUIDED = {
 
 
 def as_response_format(fields: Fields) -> Fields:
-    """The request with its wanted form in `response_format` alone."""
+    """The request with a wanted JSON form in `response_format` alone; what contradicts itself is a 400."""
     wanted = _wanted(fields)
     if not wanted:
         return fields
@@ -39,9 +42,7 @@ def as_response_format(fields: Fields) -> Fields:
     if fields.response_format is not None and fields.response_format.type != "text":
         raise ApiError(f"{param}: cannot be used with response_format", param=param)
     if kind not in ("json", "json_object"):
-        raise ApiError(
-            f"{param}: not supported yet; use a JSON schema", param=param, code="unsupported_parameter"
-        )
+        return fields
     form = ResponseFormat("json_object")
     if kind == "json":
         form = ResponseFormat("json_schema", JsonSchemaFormat(schema=_schema(value, param)))
@@ -54,6 +55,27 @@ def as_response_format(fields: Fields) -> Fields:
         guided_choice=None,
         guided_grammar=None,
     )
+
+
+def other_form(form: Form, fields: SamplingFields) -> Form:
+    """`form`, and what of the wanted one is no JSON. `fields`: as `as_response_format` gave them."""
+    for param, kind, value in _wanted(fields):
+        match kind, value:
+            case "regex", str():
+                form = dataclasses.replace(form, regex=_some(value, param))
+            case "choice", list():
+                form = dataclasses.replace(form, choices=tuple(_some(value, param)))
+            case "grammar", str():
+                form = dataclasses.replace(form, ebnf=_some(value, param))
+            case "structural_tag", _:
+                form = dataclasses.replace(form, structural_tag=_some(_schema(value, param), param))
+    return form
+
+
+def _some(value: Value, param: str) -> Value:
+    if not value:
+        raise ApiError(f"{param}: must not be empty", param=param)
+    return value
 
 
 def _wanted(fields: SamplingFields) -> list[tuple[str, str, object]]:
@@ -78,6 +100,6 @@ def _schema(value: object, param: str) -> JsonObject:
         try:
             return msgspec.json.decode(value, type=JsonObject)
         except msgspec.DecodeError:
-            raise ApiError(f"{param}: is not the JSON of a schema", param=param) from None
+            raise ApiError(f"{param}: is not the JSON of an object", param=param) from None
     assert isinstance(value, dict)  # its type says so
     return value

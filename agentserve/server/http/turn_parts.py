@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.structure import Form
-from agentserve.server.sessions.answer import Answer, CallsOnly, ToolParser
+from agentserve.server.sessions.answer import Answer
 from agentserve.server.sessions.identity import DEFAULT_TENANT
+from agentserve.server.text_port import JsonObject
 from agentserve.types import Sampling
+
+PROMPT_END = 16  # tokens: more than any mark has that begins reasoning
 
 
 def namespace(tenant: str, salt: str | None) -> str:
@@ -18,19 +22,31 @@ def namespace(tenant: str, salt: str | None) -> str:
     return f"{len(tenant)}:{tenant}:{salt or ''}"
 
 
+def prompt_end(context: ServerContext, prompt: array[int]) -> str:
+    return context.tokenizer.decode(prompt[-PROMPT_END:], skip_control=False)
+
+
+def answer_begins_behind(
+    context: ServerContext, messages: Sequence[JsonObject], prompt: array[int], continues: bool
+) -> str:
+    """The text an answer goes on from: the end of the prompt, or all of the message that it `continues`."""
+    if not continues:
+        return prompt_end(context, prompt)
+    content = messages[-1].get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
 def answer_factory(
-    context: ServerContext, settings: Sampling, *, form: Form, continues: bool
+    context: ServerContext, settings: Sampling, *, continues: bool, form: Form | None = None, before: str = ""
 ) -> Callable[[], Answer]:
-    """Makes the fold over a turn's tokens. `form`: what calls to look for; `continues`: the answer goes
-    on from text of the prompt, so that its first space is a real one."""
+    """Makes the fold over a turn's tokens. `form`: what calls to look for, in an answer that has the
+    model's form at all; `before`: how the prompt ends. `continues`: the answer goes on from text of the
+    prompt, so that its first space is a real one; then that text is `before`."""
     ends = set(settings.stop_token_ids)
     if not settings.ignore_eos:
         ends.update(context.facts.end_ids)
-
-    def parser() -> ToolParser | None:
-        if not form.calls:
-            return None
-        return CallsOnly(context.tool_parser()) if form.forced else context.tool_parser()
 
     def build() -> Answer:
         return Answer(
@@ -38,7 +54,7 @@ def answer_factory(
             stops=settings.stop,
             end_ids=frozenset(ends),
             min_tokens=settings.min_tokens,
-            parser=parser(),
+            parser=None if form is None else context.tool_parser(form, before, continues=continues),
             decode=context.tokenizer.decode,
         )
 

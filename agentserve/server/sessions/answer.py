@@ -1,4 +1,4 @@
-"""From one turn's tokens to what the client sees: text, tool calls, log-probabilities.
+"""From one turn's tokens to what the client sees: text, reasoning, tool calls, log-probabilities.
 
 A fold: it knows no engine and no clock. Streaming and not streaming use it alike, so they agree.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agentserve.messages import Token, TurnUsage
 from agentserve.server.sessions.stopcut import StopCutter
@@ -34,15 +34,31 @@ class Call:
     complete: bool
 
 
-class ToolParser(Protocol):
-    """Finds tool calls in growing text; joined deltas equal the parse of the whole text."""
+class Found(NamedTuple):
+    """What became certain with a piece of text."""
 
-    def push(self, piece: str) -> tuple[str, list[CallDelta]]:
-        """Content and call pieces that are certain now."""
+    text: str
+    calls: list[CallDelta]
+    reasoning: str = ""
+
+    def followed_by(self, more: Found) -> Found:
+        return Found(self.text + more.text, self.calls + more.calls, self.reasoning + more.reasoning)
+
+
+class ToolParser(Protocol):
+    """Finds tool calls and reasoning in growing text; joined deltas equal the parse of the whole text."""
+
+    def push(self, piece: str) -> Found:
+        """What is certain now."""
         ...
 
-    def finish(self) -> tuple[str, list[CallDelta]]:
-        """What remains; call once, at the end of the text."""
+    def finish(self, *, cut: bool) -> Found:
+        """What remains; call once, at the end of the text, or where it was `cut` off."""
+        ...
+
+    @property
+    def thinking(self) -> bool:
+        """The text so far ends within reasoning."""
         ...
 
     @property
@@ -55,7 +71,7 @@ class ToolParser(Protocol):
 
 
 class CallsOnly:
-    """A parser for answers that are held to be calls: text is no part of them.
+    """A parser for answers that are held to be calls: text is no part of them, but for reasoning.
 
     Where such an answer is cut, what is left over is the beginning of a call, not something said.
     """
@@ -63,11 +79,15 @@ class CallsOnly:
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
 
-    def push(self, piece: str) -> tuple[str, list[CallDelta]]:
-        return "", self._parser.push(piece)[1]
+    def push(self, piece: str) -> Found:
+        return self._parser.push(piece)._replace(text="")
 
-    def finish(self) -> tuple[str, list[CallDelta]]:
-        return "", self._parser.finish()[1]
+    def finish(self, *, cut: bool) -> Found:
+        return self._parser.finish(cut=cut)._replace(text="")
+
+    @property
+    def thinking(self) -> bool:
+        return self._parser.thinking
 
     @property
     def calls(self) -> list[Call]:
@@ -105,7 +125,7 @@ class Outcome:
     generated: array[int] | None
     usage: TurnUsage
     reasoning: str = ""  # no part of `text`
-    reasoning_tokens: int = 0  # of `ids`
+    reasoning_tokens: int = 0  # of `tokens`: the marks around the reasoning count
     stop: str | None = None  # the stop string that ended it
 
     @property
@@ -138,6 +158,8 @@ class Answer:
         self._sent = 0  # how many tokens' ids were handed out
         self._end: Token | None = None  # an end token; shown only if the turn goes on after it
         self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._thought = 0  # tokens of the reasoning
         self._raw: list[str] = []  # as cut at stop strings, tool calls not yet taken out
 
     @property
@@ -161,7 +183,7 @@ class Answer:
             self._end = token
         else:
             piece += self._show(token)
-        return self._delta(*self._split(piece))
+        return self._delta(self._split(piece))
 
     def finish(self, reason: FinishReason, usage: TurnUsage) -> tuple[Delta, Outcome]:
         """The last delta and the whole answer."""
@@ -173,11 +195,10 @@ class Answer:
         if not self.stopped:
             rest += self._cutter.flush()
         self._raw.append(rest)
-        text, calls = self._split(piece + rest)
+        found = self._split(piece + rest)
         if self._parser is not None:
-            more, last = self._parser.finish()
-            text, calls = text + more, [*calls, *last]
-        delta = self._delta(text, calls, last=True)
+            found = found.followed_by(self._parser.finish(cut=reason is not FinishReason.STOP))
+        delta = self._delta(found, last=True)
         outcome = Outcome(
             reason=reason,
             text="".join(self._text),
@@ -188,6 +209,8 @@ class Answer:
             generated=self._generated(ended_by_token),
             usage=usage,
             stop=self._cutter.hit,
+            reasoning="".join(self._reasoning),
+            reasoning_tokens=self._thought,
         )
         return delta, outcome
 
@@ -198,20 +221,26 @@ class Answer:
         self._raw.append(shown)
         return shown
 
-    def _split(self, piece: str) -> tuple[str, list[CallDelta]]:
+    def _split(self, piece: str) -> Found:
         if self._parser is None or not piece:
-            return piece, []
-        return self._parser.push(piece)
+            return Found(piece, [])
+        before = self._parser.thinking
+        found = self._parser.push(piece)
+        if before or self._parser.thinking or found.reasoning:
+            self._thought = len(self._tokens)  # reasoning comes first
+        return found
 
-    def _delta(self, text: str, calls: list[CallDelta], last: bool = False) -> Delta:
+    def _delta(self, found: Found, last: bool = False) -> Delta:
+        text, calls, reasoning = found
         self._text.append(text)
-        if not (text or calls or last):
+        self._reasoning.append(reasoning)
+        if not (text or calls or reasoning or last):
             return Delta()
         tokens, self._pending = tuple(self._pending), []
         until = len(self._tokens) - (1 if self._end is not None and not last else 0)
         ids = tuple(token.token for token in self._tokens[self._sent : until])
         self._sent = until
-        return Delta(text, tuple(calls), tokens, ids)
+        return Delta(text, tuple(calls), tokens, ids, reasoning)
 
     def _generated(self, ended_by_token: bool) -> array[int] | None:
         """The ids that spell exactly the shown text, for splicing into the next turn's prompt."""

@@ -38,6 +38,8 @@ def chain_keys(chain: Chain, messages: list[JsonObject], salt: str | None = None
 def reply_message(outcome: Outcome) -> JsonObject:
     """The assistant message as a client will send it back."""
     message: JsonObject = {"role": "assistant", "content": outcome.text}
+    if outcome.reasoning:
+        message["reasoning_content"] = outcome.reasoning
     if outcome.calls:
         message["tool_calls"] = [
             {

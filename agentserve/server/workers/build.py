@@ -62,7 +62,8 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault) -> BuiltEngine:
         backend.keep_to_cores(own_cores(spec.index, spec.kv_share, spec.threads))
     opened = open_model(source)
     check_settings(spec, source, opened.config, ops)  # before minutes of reading weights
-    text = load(source.path, Path(spec.chat_template) if spec.chat_template else None)
+    chat_template = Path(spec.chat_template) if spec.chat_template else None
+    text = load(source.path, chat_template, spec.tool_parser, spec.reasoning_parser)
     loaded = opened.load(dtype, device, spec.weights)
     check_blocks(spec, source, loaded.weights)
     config, kv_dtype = loaded.config, kv_dtype_of(spec)

@@ -35,6 +35,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     data_dir: str | None = None  # absolute; always there with a disk tier
     tier_policy: str = "priced"
     peers: bool = True  # may read what the other workers of this machine have on disk
+    tool_parser: str | None = None  # these decide which control tokens are shown, and which end a turn
+    reasoning_parser: str | None = None
     replaces: bool = False  # a worker that died: what can be done without does not keep this one from it
 
 
@@ -56,6 +58,8 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         parent=parent,
         model=config.model.name,
         chat_template=str(config.model.chat_template) if config.model.chat_template else None,
+        tool_parser=config.model.tool_parser,
+        reasoning_parser=config.model.reasoning_parser,
         dtype=config.model.dtype,
         weights=config.model.weights,
         activations=config.model.activations,

@@ -1,0 +1,124 @@
+"""Reasoning in chat completions: kept apart, and the same session whether a client sends it back or not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agentserve.messages import unpack_tokens
+from agentserve.server.http.reply_parsers import ReplyGrammars
+from agentserve.server.http.structure import Form
+from tests.api_rig import TOOLS, Rig, hermes, user
+from tests.fakes import ByteTemplate, ScriptedEngine, say
+from tools_bridge.grammar import GrammarSource, ResponseFormat, reply_grammar
+from tools_bridge.registry import DEFAULT_FORM, ReplyForm, reply_form
+
+
+class Compiler:
+    """Of nothing."""
+
+    def cached(self, source: GrammarSource) -> str | None:
+        return "{}"
+
+    def compile(self, source: GrammarSource) -> str:
+        return "{}"
+
+
+class Thinks(ByteTemplate):
+    """Its prompts end within the reasoning."""
+
+    def render(self, messages: Any, **kwargs: Any) -> Any:
+        ids = super().render(messages, **kwargs)
+        if not kwargs.get("continue_final_message"):
+            ids.extend(b"<think>\n")
+        return ids
+
+
+async def test_the_answer_has_no_reasoning_in_it() -> None:
+    rig = Rig(ScriptedEngine(say("<think>\nhm</think>\n\nyes")))
+    message = (await rig.chat([user("a")]))["choices"][0]["message"]
+    assert message["content"] == "yes"
+
+
+async def test_a_prompt_that_ends_in_reasoning() -> None:
+    rig = Rig(ScriptedEngine(say("hm</think>\n\n" + hermes("now", "{}"))), template=Thinks())
+    choice = (await rig.chat([user("a")], tools=TOOLS))["choices"][0]
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_what_a_user_writes_begins_no_reasoning() -> None:
+    rig = Rig(ScriptedEngine(say("yes")))
+    message = (await rig.chat([user("say <think>")]))["choices"][0]["message"]
+    assert message["content"] == "yes"
+
+
+@pytest.mark.parametrize("said", ["<think>\nhm", "<think>hm</think>\n\nwell"])
+async def test_a_continued_message_goes_on_where_it_was(said: str) -> None:
+    rig = Rig(ScriptedEngine(say(" more")))
+    messages = [user("a"), {"role": "assistant", "content": said}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    message = (await rig.chat(messages, **fields))["choices"][0]["message"]
+    assert (message["content"] == " more") == ("</think>" in said)
+
+
+@pytest.mark.parametrize("key", [None, "reasoning", "reasoning_content"])
+async def test_the_session_goes_on_with_and_without_the_reasoning(key: str | None) -> None:
+    rig = Rig(ScriptedEngine(say("<think>hm</think>yes")))
+    first = await rig.chat([user("a")])
+    reply = {"role": "assistant", "content": "yes"} | ({key: "hm"} if key else {})
+    await rig.chat([user("a"), reply, user("b")])
+    one, two = rig.engine.submits
+    assert one.session == two.session
+    said = b"<think>hm</think>yes"
+    assert said in bytes(
+        id_ for id_ in unpack_tokens(two.tokens) if id_ < 256
+    )  # as generated, reasoning and all
+    assert first["choices"][0]["message"]["content"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (reply_form("", "mistral"), "[TOOL_CALLS]now[ARGS]{}"),
+        (reply_form("", "qwen3-xml"), "<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+        (reply_form("", "gpt-oss"), "<|channel|>commentary to=functions.now<|message|>{}"),
+        (reply_form("", "llama3"), '{"name": "now", "parameters": {}}'),
+        (DEFAULT_FORM, hermes("now", "{}")),
+    ],
+)
+async def test_calls_of_every_form(form: ReplyForm, said: str) -> None:
+    rig = Rig(ScriptedEngine(say(said)), reply_form=form)
+    choice = (await rig.chat([user("a")], tools=TOOLS))["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "now", "arguments": "{}"}
+    assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(("template", "thinking"), [(ByteTemplate(), "may"), (Thinks(), "inside")])
+async def test_a_form_of_the_answer_leaves_room_for_reasoning(template: Any, thinking: str) -> None:
+    rig = Rig(template=template)
+    maker = ReplyGrammars(Compiler(), reply_form("<think></think>"))  # type: ignore[arg-type]
+    rig.context.grammars._maker = maker
+    await rig.chat([user("a")], response_format={"type": "json_object"})
+    [(source, _)] = rig.engine.grammars.items()
+    wanted = reply_grammar(response=ResponseFormat("json_object"), thinking=thinking)  # type: ignore[arg-type]
+    assert source == (wanted.id if wanted else None)
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        (Form(regex="a+"), "regex"),
+        (Form(choices=("a", "b")), "or"),
+        (Form(ebnf='root ::= "a"'), "grammar"),
+        (Form(structural_tag={"format": {"type": "any_text"}}), "any_text"),
+    ],
+)
+def test_forms_of_text(form: Form, kind: str) -> None:
+    assert form.constrained
+    source = ReplyGrammars(Compiler(), DEFAULT_FORM).source(form, "")  # type: ignore[arg-type]
+    assert source is not None
+    assert json.loads(source.text)["format"]["type"] == kind

@@ -1,0 +1,1 @@
+"""One file per form in which models write tool calls."""

@@ -1,0 +1,85 @@
+"""Tool calls of Llama 4 (and Llama 3.2) as a Python list: a reply that is nothing but
+
+    [f(a=1, b="x"), g()]
+
+perhaps between `<|python_start|>` and `<|python_end|>`. A list that does not begin with the name of an
+offered tool is text. A call is given once it is whole: its literals are no JSON.
+"""
+
+from __future__ import annotations
+
+from tools_bridge.families.llama import LlamaCalls
+from tools_bridge.parser import MAX_NAME, Asked, Calls, give_up
+from tools_bridge.python_call import CallEnd, arguments
+from tools_bridge.reply import Reply
+from tools_bridge.source import Marks, Source, Step
+
+START, END = "<|python_start|>", "<|python_end|>"
+MARKERS = (START, END)
+_NAME_END = Marks("(", "\n", "]", ",")
+
+
+class LlamaPythonicCalls:
+    """Lists, and the JSON form of Llama 3, which these models fall back to."""
+
+    ends_thinking = False
+
+    def __init__(self) -> None:
+        self._json, self._lists = LlamaCalls(), PythonicCalls()
+        self.triggers = (*self._json.triggers, *self._lists.triggers)
+
+    def read(self, source: Source, reply: Reply, trigger: str, asked: Asked) -> Step[None]:
+        form: Calls = self._json if trigger in self._json.triggers else self._lists
+        yield from form.read(source, reply, trigger, asked)
+
+
+class PythonicCalls:
+    triggers: tuple[str, ...] = (START, "[")
+    ends_thinking = False
+
+    def read(self, source: Source, reply: Reply, trigger: str, asked: Asked) -> Step[None]:
+        before = trigger
+        if trigger == START:
+            before += yield from source.blanks()
+            if not (yield from source.accept("[")):
+                return give_up(source, reply, before, "[")
+            before += "["
+        elif not reply.blank:
+            return reply.say(trigger)
+        more = ","
+        while more:
+            before += yield from source.blanks()
+            name, mark = yield from source.upto(_NAME_END, MAX_NAME)
+            if mark != "(" or (asked.tools and name not in asked.tools) or not _is_name(name):
+                source.at -= len(mark)
+                return reply.say(before + name)
+            source.at -= 1
+            error = yield from _call(source, reply, name)
+            if error:
+                return
+            yield from source.blanks()
+            more = yield from source.accept(",")
+            before = ""
+        yield from source.accept("]")
+        yield from source.blanks()
+        yield from source.accept(END)
+
+
+def _call(source: Source, reply: Reply, name: str) -> Step[str]:
+    """Read from the parenthesis on; what is wrong with it."""
+    reply.open(name)
+    end, raw = CallEnd(), [name]
+    while True:
+        raw.append(source.take(end.feed(source.text, source.at)))
+        if end.done or end.failed or source.ended:
+            break
+        yield
+    given = arguments("".join(raw)) if end.done else None
+    reply.arguments(given or "")
+    error = "" if given else "malformed" if end.done or end.failed else "truncated"
+    reply.close(error)
+    return error
+
+
+def _is_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.replace("-", "_").split("."))
