@@ -21,9 +21,11 @@ from agentserve.text.conversation import Message, RawMessage, check_json, parse_
 from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts
 from agentserve.text.hiding import Hider, Placeholders, find_characters, strings_of
+from agentserve.text.splices import Stand, behind_their_prompts, with_marked_calls, without_calls
 from agentserve.text.template_sources import TemplateSources
 from agentserve.text.tokenizer import Tokenizer
 from tools_bridge.json_value import Json
+from tools_bridge.registry import reply_form
 
 _NO_SPLICES: Mapping[int, Sequence[int]] = MappingProxyType({})
 
@@ -69,6 +71,7 @@ class ChatTemplate:
         self.wrapper: str | None = self._chat.wrapper if self._chat else None
         frame = self._chat.frame(Placeholders(self._chat.sources).take(), {}) if self._chat else None
         self.stop_ids: frozenset[int] = self._end_of_turn(frame)
+        self._inner = reply_form("\n".join(self.sources)).inner
 
     @property
     def available(self) -> bool:
@@ -126,24 +129,31 @@ class ChatTemplate:
             if not spliced:
                 raise
             # Some templates want to see the calls that tool results answer.
-            return self._attempt(chat, request, _NO_SPLICES)[0]
+            try:
+                rendered, lost = self._attempt(chat, request, spliced, calls=True)
+            except TextError:
+                return self._attempt(chat, request, _NO_SPLICES)[0]
         if lost:
             kept = {index: ids for index, ids in spliced.items() if index not in lost}
             return self._rendered(chat, request, kept)
         return rendered
 
     def _attempt(
-        self, chat: Chat, request: _Request, spliced: Mapping[int, Sequence[int]]
+        self, chat: Chat, request: _Request, spliced: Mapping[int, Sequence[int]], *, calls: bool = False
     ) -> tuple[_Rendered, set[int]]:
-        """The rendered request, and the splices that did not come out exactly once."""
+        """The rendered request, and the splices that did not come out exactly once. `calls`: the template
+        sees the calls of spliced messages too, and what it makes of them is taken out again."""
         texts = strings_of(request.messages, *request.tools, request.kwargs)
         placeholders = Placeholders([*texts, *chat.sources])
         hider = Hider(self._tokenizer.matcher, placeholders)
         marks = {index: placeholders.take() for index in spliced}
+        seen = {i: placeholders.take() for i in marks if calls and request.messages[i].calls}
         messages = [
-            replace(message, parts=(marks[index],), calls=(), reasoning=None)
-            if index in marks
-            else hider.message(chat.split_reasoning(message))
+            hider.message(chat.split_reasoning(message))
+            if index not in marks
+            else with_marked_calls(hider.message(message), marks[index], seen[index])
+            if index in seen
+            else replace(message, parts=(marks[index],), calls=(), reasoning=None)
             for index, message in enumerate(request.messages)
         ]
         end = placeholders.take() if request.continue_final else ""
@@ -162,23 +172,18 @@ class ChatTemplate:
                 raise TextError("continue_final_message: the template does not show the last message")
         lost: set[int] = set()
         if marks:
+            frame = chat.frame(placeholders.take(), kwargs)
+            if seen:
+                following = [message.text.strip() for message in messages[1:]] + [""]
+                stands = [Stand(marks[i], last, following[i]) for i, last in sorted(seen.items())]
+                opening = frame.generation_prompt if frame else ""
+                text, unclear = without_calls(text, stands, opening, self._tokenizer.matcher, self._inner)
+                lost = {index for index in seen if marks[index] in unclear}
             # All marks in one pass: a history may have thousands.
             shown = Counter(found.group() for found in find_characters(frozenset(marks.values()), text))
-            lost = {index for index, mark in marks.items() if shown[mark] != 1}
-            if extra := self._generation_extra(chat, kwargs, placeholders.take()):
-                text = text.translate({ord(mark): extra + mark for mark in marks.values()})
+            lost |= {index for index, mark in marks.items() if shown[mark] != 1}
+            text = behind_their_prompts(text, {marks[i] for i in marks if i not in seen}, frame)
         return _Rendered(text, hider.restore, {marks[index]: ids for index, ids in spliced.items()}), lost
-
-    @staticmethod
-    def _generation_extra(chat: Chat, kwargs: Mapping[str, Json], mark: str) -> str:
-        """What the generation prompt has and a past assistant turn lacks (say, an opened `<think>`).
-
-        The spliced ids were generated behind it, so it has to be there when they are shown again.
-        """
-        frame = chat.frame(mark, kwargs)
-        if frame is None or not frame.generation_prompt.startswith(frame.before):
-            return ""
-        return frame.generation_prompt[len(frame.before) :]
 
     def _end_of_turn(self, frame: TurnFrame | None) -> frozenset[int]:
         """The control token the template writes behind an assistant's text."""
