@@ -116,9 +116,9 @@ def _choice(form: Form) -> ToolChoice:
         case "named":
             return ToolChoice.named(form.named or "")
         case "required":
-            return ToolChoice("required")
+            return ToolChoice("required", form.allowed)
         case "auto":
-            return ToolChoice("auto")
+            return ToolChoice("auto", form.allowed)
     return ToolChoice("none")
 
 

@@ -26,6 +26,7 @@ class Form:
     strict: frozenset[str] = frozenset()  # names of tools whose arguments must match their schema
     choice: str = "none"  # none | auto | required | named
     named: str | None = None
+    allowed: tuple[str, ...] = ()  # names of the tools that may be called; empty: all
     parallel: bool = True
     json: bool = False
     schema: JsonObject | None = None
@@ -52,7 +53,7 @@ class Form:
     @property
     def constrained(self) -> bool:
         """Sampling needs a grammar."""
-        auto = self.choice == "auto" and (bool(self.strict) or not self.parallel)
+        auto = self.choice == "auto" and (bool(self.strict or self.allowed) or not self.parallel)
         return self.held or self.forced or auto
 
 

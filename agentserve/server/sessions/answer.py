@@ -125,7 +125,7 @@ class Outcome:
     generated: array[int] | None
     usage: TurnUsage
     reasoning: str = ""  # no part of `text`
-    reasoning_tokens: int = 0  # of `tokens`: the marks around the reasoning count
+    reasoning_tokens: int = 0  # of `ids`
 
     @property
     def has_calls(self) -> bool:
