@@ -44,7 +44,7 @@ def source(name: str) -> str:
     return (DATA / f"{name}.jinja").read_text("utf-8")
 
 
-def save_model(folder: Path) -> None:
+def save_model(folder: Path, more: Sequence[str] = ()) -> None:
     """A byte-level vocabulary with the control tokens of several families."""
     encoder = Encoder(models.BPE())
     split = pre_tokenizers.Split(Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+"), "isolated")
@@ -57,7 +57,9 @@ def save_model(folder: Path) -> None:
     encoder.train_from_iterator(
         text, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
     )
-    encoder.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    encoder.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in [*SPECIAL, *more]]
+    )
     encoder.add_tokens([AddedToken(token, normalized=False) for token in MARKUP])
     fast = PreTrainedTokenizerFast(tokenizer_object=encoder, bos_token="<s>", eos_token="</s>")
     fast.save_pretrained(folder)

@@ -212,6 +212,12 @@ class ReplyForm:
         return tuple(dict.fromkeys((*self.family.markers, *think)))
 
     @property
+    def inner(self) -> frozenset[str]:
+        """Tokens that are part of replies, so that no reply ends before one."""
+        calls = self.family.calls.triggers if self.family.calls is not None else ()
+        return frozenset({*self.markers, *calls, hermes.OPEN, hermes.CLOSE})
+
+    @property
     def ends(self) -> tuple[str, ...]:
         """Tokens that end a turn, whatever else does."""
         return self.family.ends

@@ -44,11 +44,13 @@ NO_FRAME = TurnFrame("", (), ())
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Turns behind a user's message, and behind results of tools. `after`: behind a turn's text."""
+    """Turns behind a user's message, and behind results of tools. `after` stands behind a turn's text,
+    `after_call` behind the name of its call, where that is all there is."""
 
     after_user: TurnFrame
     after_result: TurnFrame
     after: str
+    after_call: str
 
     def behind(self, role: str | None) -> TurnFrame:
         return self.after_result if role == "tool" else self.after_user
@@ -63,6 +65,7 @@ def learn(render: Render, mark: str) -> Frames:
         after_user=_frame(render, asked, mark),
         after_result=_frame(render, resulted, mark),
         after=answered.partition(mark)[2] if answered.count(mark) == 1 else "",
+        after_call=_shown(render, [_USER, _call(mark)]).partition(mark)[2],
     )
 
 

@@ -73,6 +73,7 @@ class ChatTemplate:
         self._chat = Chat(sources, tokenizer.special_texts, now) if available else None
         self.facts: TemplateFacts | None = self._chat.facts if self._chat else None
         self.wrapper: str | None = self._chat.wrapper if self._chat else None
+        self._call_end: int | None = None  # what a turn with calls ends with, if it is no end of others
         self.stop_ids: frozenset[int] = self._ends_of_turns(self._chat) if self._chat else frozenset()
         self._end_ids = self.stop_ids | tokenizer.eos_ids
         self._known_frames: dict[str, Frames] = {}
@@ -198,14 +199,19 @@ class ChatTemplate:
         return frames
 
     def _turn_ends(self, text: str) -> Iterator[int]:
-        ends = self._end_ids
-        return (start for start, _, token in self._tokenizer.matcher.find(text) if token.id in ends)
+        found = [(start, token.id) for start, _, token in self._tokenizer.matcher.find(text)]
+        known = [start for start, id_ in found if id_ in self._end_ids]
+        return iter(known or [start for start, id_ in found if id_ == self._call_end])
 
     def _ends_of_turns(self, chat: Chat) -> frozenset[int]:
         """The control tokens with which a turn is over: what the template writes behind an assistant's
         text, and what families write behind calls."""
         placeholders = Placeholders(chat.sources)
-        after = chat.frames(placeholders.take(), {}).after.lstrip()
+        frames = chat.frames(placeholders.take(), {})
+        controls = [token for _, _, token in self._tokenizer.matcher.find(frames.after_call)]
+        if controls and controls[-1].special:
+            self._call_end = controls[-1].id
+        after = frames.after.lstrip()
         first = next(self._tokenizer.matcher.find(after), None)
         found = set[int]()
         if first is not None and first[0] == 0:

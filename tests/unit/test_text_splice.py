@@ -81,9 +81,10 @@ def test_a_splice_the_template_drops_is_rendered_from_its_text() -> None:
 
 
 def test_a_template_that_refuses_a_splice_gets_the_text() -> None:
+    """It wants to see the calls, and does not say where a reply ends."""
     text = (
         "{% for m in messages %}{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
-        "{{ raise_exception('no call') }}{% endif %}<|im_start|>{{ m.content }}"
+        "{{ raise_exception('no call') }}{% endif %}| {{ m.content }}"
         "{{ m.tool_calls | tojson if m.tool_calls }}"
         "{{ tools | tojson if tools }}{% endfor %}"
     )
@@ -125,3 +126,63 @@ def test_splices_are_found_among_characters_like_them() -> None:
     ids = words.encode_rendered("x^]ya\U000f0005b\U000f0000", spliced=spliced)
     texts = [words.encode(text) for text in ("x^", "y", "b\U000f0000")]
     assert ids == [*texts[0], 1, 2, *texts[1], 3, *texts[2]]
+
+
+CHANNELS = """
+{%- for m in messages %}
+    {%- if m.role == 'assistant' and m.tool_calls %}
+        {%- set call = m.tool_calls[-1].function %}
+        {{- '<|header|>assistant to=' + call.name + '<|/header|>' + call.arguments | tojson + '<|eot|>' }}
+    {%- elif m.role == 'assistant' %}
+        {{- '<|header|>assistant<|begin|>final<|/header|>' + m.content + '<|im_end|>' }}
+    {%- elif m.role == 'tool' %}
+        {%- if not messages[loop.index0 - 1].tool_calls %}{{- raise_exception('no call') }}{%- endif %}
+        {{- '<|header|>' + messages[loop.index0 - 1].tool_calls[-1].function.name }}
+        {{- '<|/header|>' + m.content + '<|im_end|>' }}
+    {%- else %}
+        {{- '<|header|>user<|/header|>' + (tools | tojson if tools else '') + m.content + '<|im_end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|header|>assistant' }}{%- endif %}"""
+"""Behaves as gpt-oss's: past answers have a channel that prompts leave open, results need their calls."""
+
+CLOSED = """
+{%- for m in messages %}
+    {%- if m.role == 'assistant' %}{{- '<|header|></think>' + m.content }}
+        {%- for call in m.tool_calls or [] %}{{- '<tool_call>' + call.function | tojson + '</tool_call>' }}
+        {%- endfor %}{{- '<|eot|>' }}
+    {%- else %}
+        {{- '<|im_start|>' + (tools | tojson if tools and loop.first else '') + m.content }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|header|>' + ('<think>' if thinking else '</think>') }}{%- endif %}"""
+"""Behaves as DeepSeek V3.1's: past reasoning is shown as closed; a prompt may have ended in it."""
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_past_reasoning_stays_open_where_it_was(thinking: bool) -> None:
+    chat = inline(CLOSED)
+    turns(chat, [[65, 66], [67], [68]], [False, True, False], kwargs={"thinking": thinking})
+
+
+def test_a_channel_stays_out_where_the_reply_wrote_its_own() -> None:
+    chat = inline(CHANNELS)
+    turns(chat, [[65, 66], [67], [68, 69]], [False, False, False])
+
+
+@pytest.mark.parametrize("source", [CHANNELS, None])
+def test_calls_that_a_template_must_see_are_spliced_too(source: str | None) -> None:
+    chat = inline(source) if source else template("mistral")
+    reply = [65, 66, 67]
+    history: list[Message] = [{"role": "user", "content": "a"}]
+    before = chat.render(history, tools=[TOOL] if source else None).tolist()
+    history += [
+        {"role": "assistant", "content": "so", "tool_calls": [call("get_weather", '{"city": "Bern"}')]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "r"},
+    ]
+    after = chat.render(history, tools=[TOOL] if source else None, spliced={1: reply}).tolist()
+    assert after[: len(before) + len(reply)] == [*before, *reply]
+    end = after[len(before) + len(reply)]
+    assert end in {tokenizer().control[text] for text in ("<|eot|>", "<|im_end|>", "</s>")}
+    assert "Bern" not in tokenizer().decode(after)
+    assert "r" in tokenizer().decode(after[len(before) + len(reply) :])
