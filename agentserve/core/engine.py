@@ -17,6 +17,7 @@ from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.kv import KVManager
 from agentserve.core.market import TierParts
+from agentserve.core.namespaces import Namespaces
 from agentserve.core.plan import ChunkResult, Plan, Sampled, StepResult
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.session import Session, SessionTable, Turn
@@ -46,7 +47,6 @@ from agentserve.messages import (
     unpack_tokens,
 )
 from agentserve.types import FinishReason, KVGroup, SessionId, TurnId
-from tiering.keys import namespace_digest
 from tiering.policy.base import Signal
 from tiering.types import Change, Transfer, TransferDone
 
@@ -81,7 +81,7 @@ class EngineCore:
         self._ends = frozenset(config.eos_token_ids)
         self._events: list[CoreEvent] = []
         self._arrivals = 0
-        self._namespaces: dict[str, bytes] = {}
+        self.namespaces = Namespaces(config.namespace)
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class EngineCore:
             now,
             session.tokens,
         )
-        self.sessions.begin_turn(session, turn, tokens, self._namespace(command.namespace))
+        self.sessions.begin_turn(session, turn, tokens, self.namespaces.of(command.namespace))
         self.ahead.submitted(session)
         self.scheduler.enqueue(session)
         if self.tiers is not None:
@@ -194,14 +194,6 @@ class EngineCore:
         if command.sampling.max_tokens < command.generated + 1:
             return "max_tokens leaves nothing to generate"
         return ""
-
-    def _namespace(self, salt: str) -> bytes:
-        found = self._namespaces.get(salt)
-        if found is None:
-            if len(self._namespaces) >= 4096:  # a cache of a pure function: it may be emptied
-                self._namespaces.clear()
-            found = self._namespaces[salt] = namespace_digest({"base": self.config.namespace, "salt": salt})
-        return found
 
     def _fork(self, name: SessionId, child: SessionId, length: int, now: float) -> None:
         """A child at rest shares by content: its parent's pages are in the tree, the last one as a tail."""

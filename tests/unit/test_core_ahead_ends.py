@@ -53,7 +53,7 @@ def test_it_ends_at_once(end: Command, in_flight: bool) -> None:
         rig.core.handle(end, rig.now)
     assert rig.step() is None
     assert rig.core.view().ahead.computed == 5
-    assert rig.core.kv.cached_tokens(rig.core._namespace(""), array("i", context + MORE)) >= 8
+    assert rig.core.kv.cached_tokens(rig.core.namespaces.of(""), array("i", context + MORE)) >= 8
 
 
 def test_a_turn_that_comes_while_its_chunk_runs() -> None:
