@@ -364,6 +364,11 @@ async def test_counts_take_the_ids_that_were_generated() -> None:
     assert count == len(unpack_tokens(rig.engine.submits[-1].tokens))
     named = (await rig.post(COUNT, minimal(messages=history, session_id="other"))).json()["input_tokens"]
     assert named == count - 5
+    child = {"x-session-id": "other", "x-parent-session-id": "s"}
+    shared = (await rig.post(COUNT, minimal(messages=history), child)).json()["input_tokens"]
+    assert shared == count
+    begun = await rig.post(MESSAGES, minimal(messages=history), child)
+    assert (begun.status_code, len(unpack_tokens(rig.engine.submits[-1].tokens))) == (200, count)
 
 
 async def test_nothing_is_said_where_no_token_may_be() -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from agentserve.server.http import history, sampling
-from agentserve.server.http.chat_request import render, template_of
+from agentserve.server.http.chat_request import check_supported, grammar_of, render, template_of
 from agentserve.server.http.context import ServerContext
-from agentserve.server.http.names import session_name
+from agentserve.server.http.names import identity
 from agentserve.server.http.schemas import ChatRequest
-from agentserve.server.http.structure import Form, chat_form
+from agentserve.server.http.structure import Form
+from agentserve.server.http.structured import as_response_format
 from agentserve.server.http.turn_parts import answer_factory, namespace
 from agentserve.server.sessions.identity import DEFAULT_TENANT, new_session_id
 from agentserve.server.sessions.seats import OneShotSeat, chain_keys
@@ -35,17 +36,18 @@ async def prompt_of(context: ServerContext, request: Request, fields: ChatReques
     not be those that its text would be encoded to."""
     limits = context.options.limits
     context.check_model(fields.model)
-    named = session_name(request, fields.session_id, limits)
+    whose = identity(request.headers, fields.session_id, limits, fields.vllm_xargs)
     was_cut = context.directory.cut
     cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
     messages = await context.off_loop(history.message_dicts, fields.messages, limits, cut)
     tools = history.tool_dicts(fields.tools, limits)
     keyed = messages
-    if cut:
+    if cut:  # a history is the same with and without them
         keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
     keys = await context.off_loop(chain_keys, context.chain, keyed, fields.cache_salt)
     answers, calls = history.trailing_call_ids(messages), history.call_ids(messages)
-    session = context.directory.foresee(Claim(DEFAULT_TENANT, named, answers, keys, calls))
+    claim = Claim(DEFAULT_TENANT, whose.named, answers, keys, calls, whose.parent)
+    session = context.directory.foresee(claim)
     same = 0 if session is None else common(session.chain, keys)
     replies = {} if session is None else {i: ids for i, ids in session.replies.items() if i < same}
     ids = await context.off_loop(render, template_of(context), fields, messages, tools, replies)
@@ -57,9 +59,10 @@ async def warming(context: ServerContext, request: Request, fields: ChatRequest)
     would be."""
     limits = context.options.limits
     sampling.check_fields(fields, context.facts, limits)
+    check_supported(fields)
     prompt = await prompt_of(context, request, fields)
-    form = chat_form(fields, history.tool_dicts(fields.tools, limits), limits)
-    await context.grammars.define(form)  # it is there then, too
+    asked = as_response_format(fields)
+    await grammar_of(context, asked, history.tool_dicts(asked.tools, limits))  # it is there then, too
     settings = sampling.build(
         fields, context.facts, limits, prompt=len(prompt.ids), max_tokens=1, seed=0, logprobs=None
     )

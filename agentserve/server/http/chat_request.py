@@ -95,17 +95,15 @@ async def prepare_turns(
     limits = context.options.limits
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
-    _check_supported(fields)
+    check_supported(fields)
     logprobs = _logprobs(fields, limits.top_logprobs)
     was_cut = context.directory.cut
     cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
     messages, told = await context.off_loop(_read, fields, limits, cut)
     fields = as_response_format(fields)  # the transcript keeps what was sent
     tools = history.tool_dicts(fields.tools, limits)
-    form = other_form(chat_form(fields, tools, limits), fields)
+    form, grammar = await grammar_of(context, fields, tools)
     template = template_of(context)
-    ending = await context.off_loop(prompt_ending, context, template, fields) if form.constrained else ""
-    grammar = await context.grammars.define(form, ending)
     keyed = messages
     if cut:  # a history is the same with and without them
         keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
@@ -157,6 +155,16 @@ async def prepare_turns(
             seat.rollback("not started")
         raise
     return ChatJob(specs, tuple(seats), prompt, form, logprobs)
+
+
+async def grammar_of(
+    context: ServerContext, fields: ChatRequest, tools: list[JsonObject]
+) -> tuple[Form, str | None]:
+    """What the answer must look like, and the id of the grammar for it, which the workers then have."""
+    form = other_form(chat_form(fields, tools, context.options.limits), fields)
+    template = template_of(context)
+    ending = await context.off_loop(prompt_ending, context, template, fields) if form.constrained else ""
+    return form, await context.grammars.define(form, ending)
 
 
 def render(
@@ -212,7 +220,7 @@ def template_of(context: ServerContext) -> ChatTemplate:
     return context.template
 
 
-def _check_supported(fields: ChatRequest) -> None:
+def check_supported(fields: ChatRequest) -> None:
     if fields.functions:
         raise ApiError("functions: not supported; use tools", param="functions", code="unsupported_parameter")
     if fields.reasoning_effort is not None and fields.reasoning_effort not in EFFORTS:

@@ -76,11 +76,6 @@ def identity(headers: Headers, in_body: str | None, limits: Limits, extra: objec
     return Identity(named, None, final)
 
 
-def session_name(request: Request, in_body: str | None, limits: Limits) -> str | None:
-    """The session id a client gives; a bad one is a 400."""
-    return identity(request.headers, in_body, limits).named
-
-
 def request_id(given: str | None, limits: Limits) -> str:
     """The client's request id where it is clean, else a fresh one. It labels, and identifies nothing."""
     if given is not None and is_name(given, limits.request_id_chars):

@@ -96,11 +96,7 @@ class Lineages:
         sessions: Mapping[SessionId, Session],
     ) -> Session | None:
         """The session that the claim goes on from, or branches off."""
-        if claim.named is not None:
-            anchor = public.get((claim.tenant, claim.named))
-            if anchor is None:
-                return None
-        else:
-            issuer = self.issuer(claim)
-            anchor = None if issuer is None else sessions[issuer]
+        anchor, opened = self.anchor(claim, public, sessions)
+        if anchor is None and opened:
+            return None  # named, and nobody's
         return self.longest(claim, anchor, sessions) or anchor

@@ -10,16 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
+from agentserve.server.http.ahead_of_turn import prompt_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import SESSION_HEADER, set_request_id
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.responses.events import event_frame
-from agentserve.server.http.responses.job import TOO_LONG, Job, turn_job
+from agentserve.server.http.responses.job import TOO_LONG, Job, turn_job, warming_job
 from agentserve.server.http.responses.live import Live
 from agentserve.server.http.responses.making import Making
 from agentserve.server.http.responses.plan import Plan, planned
-from agentserve.server.http.responses.prewarm import prewarm_job
-from agentserve.server.http.responses.prompt import prompt_of
 from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sse import DONE, KEEP_ALIVE, StreamForm, unless_gone
@@ -72,7 +71,7 @@ async def count_input(request: Request) -> Response:
     context = context_of(request)
     plan = await planned(context, await _body(context, request), lock=False)
     try:
-        prompt = await prompt_of(context, plan.fields)
+        prompt = await prompt_of(context, request, plan.fields)
     except ApiError as error:
         raise plan.told(error) from None
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
@@ -92,7 +91,7 @@ async def _body(context: ServerContext, request: Request) -> ResponsesRequest:
 
 async def _job(context: ServerContext, request: Request, plan: Plan) -> Job:
     if plan.body.prewarm:
-        return await prewarm_job(context, plan.fields)
+        return await warming_job(context, request, plan.fields)
     return await turn_job(context, request, plan.fields, shorten=plan.body.truncation == "auto")
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.ahead_of_turn import warming
 from agentserve.server.http.chat_request import prepare
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.schemas import ChatRequest
@@ -44,6 +45,13 @@ async def turn_job(context: ServerContext, request: Request, fields: ChatRequest
             fields = replace(fields, messages=shorter)
             continue
         return Job(job.specs, job.prompt, job.session_id, job.logprobs, job.rollback)
+
+
+async def warming_job(context: ServerContext, request: Request, fields: ChatRequest) -> Job:
+    """`prewarm`: nobody's turn, so that the one asked for later finds its prompt computed. What a session's
+    tools are still running for is not touched."""
+    spec = await warming(context, request, fields)
+    return Job((spec,), spec.prompt, None, None, lambda: spec.seat.rollback("not started"))
 
 
 def shortened(messages: list[JsonObject]) -> list[JsonObject] | None:
