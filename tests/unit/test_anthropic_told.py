@@ -35,12 +35,12 @@ def outcome(
     return Outcome(reason, text, calls, False, (), (), array("i"), USAGE, reasoning, **more)
 
 
-def told(deltas: list[Delta], end: Outcome, asking: Asking = ASKING, thinking: int = 0) -> list[Any]:
+def told(deltas: list[Delta], end: Outcome, asking: Asking = ASKING) -> list[Any]:
     telling = Telling(asking)
     events = telling.begin()
     for delta in deltas:
         events += telling.push(delta)
-    return events + telling.finish(end, thinking)
+    return events + telling.finish(end)
 
 
 def call(index: int, arguments: str = "", name: str = "f") -> CallDelta:
@@ -77,7 +77,7 @@ def test_thinking_text_and_calls_each_in_blocks_of_their_own() -> None:
         Delta("I look.", (call(0, '{"a"'),)),
         Delta(calls=(CallDelta(0, ": 1}"), call(1, "{}", "g"))),
     ]
-    events = told(deltas, outcome("I look.", calls, "Let me."), thinking=5)
+    events = told(deltas, outcome("I look.", calls, "Let me.", reasoning_tokens=5))
     content = put_together(events)["content"]
     assert [block["type"] for block in content] == ["thinking", "text", "tool_use", "tool_use"]
     assert content[0]["thinking"] == "Let me."
@@ -100,8 +100,8 @@ def test_what_goes_on_with_the_open_call_comes_before_what_follows_it() -> None:
 
 def test_thinking_that_was_not_to_be_shown_is_in_its_signature_alone() -> None:
     asking = replace(ASKING, shows_thinking=False)
-    end = outcome("Yes.", reasoning="A secret.")
-    events = told([Delta(reasoning="A secret."), Delta("Yes.")], end, asking, 3)
+    end = outcome("Yes.", reasoning="A secret.", reasoning_tokens=3)
+    events = told([Delta(reasoning="A secret."), Delta("Yes.")], end, asking)
     message = whole(events, end)
     assert "secret" not in json.dumps(message)
     assert put_together(events)["content"] == message["content"]

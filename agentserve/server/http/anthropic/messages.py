@@ -106,10 +106,7 @@ async def _events(
                 case Delta():
                     yield telling.push(piece), None
                 case Outcome():
-                    thought = 0
-                    if piece.reasoning:  # its text is known, which tokens were it is not
-                        thought = len(await context.off_loop(context.tokenizer.encode, piece.reasoning))
-                    yield telling.finish(piece, thought), piece
+                    yield telling.finish(piece), piece
 
 
 Events = AsyncGenerator[tuple[list[JsonObject], Outcome | None], None]

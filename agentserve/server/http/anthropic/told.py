@@ -64,9 +64,9 @@ class Telling:
     def push(self, delta: Delta) -> list[JsonObject]:
         return list(self._events(delta))
 
-    def finish(self, outcome: Outcome, thinking_tokens: int) -> list[JsonObject]:
+    def finish(self, outcome: Outcome) -> list[JsonObject]:
         reason, stop = stop_reason(outcome, clamped=self._asking.clamped)
-        usage = _turn_usage(outcome.usage, thinking_tokens)
+        usage = _turn_usage(outcome.usage, outcome.reasoning_tokens)
         ended: JsonObject = {
             "stop_reason": reason,
             "stop_sequence": stop,
