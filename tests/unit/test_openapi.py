@@ -9,9 +9,21 @@ import pytest
 from starlette.routing import Route
 
 from agentserve.server.http import replies
+from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
+from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.schemas import ChatRequest, CompletionRequest
 from tests.api_rig import TOOLS, Rig, hermes, user
 from tests.fakes import ScriptedEngine, say
+
+BODIES = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/responses/input_tokens": ResponsesRequest,
+}
+STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
 
 async def shown(rig: Rig) -> Any:
@@ -38,13 +50,14 @@ async def test_every_route_is_in_it() -> None:
 async def test_bodies_are_those_that_are_decoded() -> None:
     rig = Rig(aliases=("small",))
     document = await shown(rig)
-    for path, kind in (("/v1/chat/completions", ChatRequest), ("/v1/completions", CompletionRequest)):
+    for path, kind in BODIES.items():
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         name = content["schema"]["$ref"].rpartition("/")[2]
         schema = document["components"]["schemas"][name]
         assert set(schema["properties"]) == set(kind.__struct_fields__)
         assert schema["properties"]["model"] == {"enum": ["tiny", "small"]}
-    assert "text/event-stream" in document["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"]
+        streams = "text/event-stream" in document["paths"][path]["post"]["responses"]["200"]["content"]
+        assert streams == (path in STREAMED)
 
 
 @pytest.mark.parametrize("text", ["Hello!", hermes("weather", '{"city": "Oslo"}')])

@@ -13,6 +13,8 @@ from starlette.routing import BaseRoute, Route
 
 from agentserve.server.errors import json_response
 from agentserve.server.http import housekeeping
+from agentserve.server.http.anthropic.messages import count_tokens, messages
+from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
 from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import context_of
@@ -57,6 +59,8 @@ class Operation:
 OPERATIONS: Mapping[object, Operation] = {
     chat_completions: Operation(ChatRequest, ChatReply, streams=True),
     completions: Operation(CompletionRequest, CompletionReply, streams=True),
+    messages: Operation(MessagesRequest, streams=True),
+    count_tokens: Operation(CountRequest),
     create_response: Operation(ResponsesRequest, streams=True),
     count_input: Operation(ResponsesRequest),
     create_conversation: Operation(ConversationRequest),
