@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-import msgspec
 from starlette.responses import Response
 
-_escaping = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
-_plain = msgspec.json.Encoder().encode
-
-
-def dump_json(value: object) -> bytes:
-    """One line of JSON. Non-ASCII is escaped, so that no reader finds a line break (U+2028) in it."""
-    try:
-        line = _plain(value)  # several times as fast, and nearly always all that is needed
-    except UnicodeEncodeError:  # half a surrogate pair
-        return _escaping(value).encode()
-    return line if line.isascii() else _escaping(value).encode()
-
+from agentserve.server.json_line import dump_json
 
 MESSAGE_CHARS = 300  # messages quote what clients sent, which may be megabytes
 

@@ -10,7 +10,8 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agentserve.server.errors import ApiError, dump_json, shutting_down
+from agentserve.server.errors import ApiError, shutting_down
+from agentserve.server.json_line import dump_json
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"

@@ -8,13 +8,13 @@ often as they like has a share of its own, so that it does not push out what its
 from __future__ import annotations
 
 import asyncio
-import json
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
+from agentserve.server.json_line import dump_json
 from agentserve.types import SessionId
 
 EVENT_BYTES = 160  # of an event besides its data
@@ -159,9 +159,9 @@ class EventLogs:
 
     def publish(self, key: SessionId, kind: str, data: Mapping[str, object]) -> None:
         """`data` must be JSON; events larger than a session may keep are sent without it."""
-        line = json.dumps(data, ensure_ascii=True, separators=(",", ":")).encode()
+        line = dump_json(data)
         if len(line) + EVENT_BYTES > self._log_bytes:
-            line = json.dumps({"turn": data.get("turn"), "too_large": len(line)}).encode()
+            line = dump_json({"turn": data.get("turn"), "too_large": len(line)})
         log = self.of(key)
         if kind not in ASIDE:
             self._logs.move_to_end(key)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from agentserve.server.errors import ApiError, dump_json, json_response
+from agentserve.server.errors import ApiError, json_response
+from agentserve.server.json_line import dump_json
 from agentserve.server.text_port import JsonObject
 
 PATH = "/v1/messages"

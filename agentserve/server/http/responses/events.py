@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from agentserve.messages import Token
-from agentserve.server.errors import ApiError, dump_json
+from agentserve.server.errors import ApiError
 from agentserve.server.http.responses.items import NewId
 from agentserve.server.http.responses.shown import error_object, usage
 from agentserve.server.http.responses.thoughts import packed
 from agentserve.server.http.responses.tools import Toolbox
+from agentserve.server.json_line import dump_json
 from agentserve.server.sessions.answer import CallDelta, Delta, Outcome
 from agentserve.server.text_port import JsonObject
 from agentserve.types import FinishReason

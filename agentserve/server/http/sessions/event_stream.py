@@ -8,11 +8,12 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentserve.server.errors import ApiError, dump_json
+from agentserve.server.errors import ApiError
 from agentserve.server.http import query
 from agentserve.server.http.context import context_of
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.http.sse import EventStream
+from agentserve.server.json_line import dump_json
 from agentserve.server.sessions.events import EventLog
 
 _ID = re.compile(r"([0-9a-f]{1,32})-([0-9]{1,18})")
