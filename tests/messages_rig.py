@@ -8,11 +8,7 @@ from tests.anthropic_client import frames, put_together
 from tests.api_rig import Rig, hermes, user
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-
-
 TOOL = {"name": "weather", "description": "Weather.", "input_schema": {"type": "object"}}
-
-
 CALL = hermes("weather", '{"city": "Oslo"}')
 
 

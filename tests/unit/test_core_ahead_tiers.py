@@ -38,7 +38,7 @@ def waiting(rig: TierRig, name: str, prompt: list[int]) -> list[int]:
 
 
 def cached(rig: TierRig, tokens: list[int]) -> int:
-    return rig.core.kv.cached_tokens(rig.core._namespace(""), array("i", tokens))
+    return rig.core.kv.cached_tokens(rig.core.namespaces.of(""), array("i", tokens))
 
 
 def take(rig: TierRig, name: str, prompt: list[int]) -> int:
@@ -61,7 +61,7 @@ def test_blocks_computed_ahead_may_go_without_loss_until_the_turn_has_them() -> 
     assert cached(rig, prompt) == len(prompt) == 33
     pool = rig.core.kv.pools[0]
     assert rig.tiers.room_without_loss == room, "all but a tail, which there was before"
-    ahead = rig.core.kv.matched(rig.core._namespace(""), array("i", prompt), 33)[0]
+    ahead = rig.core.kv.matched(rig.core.namespaces.of(""), array("i", prompt), 33)[0]
     assert [pool.marks(page) == DEVALUED for page in ahead] == [False, False] + [True] * 6
     rig.submit("a", [*prompt, 7], max_tokens=3)
     assert not any(pool.marks(page) & DEVALUED for page in ahead), "from now on somebody wants them"

@@ -131,7 +131,7 @@ def test_blocks_of_a_closed_session_are_worth_something_to_the_next() -> None:
     context = turn(rig, "a", list(range(22)))
     rig.core.handle(Close(SessionId("a")), rig.now)
     pools = rig.core.kv.pools[0]
-    path = rig.core.kv.matched(rig.core._namespace(""), array("i", context), 20)[0]
+    path = rig.core.kv.matched(rig.core.namespaces.of(""), array("i", context), 20)[0]
     assert any(pools.marks(page) & DEVALUED for page in path)
     rig.submit("b", context, max_tokens=1)
     assert not any(pools.marks(page) & DEVALUED for page in path)

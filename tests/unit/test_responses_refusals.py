@@ -118,11 +118,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-
-
 FIELDS = tuple(field for field in ResponsesRequest.__struct_fields__ if field not in ("model", "background"))
-
-
 LIKELY = st.sampled_from(
     [
         True,
