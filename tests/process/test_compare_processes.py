@@ -152,11 +152,12 @@ def test_a_peer_whose_main_process_dies_leaves_nothing(child: Child) -> None:
 
 
 OWNER = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from agentserve.bench.compare import keeper
 from agentserve.bench.compare.child import Child
 from agentserve.bench.compare.piped import Piped
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it runs behind itself
 with Child("peer", [sys.executable, sys.argv[1]], Path(sys.argv[2]), os.environ, piped=True) as child:
     facts = Piped(child, {"given": 1, "start": "family"}, 60, 60).facts
     print(facts.settings["pid"], facts.settings["orphan"], flush=True)
