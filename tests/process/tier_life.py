@@ -17,6 +17,7 @@ from tests.process.test_proc_launch import gone, until
 from tests.process.test_proc_tiers import LIMIT, at_rest
 
 FLAGS = {
+    "served_model_name": "smollm2-135m",  # also where it is another
     "device_kv": "14MiB",
     "host_kv": "4MiB",
     "disk_kv": "64MiB",

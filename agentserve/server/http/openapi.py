@@ -22,6 +22,7 @@ from agentserve.server.http.replies import (
     ChatReply,
     CompletionReply,
     ErrorReply,
+    MessagesErrorReply,
     ModelList,
     ModelReply,
     TokensReply,
@@ -54,13 +55,14 @@ class Operation:
     reply: type | None = None
     streams: bool = False  # with `stream` true the reply is an event stream
     kind: str = "application/json"  # of other replies
+    error: type = ErrorReply
 
 
 OPERATIONS: Mapping[object, Operation] = {
     chat_completions: Operation(ChatRequest, ChatReply, streams=True),
     completions: Operation(CompletionRequest, CompletionReply, streams=True),
-    messages: Operation(MessagesRequest, streams=True),
-    count_tokens: Operation(CountRequest),
+    messages: Operation(MessagesRequest, streams=True, error=MessagesErrorReply),
+    count_tokens: Operation(CountRequest, error=MessagesErrorReply),
     create_response: Operation(ResponsesRequest, streams=True),
     count_input: Operation(ResponsesRequest),
     create_conversation: Operation(ConversationRequest),
@@ -86,8 +88,10 @@ def document(routes: Sequence[BaseRoute], version: str, models: Sequence[str]) -
     give any JSON."""
     shown = [route for route in routes if isinstance(route, Route) and route.endpoint is not openapi]
     described = [(route, OPERATIONS.get(route.endpoint, Operation())) for route in shown]
-    kinds = (kind for _, operation in described for kind in (operation.body, operation.reply))
-    types = list(dict.fromkeys([ErrorReply, *(kind for kind in kinds if kind is not None)]))
+    kinds = (
+        kind for _, operation in described for kind in (operation.error, operation.body, operation.reply)
+    )
+    types = list(dict.fromkeys(kind for kind in kinds if kind is not None))
     schemas, components = msgspec.json.schema_components(types, schema_hook=_anything, ref_template=_REFS)
     named = dict(zip(types, schemas, strict=True))
     for operation in OPERATIONS.values():
@@ -131,7 +135,8 @@ def _operation(
     content: JsonObject = {operation.kind: {"schema": named.get(operation.reply or object, {})}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    error = {"description": "An error", "content": {"application/json": {"schema": named[ErrorReply]}}}
+    shape = named[operation.error]
+    error = {"description": "An error", "content": {"application/json": {"schema": shape}}}
     said: JsonObject = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{_PARAMETER.sub('by', route.path)}"),
         "summary": _summary(route.endpoint),

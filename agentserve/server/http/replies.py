@@ -3,6 +3,8 @@ plain objects; a test holds them against these."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from agentserve.server.text_port import JsonObject
@@ -17,6 +19,19 @@ class ErrorDetail(msgspec.Struct):
 
 class ErrorReply(msgspec.Struct):
     error: ErrorDetail
+
+
+class MessagesErrorDetail(msgspec.Struct):
+    type: str
+    message: str
+
+
+class MessagesErrorReply(msgspec.Struct):
+    """Of the Messages routes."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+    request_id: str
 
 
 class PromptDetails(msgspec.Struct):

@@ -30,7 +30,7 @@ KILLS, OF_SMOLLM2 = 100, 12  # at named points, and as many at random
 
 def tiny(folder: Path) -> dict[str, Any]:
     write_tiny_model(folder / "model")
-    return TINY | {"model": str(folder / "model")}
+    return TINY | {"model": str(folder / "model"), "served_model_name": "smollm2-135m"}
 
 
 def test_crash_slice(tmp_path: Path, tell: Callable[[str], None]) -> None:
