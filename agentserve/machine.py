@@ -16,18 +16,6 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def own_cores(index: int, workers: int, threads: int) -> tuple[int, ...]:
-    """The cores that nobody but worker `index` of `workers` computes on, with `threads` threads each.
-
-    None where the workers do not take all that there are: another program may count on the rest, and
-    which those are is the system's to say.
-    """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if threads * workers != len(cores):
-        return ()
-    return tuple(cores[index * threads : (index + 1) * threads])
-
-
 def available_memory(root: Path = Path("/")) -> int | None:
     """Bytes that can be allocated without swapping; None where the system does not say.
 

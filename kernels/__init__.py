@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import torch
 
     from kernels.ops import Ops
@@ -27,13 +25,11 @@ class Backend:
     """Operations, and why these: a sentence such as "cpu-avx2 (this machine has avx2; ...)".
 
     `features` are the processor's that they were compiled for, as /proc/cpuinfo spells them.
-    `keep_to_cores` gives each thread a core of its own; None: there are no threads to keep.
     """
 
     ops: Ops
     reason: str
     features: frozenset[str] = frozenset()
-    keep_to_cores: Callable[[Sequence[int]], None] | None = None
 
 
 def backend_for(device: torch.device) -> Backend:
@@ -49,7 +45,7 @@ def backend_for(device: torch.device) -> Backend:
     except BuildError as error:
         log.warning("CPU kernels cannot be built, running on the slow reference: %s", error)
         return Backend(ReferenceOps(device), f"reference, several times slower: {error}")
-    return Backend(ops, reason, isa.needs, ops.keep_to_cores)
+    return Backend(ops, reason, isa.needs)
 
 
 def ops_for(device: torch.device) -> Ops:

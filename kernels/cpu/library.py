@@ -114,7 +114,6 @@ class Kv(ctypes.Structure):
 
 _P, _N, _I = c_void_p, c_int64, c_int  # pointer, count or index, small integer
 _SIGNATURES: dict[str, tuple[type[ctypes._SimpleCData[Any]] | None, tuple[type[Any], ...]]] = {
-    "keep_to_cores": (None, (POINTER(c_int32), _I)),
     "pack": (None, (_I, _P, _N, _N, _I, _P, _I)),
     "block_panel_bytes": (c_int64, (_I, _N)),
     "block_has_offset": (c_int, (_I,)),
@@ -150,7 +149,6 @@ class Library:
             found.restype, found.argtypes = _SIGNATURES[name]
             return found
 
-        self.keep_to_cores = function("keep_to_cores")
         self.pack = function("pack")
         self.block_panel_bytes = function("block_panel_bytes")
         self.block_has_offset = function("block_has_offset")

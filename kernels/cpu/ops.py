@@ -73,11 +73,6 @@ class CpuOps:
         """Threads and torch are no part of it: they decide no bits and no layout."""
         return f"{self.name} {self._library.built.digest[:32]} packing-{_PACKING}"
 
-    def keep_to_cores(self, cores: Sequence[int]) -> None:
-        """Calls by as many threads as `cores` keep each of them to one, from the next one on; the calling
-        thread only while it lasts. None: wherever the system puts them. Does nothing but on Linux."""
-        self._library.keep_to_cores((ctypes.c_int32 * len(cores))(*cores), len(cores))
-
     def linear(
         self,
         weight: Matrix,

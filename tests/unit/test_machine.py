@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentserve.machine import POOL_CAP, available_memory, own_cores, pool_bytes, usable_cores
+from agentserve.machine import POOL_CAP, available_memory, pool_bytes, usable_cores
 
 MEMINFO = "MemTotal: 100 kB\nMemFree: 10 kB\nMemAvailable:   2000000 kB\n"
 
@@ -45,12 +45,3 @@ def test_usable_cores_are_those_of_the_affinity(monkeypatch: pytest.MonkeyPatch)
     assert usable_cores() == 1
     monkeypatch.delattr(os, "sched_getaffinity")
     assert usable_cores() == (os.cpu_count() or 1)
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs the list of cores")
-def test_workers_have_cores_of_their_own_if_together_they_take_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {9, 2, 3, 8})
-    assert own_cores(0, 1, 4) == (2, 3, 8, 9)
-    assert [own_cores(index, 2, 2) for index in (0, 1)] == [(2, 3), (8, 9)]
-    assert own_cores(0, 1, 3) == ()  # the fourth may be anybody's
-    assert own_cores(1, 2, 4) == ()  # two on each core: the system sorts them out

@@ -7,6 +7,7 @@ back. Every round tries all the places where its KV can have been meanwhile, in 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,13 +42,14 @@ RECOMPUTE = "nowhere: computed again"
 IN_MEMORY = (NEVER, HIDDEN, HOST, RECOMPUTE)
 ON_DISK = (COLD, WARM)
 TIMES_FASTER = 30.0
+REST = 0.1  # seconds
 
 
 @dataclass(frozen=True)
 class Plan:
     context: int = 4096  # tokens
     result: int = 32
-    rounds: int = 5
+    rounds: int = 9
 
 
 def blocks_of(plan: Plan, page_size: int) -> int:
@@ -123,6 +125,9 @@ class Resumes:
         if place in (HIDDEN, NEVER):
             self._place(engine, policy, Choice.RESTORE)
             self._expect(engine, device=self._full)
+        # The tool goes on for a moment, in all places alike: what just moved has left the caches and the
+        # kernel's threads sleep, as they do when a result comes.
+        time.sleep(REST)
         found = engine.first_token(SESSION, self._base + self._tokens(self._plan.result))
         policy.choice = Choice.HOLD
         engine.park(SESSION)

@@ -18,7 +18,6 @@ from agentserve.executor.calibrate import Bounds, measure_cost
 from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
-from agentserve.machine import own_cores
 from agentserve.messages import PROTOCOL_VERSION, Hello
 from agentserve.models.decoder import Decoder
 from agentserve.models.load import DTYPES, LoadedModel, open_model
@@ -58,8 +57,6 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault) -> BuiltEngine:
     source = resolve(spec.model)
     backend = backend_for(device)
     ops = backend.ops
-    if backend.keep_to_cores is not None:
-        backend.keep_to_cores(own_cores(spec.index, spec.kv_share, spec.threads))
     opened = open_model(source)
     check_settings(spec, source, opened.config, ops)  # before minutes of reading weights
     chat_template = Path(spec.chat_template) if spec.chat_template else None

@@ -54,9 +54,6 @@ extern "C" {
 
 int agentserve_lanes() { return W; }
 
-// From the next call on; not while one runs.
-void agentserve_keep_to_cores(const int32_t* cores, int count) { team_cores.assign(cores, cores + count); }
-
 // Benchmarks: read all of `data`; the number returned is made of every lane.
 uint32_t agentserve_read(const void* data, int64_t nbytes, int threads) {
     std::atomic<uint32_t> found{0};

@@ -11,10 +11,6 @@
 
 #include <omp.h>
 
-#ifdef __linux__
-#include <sched.h>
-#endif
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -130,49 +126,6 @@ private:
     size_t at_ = 0;
 };
 
-// The cores that a team of just as many threads keeps to; empty: wherever the system puts them. The
-// system likes to wake a thread on the core of the one that wakes it: after every pause the two then
-// share that core until its next tick, which costs 4 to 20 ms of a call.
-inline std::vector<int> team_cores;
-
-// Keeps the calling thread to a core while this lives. The threads that torch's team consists of stay
-// there; the one that called is the caller's, who starts other threads, which would inherit it.
-class OnCore {
-public:
-    OnCore(int thread, int threads) {
-#ifdef __linux__
-        thread_local int kept = -1;
-        if (static_cast<size_t>(threads) != team_cores.size()) return;
-        const int core = team_cores[static_cast<size_t>(thread)];
-        if (thread > 0 && kept == core) return;
-        if (thread == 0 && sched_getaffinity(0, sizeof before_, &before_) != 0) return;
-        cpu_set_t only;
-        CPU_ZERO(&only);
-        CPU_SET(static_cast<size_t>(core), &only);
-        if (sched_setaffinity(0, sizeof only, &only) != 0) return;  // it is not ours any more: do without
-        if (thread > 0) kept = core;
-        bound_ = thread == 0;
-#else
-        static_cast<void>(thread), static_cast<void>(threads);
-#endif
-    }
-
-    ~OnCore() {
-#ifdef __linux__
-        if (bound_) sched_setaffinity(0, sizeof before_, &before_);
-#endif
-    }
-
-    OnCore(const OnCore&) = delete;
-    OnCore& operator=(const OnCore&) = delete;
-
-private:
-#ifdef __linux__
-    cpu_set_t before_;
-    bool bound_ = false;
-#endif
-};
-
 // Run `body(Team&)` in every thread of a team, with room for `stages` stages.
 template <class Body> void with_team(int threads, int stages, const Body& body) {
     std::vector<Stage> room(threads > 1 ? static_cast<size_t>(stages) : 0);
@@ -183,7 +136,6 @@ template <class Body> void with_team(int threads, int stages, const Body& body) 
     }
 #pragma omp parallel num_threads(threads)
     {
-        const OnCore here(omp_get_thread_num(), threads);
         Team team(room, omp_get_thread_num(), threads);
         body(team);
     }
