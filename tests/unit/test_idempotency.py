@@ -118,3 +118,9 @@ def test_answers_are_bounded_in_number_bytes_and_age() -> None:
     assert replies.get(key(9), 14.9) is not None
     assert replies.get(key(9), 15.0) is None
     assert len(replies) == 1
+
+
+async def test_the_messages_routes_are_told_in_their_shape() -> None:
+    reply = await Rig().post("/v1/messages", {}, {"idempotency-key": "k" * 300})
+    assert reply.status_code == 400
+    assert (reply.json()["type"], reply.json()["error"]["type"]) == ("error", "invalid_request_error")

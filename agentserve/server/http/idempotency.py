@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.sse import DONE
+from agentserve.server.http.voice import error_response
 
 HEADER = "idempotency-key"
 REPLAYED = (b"idempotent-replayed", b"true")
@@ -83,7 +84,7 @@ class Idempotency:
     def __init__(self, app: ASGIApp, clock: Callable[[], float], replies: Replies | None = None) -> None:
         self._app = app
         self._now = clock
-        self.replies = replies or Replies()
+        self.replies = Replies() if replies is None else replies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
@@ -96,7 +97,7 @@ class Idempotency:
             return
         if not 1 <= len(given) <= MOST_CHARS:
             refusal = ApiError(f"Idempotency-Key: 1 to {MOST_CHARS} characters", param="Idempotency-Key")
-            await refusal.response()(scope, receive, send)
+            await error_response(refusal, scope)(scope, receive, send)
             return
         caller = headers.get("authorization", "") + "\n" + headers.get("x-api-key", "")
         key = (scope["path"], given, sha256(caller.encode()).digest())
@@ -104,7 +105,7 @@ class Idempotency:
         if kept is not None:
             await self._again(kept, scope, receive, send)
         elif key in self.replies.running:
-            await _running().response()(scope, receive, send)
+            await error_response(_running(), scope)(scope, receive, send)
         else:
             await self._first(key, scope, receive, send)
 
@@ -129,7 +130,7 @@ class Idempotency:
             if not message.get("more_body"):
                 break
         if digest.digest() != kept.request:
-            await _reused().response()(scope, receive, send)
+            await error_response(_reused(), scope)(scope, receive, send)
             return
         headers = [*kept.headers, REPLAYED]
         if not any(name == b"content-type" and value.startswith(b"text/event") for name, value in headers):

@@ -58,7 +58,7 @@ class Live:
 
     async def cancel(self) -> None:
         """Stop it, if it is not over. Returns when it is."""
-        if self.task is not None and not self.over:
+        if self.task is not None and not (self.over or self.cancelled):  # a second word would cut its end off
             self.cancelled = True
             self.task.cancel("cancelled by its client")
         while not self.over:
