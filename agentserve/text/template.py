@@ -190,12 +190,14 @@ class ChatTemplate:
     def _frames(self, chat: Chat, kwargs: Mapping[str, Json]) -> Frames:
         """Remembered for the last few kinds of requests."""
         key = json.dumps(kwargs, sort_keys=True)
-        frames = self._known_frames.get(key)
+        known = self._known_frames
+        frames = known.get(key)
         if frames is None:
-            while len(self._known_frames) >= _MOST_FRAMES:
-                self._known_frames.pop(next(iter(self._known_frames)), None)
             frames = chat.frames(Placeholders([*chat.sources, key]).take(), kwargs)
-            self._known_frames[key] = frames
+            if len(known) >= _MOST_FRAMES:
+                known = {}
+            # Several threads render: none may change what another one walks through.
+            self._known_frames = known | {key: frames}
         return frames
 
     def _turn_ends(self, text: str) -> Iterator[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.live import Live
 from agentserve.types import FinishReason
 from tests.api_rig import Rig, settled
 from tests.fakes import Script, ScriptedEngine, say
@@ -134,3 +135,19 @@ async def test_background_responses_are_bounded() -> None:
     await rig.post(f"{RESPONSES}/{last['id']}/cancel", b"")
     assert (await client.create("x", background=True))["status"] == "queued"
     await rig.context.background.stop()
+
+
+async def test_a_response_that_is_made_and_only_to_be_kept_is_not_cancelled(rig: Rig, client: Client) -> None:
+    """Its session has the turn: told as cancelled, it would say what is not so."""
+    script = say("Hello!", hold_at=3)
+    made = await client.create("hi", says=script, background=True)
+    fold = rig.context.responses.live(made["id"]).fold
+    script.release.set()
+    await settled(lambda: fold.response["status"] == "completed")
+    live = Live(fold)
+    live.task = asyncio.create_task(asyncio.sleep(0))
+    cancelling = asyncio.create_task(live.cancel())
+    await live.task  # it ran to its end
+    live.end()
+    await cancelling
+    assert not live.cancelled

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentserve.messages import unpack_tokens
+from agentserve.server.http.responses.desk import Bounds, Desk
 from tests.api_rig import Rig, settled, user
 from tests.fakes import ScriptedEngine, say
 from tests.responses_rig import CALL, RESPONSES, WEATHER, Client, call_of, result
@@ -110,3 +111,17 @@ async def test_of_two_responses_at_once_for_a_conversation_one_is_made(rig: Rig,
     assert replies[1].headers["x-should-retry"] == "true"
     assert len((await client.get(f"{CONVERSATIONS}/{made['id']}/items"))["data"]) == 2
     assert not rig.context.responses.conversations.busy
+
+
+async def test_a_conversation_that_is_full_takes_no_more() -> None:
+    client = Client(
+        Rig(ScriptedEngine(say("Hello!")), responses=Desk(bounds=Bounds(conversations_bytes=80_000)))
+    )
+    made = await conversation(client, items=[user("x" * 20_000)])
+    other = await conversation(client)
+    error = await client.refused("more", 413, conversation=made["id"])
+    assert error["code"] == "conversation_full"
+    path = f"{CONVERSATIONS}/{made['id']}"
+    assert (await client.rig.post(f"{path}/items", {"items": [user("y")]})).status_code == 413
+    assert len((await client.get(f"{path}/items"))["data"]) == 1
+    assert (await client.create("hi", conversation=other["id"]))["status"] == "completed"

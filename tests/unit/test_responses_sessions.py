@@ -10,7 +10,7 @@ import pytest
 from agentserve.messages import unpack_tokens
 from tests.api_rig import Rig, user
 from tests.fakes import ScriptedEngine, say
-from tests.responses_rig import CALL, WEATHER, Client, call_of, result, text_of
+from tests.responses_rig import CALL, RESPONSES, WEATHER, Client, call_of, result, text_of
 
 
 @pytest.fixture
@@ -161,3 +161,12 @@ async def test_a_session_goes_from_one_dialect_to_the_other(client: Client) -> N
     body = {"call_id": call_of(fourth)["call_id"], "content": "sun"}
     reply = (await client.rig.post(path, body)).json()
     assert reply["choices"][0]["message"]["content"] == "Sun."
+
+
+async def test_a_session_named_in_a_header_counts_more_than_the_one_gone_on_from(client: Client) -> None:
+    first = await client.create("hi", says="Hello!")
+    body = {"model": "tiny", "input": "more", "previous_response_id": first["id"]}
+    second = await client.rig.post(RESPONSES, body, {"x-session-id": "sub-2"})
+    assert second.headers["x-session-id"] == "sub-2"
+    third = await client.rig.post(RESPONSES, body)
+    assert third.headers["x-session-id"] == first["session_id"]

@@ -49,7 +49,7 @@ REST = 0.1  # seconds
 class Plan:
     context: int = 4096  # tokens
     result: int = 32
-    rounds: int = 9
+    rounds: int = 5
 
 
 def blocks_of(plan: Plan, page_size: int) -> int:

@@ -38,6 +38,7 @@ async def health(request: Request) -> Response:
     hello = context.engine.hello
     tiers = tiers_health(context)
     faults = _worker_faults(context, workers) + _sessions_fault(context.journal)
+    faults += context.responses.faults()
     return json_response(
         {
             "status": "degraded" if faults else "ok",

@@ -57,7 +57,9 @@ async def continued(context: ServerContext, ours: Asked, thread: Thread | None) 
         ours.chat,
         messages=messages + ours.chat.messages,
         tools=settings.tools,
-        session_id=ours.chat.session_id or session.public_id,
+        vllm_xargs={
+            "session_id": session.public_id
+        },  # who names a session, in the body or a header, says more
     )
     return replace(ours, chat=chat, places=("thread",) * count + ours.places, tools=())
 

@@ -185,7 +185,8 @@ def chat_request(
         frequency_penalty=body.frequency_penalty,
         priority=body.priority,
         cache_salt=body.cache_salt,
-        session_id=body.session_id if body.session_id is not None else session,
+        session_id=body.session_id,
+        vllm_xargs=None if session is None else {"session_id": session},  # a header says more
         chat_template_kwargs=body.chat_template_kwargs,
     )
 

@@ -14,6 +14,7 @@ from agentserve.server.sessions.transcript import write_json
 from agentserve.server.text_port import JsonObject
 
 OVERHEAD_BYTES = 512
+LARGEST_SHARE = 8  # one conversation takes more only if all at once
 _ITEM_BYTES = 200
 
 
@@ -99,7 +100,15 @@ class Conversations:
         return self._wall()
 
     def lock(self, id_: str) -> None:
-        """Until it is taken out of `busy`. ApiError where it is in."""
+        """Until it is taken out of `busy`. ApiError where it is in, or has no room for more."""
+        found = self._kept.get(id_)
+        if found is not None and found.cost > self._max_bytes // LARGEST_SHARE:
+            raise ApiError(
+                "conversation: it is full; begin another, or delete items of it",
+                status=413,
+                param="conversation",
+                code="conversation_full",
+            )
         if id_ in self.busy:
             raise ApiError(
                 "conversation: a response is being made for it",

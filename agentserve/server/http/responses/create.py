@@ -144,7 +144,11 @@ async def _failed(context: ServerContext, request: Request, plan: Plan, error: A
     async def frames() -> AsyncGenerator[bytes, None]:
         yield b"".join(map(event_frame, await making.failed(error))) + DONE
 
-    return await open_stream(context, request, frames(), {}, making.close)
+    try:
+        return await open_stream(context, request, frames(), {}, making.close)
+    except BaseException:  # its client has gone before the stream began: nobody else lets go of the claim
+        making.close()
+        raise
 
 
 async def _in_background(

@@ -94,6 +94,13 @@ class Desk:
             ]
         return {"responses_disk": told}
 
+    def faults(self) -> list[JsonObject]:
+        """What keeps responses from being kept; they are refused or fail then."""
+        failure = self.records.failure if self.records is not None else None
+        if failure is None:
+            return []
+        return [{"part": "responses_disk", "reason": failure.reason, "since": round(failure.since, 3)}]
+
     # --- being made --------------------------------------------------------------------
 
     def live(self, id_: str) -> Live | None:

@@ -57,8 +57,9 @@ class Live:
                 await changed.wait()
 
     async def cancel(self) -> None:
-        """Stop it, if it is not over. Returns when it is."""
-        if self.task is not None and not (self.over or self.cancelled):  # a second word would cut its end off
+        """Stop it, unless it is over, or made and only to be kept. Returns when it is over."""
+        made = self.fold.response["status"] not in ("queued", "in_progress")  # its session has the turn
+        if self.task is not None and not (self.over or made or self.cancelled):  # twice would cut its end off
             self.cancelled = True
             self.task.cancel("cancelled by its client")
         while not self.over:
