@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -57,6 +58,10 @@ class Rig:
         chronicle: Any = None,
         responses: Any = None,
         reply_form: ReplyForm | None = None,
+        agents: Any = None,
+        tools: Any = None,
+        sleep: Any = asyncio.sleep,
+        wall: Any = time.time,
         **options: Any,
     ) -> None:
         self.engine = engine or ScriptedEngine()
@@ -75,6 +80,10 @@ class Rig:
             clock=clock,
             chronicle=chronicle,
             responses=responses,
+            agents=agents,
+            tools=tools,
+            sleep=sleep,
+            wall=wall,
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"

@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -20,9 +20,14 @@ from starlette.types import ASGIApp
 
 from agentserve.clock import Clock, WallClock
 from agentserve.metrics import Metrics
+from agentserve.server.agents.driver import Sleep
+from agentserve.server.agents.shelf import Shelf
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http import housekeeping, sessions_api
+from agentserve.server.http.agents.building import office_of
+from agentserve.server.http.agents.routes import routes as agents_routes
+from agentserve.server.http.agents.telling import Telling
 from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
@@ -53,9 +58,11 @@ from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
+from agentserve.tools import Tool
 
 LOOK_SECONDS = 1.0  # between looks for waits that are over
 DISK_LOOKS = 5  # at every how many of them it is seen whether the disk of the sessions is there
+TOOL_THREADS = 16  # Python tools that are no coroutines, at once
 CLIENT_GONE_STATUS = 499  # nobody reads it; the access log does
 
 
@@ -73,6 +80,9 @@ def create_app(
     journal: Journal | None = None,
     chronicle: Chronicle | None = None,
     responses: Desk | None = None,
+    agents: Shelf | None = None,
+    tools: Mapping[str, Tool] | None = None,
+    sleep: Sleep = asyncio.sleep,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
     wall: Callable[[], float] = time.time,
@@ -81,7 +91,8 @@ def create_app(
 
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
     canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
-    `directory`; it is closed when the application ends.
+    `directory`; it is closed when the application ends, as is `agents`. `tools` are the Python functions that
+    agents may call; `sleep` is how their time is measured.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -89,6 +100,7 @@ def create_app(
     text_pool = ThreadPoolExecutor(2, thread_name_prefix="text")
     # Its threads wait for compilations, which the maker bounds; a slow schema must not hold up others.
     grammar_pool = ThreadPoolExecutor(8, thread_name_prefix="grammar")
+    tool_pool = ThreadPoolExecutor(TOOL_THREADS, thread_name_prefix="tool")
     clock = clock or WallClock()
     metrics = metrics or Metrics()
     metrics.show_as_vllm(
@@ -103,6 +115,17 @@ def create_app(
     started, epoch = wall(), clock.now()
     if directory is None:  # one that is empty is false
         directory = SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds)
+    telling = Telling(lambda: secrets.token_hex(4))
+    office = office_of(
+        Shelf() if agents is None else agents,
+        telling,
+        tools or {},
+        tool_pool,
+        context=lambda: context,
+        wall=wall,
+        most_wait=options.tool_wait_seconds,
+        sleep=sleep,
+    )
     context = ServerContext(
         options=options,
         engine=engine,
@@ -126,11 +149,14 @@ def create_app(
         text_pool=text_pool,
         journal=journal,
         responses=responses or Desk(wall),
+        agents=office,
+        telling=telling,
+        python_tools=tools or {},
     )
 
     app = Starlette(
         routes=_routes(),
-        lifespan=_lifespan(context, text_pool, grammar_pool),
+        lifespan=_lifespan(context, text_pool, grammar_pool, tool_pool),
         exception_handlers={
             **dict.fromkeys(KNOWN, _known_error),
             ClientGone: _client_gone,
@@ -149,6 +175,7 @@ def begin_drain(app: ASGIApp) -> None:
     context = getattr(app.state, "context", None) if isinstance(app, Starlette) else None
     if isinstance(context, ServerContext):
         context.chronicle.events.shut()
+        context.telling.logs.shut()
 
 
 def _lifespan(
@@ -157,12 +184,15 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         expiry = asyncio.create_task(_look(context))
+        context.agents.resume()
         try:
             yield
         finally:
             expiry.cancel()
             await asyncio.gather(expiry, return_exceptions=True)
+            await context.agents.stop()
             await context.background.stop()
+            await context.agents.shelf.close()
             await context.responses.close()
             for pool in pools:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -220,6 +250,7 @@ def _routes() -> list[Route]:
         Route("/agentserve/sessions/{name}/hints", session_hints, methods=["POST"]),
         Route("/agentserve/sessions/{name}/events", session_events, methods=["GET"]),
         *responses_routes(),
+        *agents_routes(),
     ]
 
 

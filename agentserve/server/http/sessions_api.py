@@ -120,6 +120,9 @@ async def close_session(request: Request) -> Response:
 
 
 async def _close(context: ServerContext, session: Session) -> None:
+    agent = context.agents.shelf.get(session.tenant, session.public_id)
+    if agent is not None:
+        await booked(await context.agents.close(agent))
     forgotten = context.directory.close(session)
     context.engine.close(session.key)
     context.chronicle.gone(session.key, "deleted")

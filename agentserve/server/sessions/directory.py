@@ -157,9 +157,8 @@ class SessionDirectory:
     def extend(self, session: Session, keys: tuple[bytes, ...], now: float) -> Lease | None:
         """Lease the next turn of this very session; None where a turn runs, or the keys do not extend it."""
         self.end_waits(now)
-        if session.key not in self._sessions or session.running or not session.extended_by(keys):
-            return None
-        return self._lease(session, keys, now, ())
+        there = session.key in self._sessions and not session.running and session.extended_by(keys)
+        return self._lease(session, keys, now, ()) if there else None
 
     def fork(self, source: Session, messages: int, pending: Sequence[PendingCall], now: float) -> Session:
         """A session at rest on the first messages, waiting for `pending`. ValueError: no turn ended there."""
@@ -335,6 +334,10 @@ class SessionDirectory:
         """Clients whose deadline has passed are not expected to bring their results any more."""
         self.departures.overdue(self._waits, now)
 
+    def stop_waiting(self, session: Session, now: float, reason: str) -> bool:
+        """Its client wants no results any more; it is idle as others are. Whether it waited."""
+        return self._release(session, now, reason, None)
+
     def _answered(self, lease: Lease, now: float) -> None:
         """A sibling brought results: the session that made the calls need not wait for them."""
         for call in lease.answers:
@@ -351,13 +354,15 @@ class SessionDirectory:
             else:
                 self.keep(issuer)
 
-    def _release(self, session: Session, now: float, reason: str, why: Departure) -> None:
+    def _release(self, session: Session, now: float, reason: str, why: Departure | None) -> bool:
         """It waits no longer, if it still did."""
         waited = self._waits.pop(session.key, None) is not None
         if waited:
             session.move(SessionState.IDLE, TurnId(session.last_turn), now, reason)
         self.keep(session)
-        self.departures.leave(session, why, reason, now, waited=waited)
+        if why is not None:
+            self.departures.leave(session, why, reason, now, waited=waited)
+        return waited
 
     # --- bounds ----------------------------------------------------------------------
 

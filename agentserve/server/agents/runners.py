@@ -1,0 +1,110 @@
+"""Who runs a tool call, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from agentserve.server.agents.records import CallItem, Output
+from agentserve.tools import BadArguments, Tool
+
+log = logging.getLogger(__name__)
+
+INTERRUPTED = "The tool was interrupted: the server was started again while it ran."
+FAILED = "The tool failed."
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    session: str  # public id
+    turn: str
+    item: CallItem
+
+    @property
+    def id(self) -> str:
+        return self.item.call
+
+    @property
+    def name(self) -> str:
+        return self.item.name
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What a call came to: its output, or an error that the model reads."""
+
+    output: Output = ""
+    error: str | None = None
+
+    @property
+    def content(self) -> Output:
+        """As a tool message."""
+        if self.error is None:
+            return self.output
+        return self.error if self.error.startswith("Error") else f"Error: {self.error}"
+
+
+class ToolRunner(Protocol):
+    """Runs calls of one kind of tool."""
+
+    @property
+    def lasting(self) -> bool:
+        """A call that was under way when the server died is still under way: `run` takes it up again."""
+        ...
+
+    async def run(self, call: ToolCall) -> ToolOutcome:
+        """The call's outcome. Cancelled when nobody waits for it any more: its time is over, its turn was
+        cancelled, or a result came another way. What it raises the model reads as a failure, without its
+        text."""
+        ...
+
+
+class ClientTools:
+    """Calls that the client runs: the result comes from outside, and `run` is cancelled then."""
+
+    lasting = True
+
+    async def run(self, call: ToolCall) -> ToolOutcome:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nobody ends it")
+
+
+class PythonTools:
+    """Functions registered in this process."""
+
+    lasting = False  # it may have had its effect
+
+    def __init__(self, tools: Mapping[str, Tool], pool: Executor) -> None:
+        self.tools = dict(tools)
+        self._pool = pool
+
+    async def run(self, call: ToolCall) -> ToolOutcome:
+        tool = self.tools.get(call.name)
+        if tool is None:
+            return ToolOutcome(error=f"This server has no tool {call.name!r} any more.")
+        try:
+            made = tool.bound(json.loads(call.item.arguments or "{}"))
+        except (BadArguments, ValueError, RecursionError) as error:
+            return ToolOutcome(error=f"Bad arguments. {error}"[:1000])
+        try:
+            if tool.is_async:
+                value = await made()
+            else:
+                value = await asyncio.get_running_loop().run_in_executor(self._pool, made)
+            return ToolOutcome(_text(value))
+        except Exception as error:
+            log.warning("tool %s failed: %s: %s", call.name, type(error).__name__, error)
+            return ToolOutcome(error=f"{FAILED[:-1]}: {type(error).__name__}: {error}"[:1000])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()
