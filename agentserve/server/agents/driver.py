@@ -183,6 +183,8 @@ class Driver:
                 self._told = tuple(call.call for call, _ in late)
                 return generation
             except NotYet:
+                if not self.outstanding():
+                    raise _Failed(Failure("invalid_request", ELSEWHERE)) from None
                 await self._results()
             except Exception as error:
                 known = self.line.explain(error)
@@ -421,6 +423,11 @@ class Driver:
             await self._generate(await self._begin(asked))
             return
         await self._acknowledge(last.items)
+        held = self.line.held()
+        lost = {call.id for call in self.line.pending() if call.id not in held}
+        known = [output for output in history.outputs().values() if output.call in lost]
+        for output in known:  # both disks were written, and one of them was damaged
+            await self.line.hold({output.call: ToolOutcome(output.output or "", output.error).content})
         self._take_in()
         for call in self.outstanding():
             runner = means.runners.get(call.kind)

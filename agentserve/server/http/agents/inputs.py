@@ -61,7 +61,7 @@ async def send_events(request: Request) -> Response:
             await ask(context, session_of(context, request), texts, key)
         case _:
             raise ApiError(
-                f"events: tool results (at most {MOST_RESULTS}), or a cancel, a message, or both in that order",
+                f"events: up to {MOST_RESULTS} tool results, or a cancel, a message, or both in that order",
                 param="events",
                 code="invalid_value",
             )

@@ -52,7 +52,7 @@ def opened(context: ServerContext, history: History, after: str, *, one_turn: bo
 async def frames_of(
     log: EventLog, session: str, after: int, broken: bool, *, one_turn: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    yield b"retry: 1000\n\n"
+    yield b": open\n\n"  # no `retry`: the openai SDK takes it for an event
     if broken:
         yield _gap(log, session, after, "an unknown number of")
     while True:
