@@ -13,7 +13,7 @@ from agentserve.messages import Submit, unpack_tokens
 from agentserve.types import FinishReason
 from tests.agents_machine import Machine
 from tests.agents_rig import CANCEL, NOW, WEATHER, check_events, created, message, result
-from tests.api_rig import hermes
+from tests.api_rig import hermes, settled
 from tests.fakes import Script, ScriptedEngine, say
 
 ACTIONS = ("message", "result", "result", "result", "again", "forged", "cancel", "read", "restart", "wait")
@@ -119,7 +119,7 @@ class Life:
         check_events(_whole(agent.events()))
         await self._read()
         self.machine.rig.check_rest()
-        assert len(self.machine.rig.context.agents) == 0
+        await settled(lambda: not len(self.machine.rig.context.agents))
 
 
 def _whole(events: list[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ async def test_it_shows_what_the_agent_waits_for() -> None:
     agent, first, _ = await waiting(rig)
     view = await rig.session(agent.id)
     assert (view["state"], view["turns"]) == ("WAITING_TOOL", 1)
-    assert [call["id"] for call in view["pending_tool_calls"]][0] == first["call_id"]
+    assert view["pending_tool_calls"][0]["id"] == first["call_id"]
     listed = (await rig.client.get("/agentserve/sessions")).json()["data"]
     assert [one["id"] for one in listed] == [agent.id]
 

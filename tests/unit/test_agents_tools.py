@@ -147,12 +147,13 @@ async def test_a_tool_that_takes_too_long_is_an_error_that_the_model_reads() -> 
 
 
 async def test_cancel_stops_what_runs() -> None:
-    stopped = asyncio.Event()
+    started, stopped = asyncio.Event(), asyncio.Event()
 
     class Endless:
         lasting = True
 
         async def run(self, call: ToolCall) -> ToolOutcome:
+            started.set()
             try:
                 return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
             finally:
@@ -161,7 +162,7 @@ async def test_cancel_stops_what_runs() -> None:
     rig = made(hermes("add", '{"a": 2}'), "Fine.")
     rig.context.agents.means.runners["python"] = Endless()  # type: ignore[index]
     agent = await created(rig, agent={"tools": PYTHON}, input="?")
-    await settled(lambda: agent.history.active and agent.history.open_calls(agent.history.active))
+    await started.wait()
     await agent.send(CANCEL, message("Go on."))
     await asyncio.wait_for(stopped.wait(), 5)
     await agent.until("idle")

@@ -12,10 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+import msgspec
+
 from agentserve.server.agents.fold import Fold, NewId, items_of_message
 from agentserve.server.agents.history import History
 from agentserve.server.agents.ports import Generation, Line, NotYet, Teller
-from agentserve.server.agents.records import CallItem, Failure, Output, OutputItem, Turn, Usage
+from agentserve.server.agents.records import CallItem, Failure, Output, OutputItem, Turn, TurnStatus, Usage
 from agentserve.server.agents.runners import INTERRUPTED, ToolCall, ToolOutcome, ToolRunner
 from agentserve.server.agents.shelf import Shelf
 from agentserve.server.agents.texts import (
@@ -30,6 +32,7 @@ from agentserve.server.agents.texts import (
 )
 from agentserve.server.sessions.answer import Delta, Outcome
 from agentserve.server.sessions.book import booked
+from agentserve.server.sessions.errors import StorageFailed
 from agentserve.server.text_port import JsonObject
 
 log = logging.getLogger(__name__)
@@ -374,24 +377,23 @@ class Driver:
 
     # --- the ends ----------------------------------------------------------------------
 
-    async def _end(self, status: str, failure: Failure | None) -> None:
+    async def _end(self, status: TurnStatus, failure: Failure | None) -> None:
         self._ending = True
         history, turn, means = self.history, self.turn, self._means
         if status != "completed":
             self._take_in()  # what is there is not lost
             self.line.stop_waiting(f"the turn was {status}" if failure is None else failure.message)
-        left = history.open_calls(turn)
-        turn.status = (
-            "completed" if status == "completed" else "cancelled" if status == "cancelled" else "failed"
-        )
-        turn.error, turn.completed = failure, means.wall()
-        history.head.active = turn.completed
-        kept = means.shelf.keep_turn(history, turn)
+        now = means.wall()
+        ended = msgspec.structs.replace(turn, status=status, error=failure, completed=now)
+        kept = means.shelf.keep_turn(history, ended)
+        history.head.active = now
         means.shelf.keep_head(history)
         try:
             await booked(kept)
-        except Exception as error:  # the disk: it is written when that is back
+        except StorageFailed as error:  # it is written when the disk is back
             log.warning("the end of a turn waits for the disk: %s", error)
+        left = history.open_calls(turn)
+        turn.status, turn.error, turn.completed = status, failure, now
         for call in left:
             means.teller.call_done(history, turn, call.call)
         means.teller.ended(history, turn)
