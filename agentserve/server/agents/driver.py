@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import msgspec
 
-from agentserve.server.agents.fold import Fold, NewId, items_of_message
+from agentserve.server.agents.calls import Calls
+from agentserve.server.agents.fold import Fold, items_of_message
 from agentserve.server.agents.history import History
-from agentserve.server.agents.ports import Generation, Line, NotYet, Teller
-from agentserve.server.agents.records import CallItem, Failure, Output, OutputItem, Turn, TurnStatus, Usage
-from agentserve.server.agents.runners import INTERRUPTED, ToolCall, ToolOutcome, ToolRunner
-from agentserve.server.agents.shelf import Shelf
+from agentserve.server.agents.means import Means
+from agentserve.server.agents.ports import Generation, Line, NotYet
+from agentserve.server.agents.records import Failure, Turn, TurnStatus, Usage
+from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.agents.texts import (
-    BROKE,
     ELSEWHERE,
-    STARTED,
     TOO_LONG,
     TOO_MANY,
     late_result,
-    timed_out,
     user_message,
 )
 from agentserve.server.sessions.answer import Delta, Outcome
@@ -37,23 +35,7 @@ from agentserve.server.text_port import JsonObject
 
 log = logging.getLogger(__name__)
 
-MOST_STEPS = 128  # model calls of a turn
 CANCELLED = "cancelled by its client"
-Sleep = Callable[[float], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What all drivers share."""
-
-    shelf: Shelf
-    teller: Teller
-    runners: Mapping[str, ToolRunner]  # by kind of tool
-    wall: Callable[[], float]  # Unix time
-    sleep: Sleep  # seconds
-    new_id: NewId
-    most_wait: float  # seconds that a call may take where its tool says nothing
-    most_steps: int = MOST_STEPS
 
 
 @dataclass(eq=False, slots=True)
@@ -71,10 +53,9 @@ class Driver:
         self.turn = turn
         self.line = line
         self._means = means
-        self._outcomes: dict[str, ToolOutcome] = {}  # of calls whose results are held
+        self._calls = Calls(means, history, turn, line, self.heard)
         self._posts: list[Post] = []
         self._changed = asyncio.Event()
-        self._running: dict[str, asyncio.Task[None]] = {}  # calls under way
         self._told: tuple[str, ...] = ()  # background results that the model call under way brings
         self._cancelled = False
         self._ending = False
@@ -115,24 +96,19 @@ class Driver:
         """Something about its calls has changed."""
         self._changed.set()
 
-    def outstanding(self) -> list[CallItem]:
-        """Calls that are waited for and have no result, in call order."""
-        held = self.line.held()
-        return [call for call in self.history.open_calls(self.turn) if call.call not in held]
-
     async def take(self, results: Mapping[str, ToolOutcome]) -> None:
         """Take results from outside, all or none. With the last one the next model call begins before
         this returns, or it raises why it cannot, and then they are not taken."""
         before = await self.line.hold({call: outcome.content for call, outcome in results.items()})
         mine = {call.call for call in self.history.open_calls(self.turn)} & results.keys()
-        self._outcomes.update((call, results[call]) for call in mine)
-        if mine and not self.outstanding():  # else it went on with them while they were written
+        self._calls.bring({call: results[call] for call in mine})
+        if mine and not self._calls.outstanding():  # else it went on with them while they were written
             post = Post(before, tuple(mine))
             self._posts.append(post)
             self.heard()
             await asyncio.shield(post.done)
         else:
-            self._take_in()
+            self._calls.take_in()
             self.heard()
 
     # --- the loop ----------------------------------------------------------------------
@@ -147,7 +123,7 @@ class Driver:
             while not self._over():
                 waited = await self._results()
                 generation = await self._begin()
-                self._take_in()
+                self._calls.take_in()
                 self._released()
                 if waited:
                     self._means.teller.in_progress(self.history, self.turn, again=True)
@@ -155,16 +131,16 @@ class Driver:
             failure = self.history.fails(self.turn)
             await self._end("failed" if failure else "completed", failure)
         except asyncio.CancelledError:
-            self._stop_calls()
+            self._calls.stop()
             if not self._cancelled:
                 raise
             await self._end("cancelled", None)
         except Exception as error:
-            self._stop_calls()
+            self._calls.stop()
             failure = self._explain(error)
             await self._end("failed", failure)
         finally:
-            self._stop_calls()
+            self._calls.stop()
             self._released()
 
     def _over(self) -> bool:
@@ -186,7 +162,7 @@ class Driver:
                 self._told = tuple(call.call for call, _ in late)
                 return generation
             except NotYet:
-                if not self.outstanding():
+                if not self._calls.outstanding():
                     raise _Failed(Failure("invalid_request", ELSEWHERE)) from None
                 await self._results()
             except Exception as error:
@@ -209,22 +185,21 @@ class Driver:
             return False
         outcome = ToolOutcome(error=TOO_LONG)
         self.line.replace(largest, outcome.content)
-        self._outcomes[largest] = outcome
+        self._calls.bring({largest: outcome})
         return True
 
     def _give_back(self, error: Exception) -> None:
         posts, self._posts = self._posts, []
         for post in reversed(posts):
             self.line.give_back(post.before)
-            for call in post.calls:
-                self._outcomes.pop(call, None)
+            self._calls.forget(post.calls)
             if not post.done.done():
                 post.done.set_exception(error)
 
     async def _generate(self, generation: Generation) -> None:
         """One model call, from its lease to what it leaves in the history."""
         history, turn, means = self.history, self.turn, self._means
-        fold = Fold(history.head.config, means.new_id, history.said_by(turn.id), self._deadline)
+        fold = Fold(history.head.config, means.new_id, history.said_by(turn.id), self._calls.deadline)
         told, self._told = self._told, ()
         turn.steps += 1
         finished = False
@@ -254,32 +229,23 @@ class Driver:
             await booked(kept)
         finally:
             self._means.teller.steps(self.history, turn, steps)
-        await self._acknowledge(items)
-
-    async def _acknowledge(self, items: tuple[object, ...]) -> None:
-        """Calls that nobody waits for have a result at once: that they run."""
-        calls = [item for item in items if isinstance(item, CallItem) and item.background and item.whole]
-        held = self.line.held()
-        fresh = {call.call: STARTED for call in calls if call.call not in held}
-        if fresh:
-            await self.line.hold(fresh)
+        await self._calls.acknowledge(items)
 
     # --- tools -------------------------------------------------------------------------
 
     async def _results(self) -> bool:
         """Until every call that is waited for has its result. Whether the client was waited for."""
         history, turn = self.history, self.turn
-        self._start_calls()
+        self._calls.start()
         told: set[str] = set()
         while True:
             self._changed.clear()
-            waiting = self.outstanding()
+            waiting = self._calls.outstanding()
             if not waiting:
                 break
-            names = {call.id for call in self.line.pending()}
-            if any(call.call not in names for call in waiting):
+            if self._calls.elsewhere():
                 raise _Failed(Failure("invalid_request", ELSEWHERE))
-            self._take_in()
+            self._calls.take_in()
             required = {call.call for call in waiting if call.kind == "function"}
             status = "waiting" if required else "in_progress"
             if status != turn.status:
@@ -294,76 +260,6 @@ class Driver:
             self._means.shelf.keep_turn(history, turn)
         return bool(told)
 
-    def _start_calls(self) -> None:
-        waiting = self.outstanding()
-        for call in waiting:
-            if call.call not in self._running:
-                self._running[call.call] = asyncio.create_task(self._call(call))
-        now = self._means.wall()
-        ends = [call.deadline for call in waiting if call.deadline is not None]
-        if waiting and len(ends) == len(waiting):
-            self.line.expect(max(0.0, max(ends) - now))
-
-    async def _call(self, call: CallItem) -> None:
-        """One call, from its start to its result in the session."""
-        runner = self._means.runners.get(call.kind)
-        if runner is None:
-            outcome = ToolOutcome(error=f"This server cannot run tools of kind {call.kind!r}.")
-        else:
-            outcome = await self._in_time(runner, call)
-        try:
-            if call.call not in self.line.held():
-                await self.line.hold({call.call: outcome.content})
-                self._outcomes[call.call] = outcome
-        except Exception as error:
-            if self.line.explain(error) is None:
-                log.exception("the result of a tool could not be taken")
-        self.heard()
-
-    async def _in_time(self, runner: ToolRunner, call: CallItem) -> ToolOutcome:
-        tool = self.history.head.config.tool(call.name)
-        timeout = (tool.timeout if tool is not None else None) or self._means.most_wait
-        left = timeout if call.deadline is None else max(0.0, call.deadline - self._means.wall())
-        work = asyncio.ensure_future(runner.run(ToolCall(self.history.id, self.turn.id, call)))
-        timer = asyncio.ensure_future(self._means.sleep(left))
-        try:
-            await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                return ToolOutcome(error=timed_out(timeout))
-            return work.result()
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            log.exception("the runner of %s tools failed", call.kind)
-            return ToolOutcome(error=BROKE)
-        finally:
-            work.cancel()
-            timer.cancel()
-            await asyncio.gather(work, timer, return_exceptions=True)
-
-    def _take_in(self) -> None:
-        """Make items of the results that are held."""
-        held = self.line.held()
-        for call in self.history.open_calls(self.turn):
-            if call.call in held:
-                task = self._running.pop(call.call, None)
-                if task is not None and task is not asyncio.current_task():
-                    task.cancel()
-                outcome = self._outcomes.pop(call.call, None) or _read(held[call.call])
-                self._answered(call, outcome)
-
-    def _answered(self, call: CallItem, outcome: ToolOutcome) -> None:
-        output = None if outcome.error is not None else outcome.output
-        item = OutputItem(self._means.new_id("fco"), call.call, output, outcome.error)
-        self._means.shelf.add(self.history, self.turn, item)
-        self._means.teller.added(self.history, self.turn, item)
-        self._means.teller.call_done(self.history, self.turn, call.call)
-
-    def _stop_calls(self) -> None:
-        for task in self._running.values():
-            task.cancel()
-        self._running.clear()
-
     def _released(self) -> None:
         """Whoever waits for the next model call need not any more."""
         posts, self._posts = self._posts, []
@@ -371,17 +267,13 @@ class Driver:
             if not post.done.done():
                 post.done.set_result(None)
 
-    def _deadline(self, name: str) -> float | None:
-        tool = self.history.head.config.tool(name)
-        return None if tool is None or tool.timeout is None else self._means.wall() + tool.timeout
-
     # --- the ends ----------------------------------------------------------------------
 
     async def _end(self, status: TurnStatus, failure: Failure | None) -> None:
         self._ending = True
         history, turn, means = self.history, self.turn, self._means
         if status != "completed":
-            self._take_in()  # what is there is not lost
+            self._calls.take_in()  # what is there is not lost
             self.line.stop_waiting(f"the turn was {status}" if failure is None else failure.message)
         now = means.wall()
         ended = msgspec.structs.replace(turn, status=status, error=failure, completed=now)
@@ -413,10 +305,10 @@ class Driver:
         """Bring the history to where its session is, and begin what was not begun."""
         history, turn, means = self.history, self.turn, self._means
         reply = self.line.committed_reply()
-        seen = max((batch.step or 0 for batch in history.batches), default=0)
+        seen = max([turn.base, *(batch.step or 0 for batch in history.batches if batch.turn == turn.id)])
         if reply is not None and reply[0] > seen:  # committed, and then the server died
             number, message = reply
-            items = items_of_message(history.head.config, message, means.new_id, self._deadline)
+            items = items_of_message(history.head.config, message, means.new_id, self._calls.deadline)
             turn.steps += 1
             await booked(means.shelf.add(history, turn, *items, step=number))
         last = history.last_reply(turn)
@@ -424,31 +316,11 @@ class Driver:
             asked = [user_message(item) for item in history.asked(turn)]
             await self._generate(await self._begin(asked))
             return
-        await self._acknowledge(last.items)
-        held = self.line.held()
-        lost = {call.id for call in self.line.pending() if call.id not in held}
-        known = [output for output in history.outputs().values() if output.call in lost]
-        for output in known:  # both disks were written, and one of them was damaged
-            await self.line.hold({output.call: ToolOutcome(output.output or "", output.error).content})
-        self._take_in()
-        for call in self.outstanding():
-            runner = means.runners.get(call.kind)
-            if runner is not None and not runner.lasting:
-                outcome = ToolOutcome(error=INTERRUPTED)
-                await self.line.hold({call.call: outcome.content})
-                self._outcomes[call.call] = outcome
-        if not self.outstanding():
-            self._take_in()
+        await self._calls.acknowledge(last.items)
+        await self._calls.recover()
 
 
 class _Failed(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
-
-
-def _read(content: Output) -> ToolOutcome:
-    """A result that came another way."""
-    if isinstance(content, str) and content.startswith("Error: "):
-        return ToolOutcome(error=content.removeprefix("Error: "))
-    return ToolOutcome(content)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from agentserve.server.agents.driver import Driver, Means
+from agentserve.server.agents.driver import Driver
 from agentserve.server.agents.history import History
+from agentserve.server.agents.means import Means
 from agentserve.server.agents.ports import Line
 from agentserve.server.agents.records import CallItem, OutputItem, Turn, UserItem
 from agentserve.server.agents.runners import ToolOutcome
@@ -56,6 +57,7 @@ class Office:
             items = [UserItem(means.new_id("msg"), tuple(texts)) for texts in messages]
             driver = Driver(means, history, turn, self._lines(history))
             generation = await driver.prepare([user_message(item) for item in items])
+            turn.base = generation.number - 1
             history.turns.append(turn)
             history.head.active = now
             try:

@@ -115,6 +115,7 @@ class Turn(msgspec.Struct, omit_defaults=True):
     error: Failure | None = None
     usage: Usage | None = None
     steps: int = 0  # model calls
+    base: int = 0  # turns of the session up to this number were before it
     key: str | None = None  # the Idempotency-Key it came with
 
     @property

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from agentserve.clock import Clock, WallClock
 from agentserve.metrics import Metrics
-from agentserve.server.agents.driver import Sleep
+from agentserve.server.agents.means import Sleep
 from agentserve.server.agents.shelf import Shelf
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError

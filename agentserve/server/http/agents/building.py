@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 
-from agentserve.server.agents.driver import Means, Sleep
+from agentserve.server.agents.means import Means, Sleep
 from agentserve.server.agents.office import Office
 from agentserve.server.agents.records import new_id
 from agentserve.server.agents.runners import ClientTools, PythonTools
