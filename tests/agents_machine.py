@@ -15,6 +15,7 @@ from agentserve.server.sessions.events import EventLogs
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.transcript import Transcripts
+from agentserve.server.sessions.writer import Failure
 from agentserve.tools import Tool
 from tests.agents_rig import Agent
 from tests.api_rig import Rig
@@ -39,6 +40,10 @@ class MemoryBook:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+    @property
+    def failure(self) -> Failure | None:
+        return None if self.error is None else Failure(1e9, str(self.error))
 
     def _done(self) -> Future[None]:
         done: Future[None] = Future()

@@ -191,6 +191,8 @@ async def test_while_the_disk_fails_turns_are_refused(machine: Machine) -> None:
     agent = await created(machine.rig)
     machine.book.error = StorageError("No space left on device")
     assert (await agent.say("Hi", status=503))["code"] == "storage_failed"
+    health = (await machine.rig.client.get("/health")).json()
+    assert (health["status"], health["degraded"][0]["part"]) == ("degraded", "agents_disk")
     assert not machine.engine.live
     assert (await agent.get())["status"] == "idle"
     machine.book.error = None

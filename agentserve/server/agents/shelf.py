@@ -17,6 +17,7 @@ import msgspec
 
 from agentserve.server.agents.history import History, item_cost
 from agentserve.server.agents.records import Batch, Head, Item, Record, SavedAgent, Turn, packed
+from agentserve.server.sessions.writer import Failure
 
 
 class Book(Protocol):
@@ -27,6 +28,11 @@ class Book(Protocol):
     def drop(self, name: str) -> Future[None]: ...
 
     async def close(self) -> None: ...
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it keeps nothing now."""
+        ...
 
 
 class Full(Exception):
@@ -55,6 +61,10 @@ class Shelf:
 
     def __iter__(self) -> Iterator[History]:
         return iter(list(self._sessions.values()))
+
+    @property
+    def failure(self) -> Failure | None:
+        return None if self._book is None else self._book.failure
 
     @property
     def size_bytes(self) -> int:

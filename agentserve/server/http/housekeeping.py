@@ -38,7 +38,7 @@ async def health(request: Request) -> Response:
     hello = context.engine.hello
     tiers = tiers_health(context)
     faults = _worker_faults(context, workers) + _sessions_fault(context.journal)
-    faults += context.responses.faults()
+    faults += context.responses.faults() + _agents_fault(context)
     return json_response(
         {
             "status": "degraded" if faults else "ok",
@@ -60,6 +60,14 @@ async def health(request: Request) -> Response:
             **context.responses.health(),
         }
     )
+
+
+def _agents_fault(context: ServerContext) -> list[JsonObject]:
+    """Why turns of agents are refused."""
+    failure = context.agents.shelf.failure
+    if failure is None:
+        return []
+    return [{"part": "agents_disk", "reason": failure.reason, "since": round(failure.since, 3)}]
 
 
 def _worker_faults(context: ServerContext, workers: FleetHealth) -> list[JsonObject]:

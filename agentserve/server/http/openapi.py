@@ -13,6 +13,8 @@ from starlette.routing import BaseRoute, Route
 
 from agentserve.server.errors import json_response
 from agentserve.server.http import housekeeping
+from agentserve.server.http.agents import inputs, saved, sessions, stream
+from agentserve.server.http.agents.schemas import AgentRequest, EventsRequest, SessionRequest, SessionUpdate
 from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
 from agentserve.server.http.chat import chat_completions
@@ -68,6 +70,12 @@ OPERATIONS: Mapping[object, Operation] = {
     create_conversation: Operation(ConversationRequest),
     update_conversation: Operation(ConversationRequest),
     add_items: Operation(ItemsRequest),
+    sessions.create_session: Operation(SessionRequest, streams=True),
+    sessions.update_session: Operation(SessionUpdate),
+    inputs.send_events: Operation(EventsRequest),
+    stream.follow_events: Operation(kind="text/event-stream"),
+    saved.create_agent: Operation(AgentRequest),
+    saved.update_agent: Operation(AgentRequest),
     housekeeping.models: Operation(reply=ModelList),
     housekeeping.model: Operation(reply=ModelReply),
     housekeeping.tokenize: Operation(TokenizeRequest, TokensReply),
