@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentserve.types import FinishReason
 from tests.agents_rig import CALL, SESSIONS, TWO, Agent, check_events, created
 from tests.api_rig import TOOLS, Rig, user
-from tests.fakes import say
+from tests.fakes import Script, say
 
 
 def native(agent: Agent, rest: str = "") -> str:
@@ -149,3 +150,32 @@ async def test_deleting_while_its_turn_runs() -> None:
     assert not rig.engine.live
     assert len(rig.context.directory) == 0
     assert len(rig.context.agents) == 0
+
+
+async def test_what_the_directory_had_to_forget_is_told_again_from_the_items() -> None:
+    """The prompt is the same, but for replies that a template does not render as they were generated."""
+    prompts = []
+    for forget in ("nothing", "the session", "its messages"):
+        rig = Rig()
+        agent, first, second = await waiting(rig)
+        await agent.give(first)
+        rig.engine.reply = say("It rains.")
+        await agent.give(second, [{"type": "input_text", "text": "noon"}])
+        await agent.until("idle")
+        await agent.say("Lost", says=Script([], FinishReason.ERROR, "broke"))
+        await agent.until("idle")
+        await agent.say("Tea?", says=TWO)
+        await agent.until("requires_action")
+        await agent.send({"type": "agent.session.input.cancel"})
+        session = rig.context.directory.get("default", agent.id)
+        if forget == "the session":
+            rig.context.directory.close(session)
+        elif forget == "its messages":
+            rig.context.chronicle.transcripts.forget(session.key)
+        await agent.say("So?", says="Well.")
+        await agent.until("idle")
+        assert (await agent.get("/turns"))["data"][0]["status"] == "completed"
+        prompts.append(agent.prompt())
+        rig.check_rest()
+    assert prompts[0] == prompts[1] == prompts[2]
+    assert "Lost" not in prompts[0]

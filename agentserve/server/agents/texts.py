@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from agentserve.server.agents.records import CallItem, OutputItem, UserItem
+from agentserve.server.agents.history import History
+from agentserve.server.agents.records import (
+    Batch,
+    CallItem,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    UserItem,
+)
+from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.text_port import JsonObject
 
+NO_RESULT = "No result: the call was cancelled."
 STARTED = "The call runs in the background. Its result will follow."
 TOO_LONG = "The tool's output is too long for the context. Ask for less."
 BROKE = "The tool failed."
@@ -33,3 +43,47 @@ def late_result(call: CallItem, output: OutputItem) -> JsonObject:
         "role": "user",
         "content": f"[Result of the background call {call.call} ({call.name})]\n{content}",
     }
+
+
+def messages_of(history: History) -> list[JsonObject]:
+    """All that its session was told and said, from the items: for a session whose own messages had to go.
+    A message that came to nothing is no part of it."""
+    messages: list[JsonObject] = []
+    outputs = history.outputs()
+    calls = {item.call: item for item, _ in history.items() if isinstance(item, CallItem)}
+    asked: list[JsonObject] = []
+    turn = ""
+    for batch in history.batches:
+        if batch.turn != turn:
+            turn, asked = batch.turn, []
+        if batch.step is None:
+            asked += [user_message(item) for item in batch.items if isinstance(item, UserItem)]
+            continue
+        late = [late_result(calls[call], outputs[call]) for call in batch.told]
+        messages += [*asked, *late, _reply(batch)]
+        asked = []
+        for item in batch.items:
+            if isinstance(item, CallItem) and item.whole:
+                content = _result(item, outputs.get(item.call))
+                messages.append({"role": "tool", "tool_call_id": item.call, "content": content})
+    return messages
+
+
+def _reply(batch: Batch) -> JsonObject:
+    text = "".join(item.text for item in batch.items if isinstance(item, MessageItem))
+    thought = "".join(item.text for item in batch.items if isinstance(item, ReasoningItem))
+    message: JsonObject = {"role": "assistant", "content": text}
+    if thought:
+        message["reasoning_content"] = thought
+    calls = [
+        {"id": item.call, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+        for item in batch.items
+        if isinstance(item, CallItem) and item.whole
+    ]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _result(call: CallItem, output: OutputItem | None) -> object:
+    if call.background:
+        return STARTED
+    return NO_RESULT if output is None else ToolOutcome(output.output or "", output.error).content

@@ -46,6 +46,7 @@ from agentserve.server.text_port import JsonObject
 
 _REFS = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+ACCEPTED = 202
 _ANY: JsonObject = {"type": "object"}
 
 
@@ -57,6 +58,7 @@ class Operation:
     reply: type | None = None
     streams: bool = False  # with `stream` true the reply is an event stream
     kind: str = "application/json"  # of other replies
+    status: int = 200  # of replies; 202 has no body
     error: type = ErrorReply
 
 
@@ -72,7 +74,7 @@ OPERATIONS: Mapping[object, Operation] = {
     add_items: Operation(ItemsRequest),
     sessions.create_session: Operation(SessionRequest, streams=True),
     sessions.update_session: Operation(SessionUpdate),
-    inputs.send_events: Operation(EventsRequest),
+    inputs.send_events: Operation(EventsRequest, status=ACCEPTED),
     stream.follow_events: Operation(kind="text/event-stream"),
     saved.create_agent: Operation(AgentRequest),
     saved.update_agent: Operation(AgentRequest),
@@ -149,7 +151,9 @@ def _operation(
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{_PARAMETER.sub('by', route.path)}"),
         "summary": _summary(route.endpoint),
         "responses": {
-            "200": {"description": "The answer", "content": content},
+            str(operation.status): {"description": "The answer", "content": content}
+            if operation.status != ACCEPTED
+            else {"description": "Accepted"},
             "4XX": error,
             "5XX": error,
         },

@@ -39,4 +39,4 @@ def office_of(
         new_id=new_id,
         most_wait=most_wait,
     )
-    return Office(means, lambda history: ChatLine(context(), history.head.tenant, history.id))
+    return Office(means, lambda history: ChatLine(context(), history))

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from agentserve.server.agents.history import History
 from agentserve.server.agents.ports import Generation, NotYet
 from agentserve.server.agents.records import AgentConfig, Failure, Output
+from agentserve.server.agents.texts import NO_RESULT, messages_of
 from agentserve.server.errors import ApiError
 from agentserve.server.http.agents.asked import chat_request
 from agentserve.server.http.chat_request import ChatJob, prepare_turns
 from agentserve.server.http.context import ServerContext
-from agentserve.server.http.sessions import taking
 from agentserve.server.http.sessions.results import Taken, hold
 from agentserve.server.http.sessions.taking import Incoming, turn_running, went_on
 from agentserve.server.http.translate import KNOWN, api_error
@@ -48,10 +49,11 @@ class ChatGeneration:
 class ChatLine:
     """A `Line`."""
 
-    def __init__(self, context: ServerContext, tenant: str, id_: str) -> None:
+    def __init__(self, context: ServerContext, history: History) -> None:
         self._context = context
-        self._tenant = tenant
-        self._id = id_
+        self._history = history
+        self._tenant = history.head.tenant
+        self._id = history.id
 
     @property
     def session(self) -> Session | None:
@@ -77,7 +79,8 @@ class ChatLine:
         if session is None or not session.committed:
             if session is not None:
                 raise turn_running(session)
-            return await self._lease(config, [*_opening(config), *messages], first=first)
+            earlier = self._rebuilt(config)
+            return await self._lease(config, [*earlier, *messages], first=first)
         async with self._context.exclusive.of(session.key):
             return await self._lease(config, [*self._said(session, first=first), *messages], first=first)
 
@@ -87,15 +90,20 @@ class ChatLine:
         if session.running is not None:
             raise turn_running(session)
         if kept is None:
-            raise taking.transcript_gone(session)
+            return self._rebuilt(self._history.head.config)
         said = read_messages(kept.messages)
         for call in session.pending:
             held = kept.held.get(call)
             if held is None and not first:
                 raise NotYet
-            content = taking.NO_RESULT if held is None else msgspec.json.decode(held.content)
+            content = NO_RESULT if held is None else msgspec.json.decode(held.content)
             said.append({"role": "tool", "tool_call_id": call, "content": content})
         return said
+
+    def _rebuilt(self, config: AgentConfig) -> list[JsonObject]:
+        """The history of a session that the directory, or whose messages the transcripts had to forget."""
+        opening = [{"role": "system", "content": config.instructions}] if config.instructions else []
+        return [*opening, *messages_of(self._history)]
 
     async def _lease(self, config: AgentConfig, messages: list[JsonObject], *, first: bool) -> Generation:
         context = self._context
@@ -168,10 +176,6 @@ class ChatLine:
     def _kept(self) -> Transcript | None:
         session = self.session
         return None if session is None else self._context.chronicle.transcripts.get(session.key)
-
-
-def _opening(config: AgentConfig) -> list[JsonObject]:
-    return [{"role": "system", "content": config.instructions}] if config.instructions else []
 
 
 def _code(error: ApiError) -> str:
