@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import pytest
+
+from agentserve.messages import unpack_tokens
 from agentserve.types import FinishReason
-from tests.agents_rig import CALL, SESSIONS, TWO, Agent, check_events, created
-from tests.api_rig import TOOLS, Rig, user
+from tests.agents_rig import CALL, CANCEL, SESSIONS, TWO, Agent, check_events, created, message
+from tests.api_rig import TOOLS, Rig, settled, user
 from tests.fakes import Script, say
 
 
@@ -179,3 +183,39 @@ async def test_what_the_directory_had_to_forget_is_told_again_from_the_items() -
         rig.check_rest()
     assert prompts[0] == prompts[1] == prompts[2]
     assert "Lost" not in prompts[0]
+
+
+async def test_results_are_taken_though_the_messages_had_to_go() -> None:
+    rig = Rig()
+    agent, first, second = await waiting(rig)
+    session = rig.context.directory.get("default", agent.id)
+    rig.context.chronicle.transcripts.forget(session.key)
+    await agent.give(second, "noon")
+    await agent.give(first, "rain")
+    await agent.until("idle")
+    prompt = agent.prompt()
+    assert prompt.index("rain") < prompt.index("noon")
+    one, two = (unpack_tokens(submit.tokens) for submit in rig.engine.submits)
+    assert two[: len(one)] == one
+    check_events(agent.events())
+    rig.check_rest()
+
+
+@pytest.mark.parametrize("way", ["delete", "cancel"])
+async def test_a_session_that_is_left_while_its_turn_is_being_begun(way: str) -> None:
+    rig = Rig()
+    agent = await created(rig)
+    asking = asyncio.create_task(rig.post(f"{agent.path}/events", {"events": [message("Hi")]}))
+    while not rig.context.agents._starting:
+        await asyncio.sleep(0)
+    if way == "delete":
+        assert (await rig.client.delete(agent.path)).status_code == 200
+        assert (await asking).status_code in (202, 404, 409)
+        assert (await rig.client.get(agent.path)).status_code == 404
+    else:
+        await agent.send(CANCEL)
+        assert (await asking).status_code == 202
+        assert (await agent.get("/turns"))["data"][0]["status"] == "cancelled"
+    await settled(lambda: not len(rig.context.agents) and not rig.engine.live)
+    assert len(rig.context.directory) == 0
+    assert len(rig.context.telling.logs) == (way == "cancel")

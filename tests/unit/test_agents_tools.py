@@ -41,13 +41,28 @@ def broken() -> None:
     raise RuntimeError("no luck")
 
 
+@agentserve.tool
+async def leaves() -> None:
+    raise asyncio.CancelledError
+
+
+@agentserve.tool
+def exits() -> None:
+    raise SystemExit(1)
+
+
+@agentserve.tool
+def endless() -> str:
+    return "x" * (5 << 20)
+
+
 @agentserve.tool(timeout=5)
 def stuck() -> str:
     gate.wait(20)
     return "too late"
 
 
-TOOLS = {tool.name: tool for tool in (add, place, broken, stuck)}
+TOOLS = {tool.name: tool for tool in (add, place, broken, leaves, exits, endless, stuck)}
 PYTHON = [{"type": "python", "name": name} for name in TOOLS]
 
 
@@ -108,6 +123,20 @@ async def test_python_functions_run_in_the_server() -> None:
     assert "requires_action" not in agent.kinds()
     shown = (await agent.get())["agent"]["tools"][0]
     assert (shown["type"], shown["name"], shown["parameters"]) == ("python", "add", add.parameters)
+    check_events(agent.events())
+    rig.check_rest()
+
+
+async def test_what_a_function_does_to_leave_ends_its_call_only() -> None:
+    rig = made("".join(hermes(name, "{}") for name in ("leaves", "exits", "endless")), "Done.")
+    agent = await created(rig, agent={"tools": PYTHON}, input="?")
+    await agent.until("idle")
+    errors = {item["error"] for item in await agent.items() if item["type"] == "function_call_output"}
+    assert errors == {
+        "The tool failed.",
+        "The tool failed: SystemExit: 1",
+        "The tool's output is too long for the context. Ask for less.",
+    }
     check_events(agent.events())
     rig.check_rest()
 

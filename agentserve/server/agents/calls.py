@@ -11,9 +11,11 @@ from agentserve.server.agents.means import Means
 from agentserve.server.agents.ports import Line
 from agentserve.server.agents.records import CallItem, Output, OutputItem, Turn
 from agentserve.server.agents.runners import INTERRUPTED, ToolCall, ToolOutcome, ToolRunner
-from agentserve.server.agents.texts import BROKE, STARTED, timed_out
+from agentserve.server.agents.texts import BROKE, STARTED, TOO_LONG, timed_out
 
 log = logging.getLogger(__name__)
+
+MOST_OUTPUT_CHARS = 4 << 20  # of a tool that runs here; clients' are bounded as all bodies are
 
 
 class Calls:
@@ -129,7 +131,9 @@ class Calls:
         timer = asyncio.ensure_future(self._means.sleep(left))
         try:
             await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
-            return work.result() if work.done() else ToolOutcome(error=timed_out(timeout))
+            if not work.done():
+                return ToolOutcome(error=timed_out(timeout))
+            return ToolOutcome(error=BROKE) if work.cancelled() else _bounded(work.result())
         except Exception:
             log.exception("the runner of %s tools failed", call.kind)
             return ToolOutcome(error=BROKE)
@@ -144,6 +148,12 @@ class Calls:
         self._means.shelf.add(self._history, self._turn, item)
         self._means.teller.added(self._history, self._turn, item)
         self._means.teller.call_done(self._history, self._turn, call.call)
+
+
+def _bounded(outcome: ToolOutcome) -> ToolOutcome:
+    content = outcome.content
+    size = len(content) if isinstance(content, str) else sum(len(str(part)) for part in content)
+    return outcome if size <= MOST_OUTPUT_CHARS else ToolOutcome(error=TOO_LONG)
 
 
 def _read(content: Output) -> ToolOutcome:

@@ -142,7 +142,7 @@ def items_of_message(
     raw = message.get("tool_calls") or []
     if message.get("reasoning_content"):
         items.append(ReasoningItem(new_id("rs"), message["reasoning_content"]))
-    if message.get("content") or not raw:
+    if message.get("content") or not (raw or items):
         items.append(MessageItem(new_id("msg"), message.get("content") or "", final=not raw))
     calls = [Call(c["id"], c["function"]["name"], c["function"]["arguments"], True) for c in raw]
     return (*items, *calls_of(config, calls, new_id, deadline))

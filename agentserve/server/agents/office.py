@@ -15,6 +15,7 @@ from agentserve.server.agents.records import CallItem, OutputItem, Turn, UserIte
 from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.agents.texts import user_message
 from agentserve.server.sessions.book import booked
+from agentserve.server.sessions.errors import SessionClosed
 
 MOST_RUNNING = 1024  # turns at once
 
@@ -33,7 +34,7 @@ class Office:
         self.shelf = means.shelf
         self._lines = lines
         self._drivers: dict[str, Driver] = {}
-        self._starting: set[str] = set()
+        self._starting: dict[str, asyncio.Future[None]] = {}  # turns that are being begun
 
     def __len__(self) -> int:
         """How many turns there are that are not over."""
@@ -44,13 +45,13 @@ class Office:
 
     async def ask(self, history: History, messages: Sequence[Sequence[str]], key: str | None = None) -> Turn:
         """A turn on what a user says, the texts of each message. When this returns it runs, and is on disk.
-        Busy; what the line raises."""
+        Busy, TooManyTurns, SessionClosed; what the line raises."""
         if history.active is not None or history.id in self._starting:
             raise Busy
         if len(self._drivers) >= MOST_RUNNING:
             raise TooManyTurns
         means, now = self.means, self.means.wall()
-        self._starting.add(history.id)
+        starting = self._starting[history.id] = asyncio.get_running_loop().create_future()
         try:
             number = history.turns[-1].number + 1 if history.turns else 1
             turn = Turn(means.new_id("turn"), number, now, key=key)
@@ -68,8 +69,12 @@ class Office:
                 generation.rollback()
                 self.shelf.undo(history, turn)
                 raise
+            if not self.shelf.has(history):
+                generation.rollback()
+                raise SessionClosed
         finally:
-            self._starting.discard(history.id)
+            del self._starting[history.id]
+            starting.set_result(None)
         means.teller.turn_created(history, turn)
         means.teller.in_progress(history, turn)
         for item in items:
@@ -90,6 +95,9 @@ class Office:
         await booked(kept)
 
     async def cancel(self, history: History) -> None:
+        starting = self._starting.get(history.id)
+        if starting is not None:
+            await asyncio.shield(starting)
         driver = self._drivers.get(history.id)
         if driver is not None:
             await driver.cancel()

@@ -99,7 +99,7 @@ class PythonTools:
             else:
                 value = await asyncio.get_running_loop().run_in_executor(self._pool, made)
             return ToolOutcome(_text(value))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # it must not end the server
             log.warning("tool %s failed: %s: %s", call.name, type(error).__name__, error)
             return ToolOutcome(error=f"{FAILED[:-1]}: {type(error).__name__}: {error}"[:1000])
 

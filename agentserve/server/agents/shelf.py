@@ -54,7 +54,7 @@ class Shelf:
         self._costs: dict[str, int] = {}
         self._bytes = 0
         self.agents: dict[str, SavedAgent] = {}
-        self.forget: Callable[[History], None] = lambda history: None  # of what had to make room
+        self.forget: Callable[[History], None] = lambda history: None  # told of what is dropped
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -74,6 +74,10 @@ class Shelf:
         history = self._sessions.get(id_)
         return history if history is not None and history.head.tenant == tenant else None
 
+    def has(self, history: History) -> bool:
+        """It was not dropped."""
+        return self._sessions.get(history.id) is history
+
     def sessions(self, tenant: str) -> list[History]:
         """In the order in which they were created."""
         own = (history for history in self._sessions.values() if history.head.tenant == tenant)
@@ -91,10 +95,10 @@ class Shelf:
 
     def keep_head(self, history: History) -> Future[None] | None:
         self._use(history)
-        return self._put(f"s:{history.id}", history.head)
+        return self._put(f"s:{history.id}", history.head) if self.has(history) else None
 
     def keep_turn(self, history: History, turn: Turn) -> Future[None] | None:
-        return self._put(f"t:{history.id}:{turn.number}", turn)
+        return self._put(f"t:{history.id}:{turn.number}", turn) if self.has(history) else None
 
     def add(
         self,
@@ -107,8 +111,10 @@ class Shelf:
         number = history.batches[-1].number + 1 if history.batches else 1
         batch = Batch(number, turn.id, items, step, told)
         history.batches.append(batch)
+        if not self.has(history):  # it was deleted while its turn ended
+            return None
         cost = sum(map(item_cost, items))
-        self._costs[history.id] = self._costs.get(history.id, 0) + cost
+        self._costs[history.id] += cost
         self._bytes += cost
         self._use(history)
         return self._put(f"i:{history.id}:{number}", batch)
@@ -118,6 +124,7 @@ class Shelf:
         if self._sessions.pop(history.id, None) is None:
             return None
         self._bytes -= self._costs.pop(history.id)
+        self.forget(history)
         if self._book is None:
             return None
         for batch in history.batches:
@@ -133,8 +140,9 @@ class Shelf:
         for batch in gone:
             history.batches.remove(batch)
             cost = sum(map(item_cost, batch.items))
-            self._costs[history.id] -= cost
-            self._bytes -= cost
+            if self.has(history):
+                self._costs[history.id] -= cost
+                self._bytes -= cost
         if self._book is not None:
             for batch in gone:
                 self._book.drop(f"i:{history.id}:{batch.number}")
@@ -218,7 +226,6 @@ class Shelf:
             if victim is None:
                 raise Full(f"all {len(self._sessions)} sessions have a running turn")
             self.drop(victim)
-            self.forget(victim)
 
 
 def _read(content: bytes, kind: type[Record]) -> Record:

@@ -20,7 +20,7 @@ from agentserve.server.http.sessions.taking import Incoming, turn_running, went_
 from agentserve.server.http.translate import KNOWN, api_error
 from agentserve.server.sessions.advice import advise, park, settle
 from agentserve.server.sessions.session_record import Claim, Lease, PendingCall, Session
-from agentserve.server.sessions.transcript import Held, Transcript, read_messages, result_digest
+from agentserve.server.sessions.transcript import Held, Transcript, read_messages, result_digest, write_json
 from agentserve.server.sessions.turns import Piece
 from agentserve.server.text_port import JsonObject
 from tiering.hints import hear
@@ -105,6 +105,13 @@ class ChatLine:
         opening = [{"role": "system", "content": config.instructions}] if config.instructions else []
         return [*opening, *messages_of(self._history)]
 
+    def _restore(self, session: Session) -> None:
+        """Its messages had to go while it waited: results need a place to be held."""
+        messages = self._rebuilt(self._history.head.config)[: len(session.chain)]
+        marks = ((session.last_turn, len(messages)),)
+        transcript = Transcript(session.key, write_json(messages), b"{}", marks)
+        self._context.chronicle.transcripts.restore(transcript)
+
     async def _lease(self, config: AgentConfig, messages: list[JsonObject], *, first: bool) -> Generation:
         context = self._context
 
@@ -127,6 +134,8 @@ class ChatLine:
         if session is None:
             raise ApiError("The session is gone.", status=404, code="session_not_found")
         async with self._context.exclusive.of(session.key):
+            if self._kept() is None:
+                self._restore(session)
             incoming = [
                 Incoming.checked(call, content, None, f"results[{i}]")
                 for i, (call, content) in enumerate(results.items())

@@ -66,7 +66,6 @@ async def create_session(request: Request) -> Response:
             await ask(context, history, texts)
     except BaseException:
         context.agents.shelf.drop(history)
-        context.telling.forget(history)
         raise
     if body.stream:
         log = context.telling.log_of(history)
@@ -152,7 +151,6 @@ async def delete_session(request: Request) -> Response:
     context = context_of(request)
     history = session_of(context, request)
     gone = await context.agents.close(history)
-    context.telling.forget(history)
     session = context.directory.get(history.head.tenant, history.id)
     if session is not None:
         forgotten = context.directory.close(session)
