@@ -118,7 +118,7 @@ async def test_a_real_disk_gives_back_what_it_was_given(tmp_path: Path) -> None:
     shelf = Shelf(book=disk)
     disk.content_of = shelf.encoded
     kept, gone = opened(shelf, "a"), opened(shelf, "b")
-    shelf.save_agent(SavedAgent(CONFIG, 1.0, 2.0, {"a": HALF}))
+    shelf.save_agent(SavedAgent("default", CONFIG, 1.0, 2.0, {"a": HALF}))
     await booked(shelf.drop(gone))
     assert shelf.failure is None
     await shelf.close()

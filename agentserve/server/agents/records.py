@@ -59,6 +59,7 @@ class AgentConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SavedAgent(msgspec.Struct, frozen=True):
+    tenant: str
     config: AgentConfig
     created: float  # Unix time
     updated: float

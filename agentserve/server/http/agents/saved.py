@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from agentserve.server.agents.records import SavedAgent, new_id
 from agentserve.server.agents.shelf import Full
-from agentserve.server.errors import ApiError, json_response
+from agentserve.server.errors import json_response
 from agentserve.server.http.agents.asked import BLANK, check_metadata, configured
-from agentserve.server.http.agents.lookup import agent_of
+from agentserve.server.http.agents.lookup import agent_of, check_config, whose
 from agentserve.server.http.agents.schemas import AgentRequest
 from agentserve.server.http.agents.sessions import full
 from agentserve.server.http.agents.shown import agent_object
@@ -26,12 +26,12 @@ async def create_agent(request: Request) -> Response:
     context = context_of(request)
     body = await _body(context, request)
     config = configured(BLANK, body, context.python_tools, "body")
-    if not config.model:
-        raise ApiError("model: missing", param="model", code="missing_required_parameter")
-    context.check_model(config.model)
+    check_config(context, config)
     now = context.wall()
     metadata = check_metadata({} if body.metadata is UNSET else body.metadata or {})
-    agent = SavedAgent(msgspec.structs.replace(config, id=new_id("agent")), now, now, metadata)
+    agent = SavedAgent(
+        whose(request), msgspec.structs.replace(config, id=new_id("agent")), now, now, metadata
+    )
     try:
         kept = context.agents.shelf.save_agent(agent)
     except Full as error:
@@ -41,31 +41,33 @@ async def create_agent(request: Request) -> Response:
 
 
 async def get_agent(request: Request) -> Response:
-    return json_response(agent_object(agent_of(context_of(request), request.path_params["agent"])))
+    return json_response(agent_object(agent_of(context_of(request), request)))
 
 
 async def update_agent(request: Request) -> Response:
     """Sessions that were made of it stay as they are."""
     context = context_of(request)
-    agent_of(context, request.path_params["agent"])
+    agent_of(context, request)
     body = await _body(context, request)
-    before = agent_of(context, request.path_params["agent"])
+    before = agent_of(context, request)
     config = configured(before.config, body, context.python_tools, "body")
-    context.check_model(config.model)
+    check_config(context, config)
     metadata = before.metadata if body.metadata is UNSET else check_metadata(body.metadata or {})
-    agent = SavedAgent(config, before.created, context.wall(), metadata)
+    agent = SavedAgent(before.tenant, config, before.created, context.wall(), metadata)
     await booked(context.agents.shelf.save_agent(agent))
     return json_response(agent_object(agent))
 
 
 async def list_agents(request: Request) -> Response:
-    agents = sorted(context_of(request).agents.shelf.agents.values(), key=lambda one: (one.created, one.id))
+    saved = context_of(request).agents.shelf.agents.values()
+    own = (agent for agent in saved if agent.tenant == whose(request))
+    agents = sorted(own, key=lambda one: (one.created, one.id))
     return json_response(page([agent_object(agent) for agent in agents], request.query_params))
 
 
 async def delete_agent(request: Request) -> Response:
     context = context_of(request)
-    agent = agent_of(context, request.path_params["agent"])
+    agent = agent_of(context, request)
     await booked(context.agents.shelf.drop_agent(agent.id))
     return json_response({"id": agent.id, "object": "agent.deleted", "deleted": True})
 

@@ -15,7 +15,7 @@ from agentserve.server.agents.records import AgentConfig, Head, new_id
 from agentserve.server.agents.shelf import Full
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.agents.asked import BLANK, check_metadata, configured, input_texts
-from agentserve.server.http.agents.lookup import agent_of, session_of, whose
+from agentserve.server.http.agents.lookup import agent_of, check_config, session_of, whose
 from agentserve.server.http.agents.schemas import SessionRequest, SessionUpdate
 from agentserve.server.http.agents.shown import session_object
 from agentserve.server.http.agents.stream import opened
@@ -42,7 +42,7 @@ async def create_session(request: Request) -> Response:
         )
     if body.stream and body.input is None:
         raise ApiError("input: a stream needs one", param="input", code="invalid_value")
-    config = _config(context, body)
+    config = _config(context, request, body)
     texts = None if body.input is None else input_texts(body.input)
     now = context.wall()
     head = Head(
@@ -114,7 +114,7 @@ async def update_session(request: Request) -> Response:
         if fields.instructions is not UNSET:
             raise ApiError("agent.instructions: cannot be changed in a session", param="agent.instructions")
         config = configured(config, fields, context.python_tools)
-        context.check_model(config.model)
+        check_config(context, config)
     metadata = head.metadata
     if body.metadata is not UNSET:
         metadata = check_metadata(body.metadata or {})
@@ -161,14 +161,13 @@ async def delete_session(request: Request) -> Response:
     return json_response({"id": history.id, "object": "agent.session.deleted", "deleted": True})
 
 
-def _config(context: ServerContext, body: SessionRequest) -> AgentConfig:
-    base = BLANK if body.agent_id is None else agent_of(context, body.agent_id, param="agent_id").config
-    config = base
+def _config(context: ServerContext, request: Request, body: SessionRequest) -> AgentConfig:
+    config = BLANK
+    if body.agent_id is not None:
+        config = agent_of(context, request, body.agent_id, param="agent_id").config
     if body.agent is not None:
-        config = configured(base, body.agent, context.python_tools)
-    if not config.model:
-        raise ApiError("agent.model: missing", param="agent.model", code="missing_required_parameter")
-    context.check_model(config.model)
+        config = configured(config, body.agent, context.python_tools)
+    check_config(context, config)
     return config if config.id else msgspec.structs.replace(config, id=new_id("agent"))
 
 
