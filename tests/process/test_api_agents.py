@@ -16,6 +16,7 @@ from openai.types.beta.agent_session_item import AgentSessionItem
 from openai.types.beta.agents.sessions.turn import Turn
 
 from agentserve.messages import Submit
+from agentserve.server.http.app import begin_drain
 from tests.agents_rig import CALL, SESSIONS, TWO, WEATHER, Agent, body, check_events, created, message
 from tests.api_rig import Rig, served, settled
 from tests.fakes import Script, ScriptedEngine, say
@@ -192,6 +193,23 @@ async def test_a_gap_is_told_and_the_lists_have_it_all(rig: Rig, base: str) -> N
             EVENT.validate_python(seen[0].data, strict=True)
         assert (await client.get(f"{agent.path}/events?after=x")).status_code == 400
     assert [item["role"] for item in await agent.items()] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("way", ["delete", "drain"])
+async def test_a_stream_ends_with_its_session_or_the_server(rig: Rig, base: str, way: str) -> None:
+    agent = await created(rig)
+    async with (
+        httpx.AsyncClient(base_url=base, timeout=60) as client,
+        client.stream("GET", f"{agent.path}/events") as reply,
+    ):
+        await agent.say("Hi")
+        await agent.until("idle")
+        if way == "delete":
+            await client.delete(agent.path)
+        else:
+            begin_drain(rig.app)
+        seen = [event async for event in sent(reply.aiter_raw())]
+    assert seen[-1].kind == "agent.session.idle"
 
 
 async def test_the_same_key_is_one_turn(rig: Rig, base: str) -> None:

@@ -11,7 +11,7 @@ import agentserve
 from agentserve.messages import unpack_tokens
 from agentserve.server.sessions.book import StorageError
 from tests.agents_machine import Machine, shown
-from tests.agents_rig import CALL, CANCEL, NOW, TWO, WEATHER, created
+from tests.agents_rig import CALL, CANCEL, NOW, TWO, WEATHER, created, result
 from tests.api_rig import settled
 from tests.fakes import ScriptedEngine, say
 
@@ -110,6 +110,25 @@ async def test_a_reply_whose_items_were_not_written_yet(machine: Machine) -> Non
     await agent.give(first, "rain")
     await agent.until("idle")
     assert _prompts(machine) == (await undisturbed())[1]
+
+
+async def test_a_result_that_only_the_session_has(machine: Machine) -> None:
+    """Its post was answered when the session had it."""
+    agent = await created(machine.rig, TWO, input="Weather?")
+    first, second = (await agent.until("requires_action"))["required_actions"]
+    await agent.send({**result(first), "success": False, "error": "no network"})
+    del machine.book.records[f"i:{agent.id}:3"]
+    agent = await machine.kill(agent)
+    await settled(lambda: len(agent.history.outputs()) == 1)
+    output = (await agent.items())[-1]
+    assert (output["call_id"], output["status"], output["error"]) == (
+        first["call_id"],
+        "failed",
+        "no network",
+    )
+    machine.engine.reply = say("It rains.")
+    await agent.give(second, "noon")
+    await agent.until("idle")
 
 
 async def test_a_result_that_only_the_record_of_the_agent_has(machine: Machine) -> None:
