@@ -16,7 +16,19 @@ from tests.agents_rig import CANCEL, NOW, WEATHER, check_events, created, messag
 from tests.api_rig import hermes, settled
 from tests.fakes import Script, ScriptedEngine, say
 
-ACTIONS = ("message", "result", "result", "result", "again", "forged", "cancel", "read", "restart", "wait")
+ACTIONS = (
+    "message",
+    "result",
+    "result",
+    "result",
+    "again",
+    "forged",
+    "cancel",
+    "read",
+    "restart",
+    "drop",
+    "wait",
+)
 TOOLS = [WEATHER, NOW]
 
 
@@ -73,6 +85,8 @@ class Life:
         elif action == "cancel":
             await agent.send(CANCEL)
             assert agent.history.status == "idle"
+        elif action == "drop":
+            await self._drop(required, pick)
         elif action == "read":
             await self._read()
         elif action == "restart":
@@ -83,6 +97,22 @@ class Life:
         turn = self.agent.history.call(call)[1].id
         await self.agent.send(result({"call_id": call, "turn_id": turn}, output))
         self.given[call] = output
+
+    async def _drop(self, required: list[str], pick: int) -> None:
+        """A request is cut off somewhere: it has its whole effect, or none."""
+        agent = self.agent
+        event, output = message("dropped"), f"<d{self._draw.randrange(10**6)}>"
+        if required:
+            event = result({"call_id": required[0], "turn_id": agent.history.turns[-1].id}, output)
+        body = {"events": [event]}
+        post = asyncio.create_task(agent.rig.post(f"{agent.path}/events", body))
+        for _ in range(3 * pick + self._draw.randrange(4)):
+            await asyncio.sleep(0)
+        post.cancel()
+        await asyncio.gather(post, return_exceptions=True)
+        await self.settle()
+        if required and required[0] not in [call.call for call in agent.history.required()]:
+            self.given[required[0]] = output
 
     async def _read(self) -> None:
         """The lists agree with each other at any time."""
