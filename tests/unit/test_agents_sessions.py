@@ -186,6 +186,12 @@ async def test_cancel_in_every_state_leaves_the_session_usable() -> None:
     await agent.send(CANCEL)
     assert (await agent.get())["status"] == "idle"
     assert not rig.engine.live
+    await agent.say("Hi", says="Hello!")
+    await agent.until("idle")
+    await agent.say("Go on", says=say("Hello!", hold_at=2))
+    await settled(lambda: rig.engine.live)
+    await agent.send(CANCEL)
+    assert rig.context.directory.get("default", agent.id).left is None  # it is expected back
     await agent.say("Weather?", says=TWO)
     first, second = (await agent.until("requires_action"))["required_actions"]
     await agent.give(first, "rain")
@@ -204,7 +210,8 @@ async def test_cancel_in_every_state_leaves_the_session_usable() -> None:
         < prompt.index("Never mind.")
     )
     turns = (await agent.get("/turns?order=asc"))["data"]
-    assert [turn["status"] for turn in turns] == ["cancelled", "cancelled", "completed"]
+    ends = ["cancelled", "completed", "cancelled", "cancelled", "completed"]
+    assert [turn["status"] for turn in turns] == ends
     statuses = [item["status"] for item in await agent.items() if item["type"] == "function_call"]
     assert statuses == ["completed", "incomplete"]
     check_events(agent.events())

@@ -328,15 +328,11 @@ class SessionDirectory:
             key, since = next(iter(self._waits.items()))
             if now - since < self._max_wait:
                 return
-            self._release(self._sessions[key], now, "no result came", Departure.ABANDONED)
+            self.release(self._sessions[key], now, "no result came", Departure.ABANDONED)
 
     def end_deadlines(self, now: float) -> None:
         """Clients whose deadline has passed are not expected to bring their results any more."""
         self.departures.overdue(self._waits, now)
-
-    def stop_waiting(self, session: Session, now: float, reason: str) -> bool:
-        """Its client wants no results any more; it is idle as others are. Whether it waited."""
-        return self._release(session, now, reason, None)
 
     def _answered(self, lease: Lease, now: float) -> None:
         """A sibling brought results: the session that made the calls need not wait for them."""
@@ -350,12 +346,12 @@ class SessionDirectory:
             if not issuer.pending and issuer.running is None:
                 if issuer.family == lease.session.family:  # else that session has a line of its own
                     issuer.heir = lease.key
-                self._release(issuer, now, f"answered in {lease.session.public_id}", Departure.SUPERSEDED)
+                self.release(issuer, now, f"answered in {lease.session.public_id}", Departure.SUPERSEDED)
             else:
                 self.keep(issuer)
 
-    def _release(self, session: Session, now: float, reason: str, why: Departure | None) -> bool:
-        """It waits no longer, if it still did."""
+    def release(self, session: Session, now: float, reason: str, why: Departure | None) -> bool:
+        """It waits no longer. `why` it is left; None: it is idle as others are. Whether it still waited."""
         waited = self._waits.pop(session.key, None) is not None
         if waited:
             session.move(SessionState.IDLE, TurnId(session.last_turn), now, reason)

@@ -18,7 +18,7 @@ from agentserve.server.http.context import ServerContext
 from agentserve.server.http.sessions.results import Taken, hold
 from agentserve.server.http.sessions.taking import Incoming, turn_running, went_on
 from agentserve.server.http.translate import KNOWN, api_error
-from agentserve.server.sessions.advice import advise, park, settle
+from agentserve.server.sessions.advice import advise, park, settle, welcome_back
 from agentserve.server.sessions.session_record import Claim, Lease, PendingCall, Session
 from agentserve.server.sessions.transcript import Held, Transcript, read_messages, result_digest, write_json
 from agentserve.server.sessions.turns import Piece
@@ -162,10 +162,11 @@ class ChatLine:
         if session is None or session.running is not None:
             return
         now = context.clock.now()
-        if context.directory.stop_waiting(session, now, reason) and session.engine_turn is not None:
+        if context.directory.release(session, now, reason, None) and session.engine_turn is not None:
             park(context.engine, session, session.engine_turn, now, waiting=False)
             context.chronicle.rested(session, reason)
             settle(context.directory, context.engine, context.chronicle)
+        welcome_back(context.directory, context.engine, session, now)  # its client goes on with it
 
     def expect(self, seconds: float) -> None:
         context, session = self._context, self.session
