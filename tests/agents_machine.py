@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,20 +23,35 @@ from tests.fakes import ScriptedEngine
 from tests.session_stores import MemoryStore
 
 
+class _Write(Future[None]):
+    """Somebody who waits for it makes it, and all before it, lasting."""
+
+    def __init__(self, awaited: Callable[[], None]) -> None:
+        super().__init__()
+        self._awaited = awaited
+
+    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
+        self._awaited()
+        super().add_done_callback(fn)
+
+
 class MemoryBook:
-    """Records of agents in memory."""
+    """Records of agents in memory, and the order in which they were written."""
 
     def __init__(self, records: Mapping[str, bytes] | None = None) -> None:
         self.records = dict(records or {})
         self.error: Exception | None = None
+        self._start = dict(self.records)
+        self._writes: list[tuple[str, bytes | None]] = []
+        self._lasting = 0  # writes that somebody has waited for
 
     def put(self, name: str, content: bytes) -> Future[None]:
         self.records[name] = content
-        return self._done()
+        return self._written(name, content)
 
     def drop(self, name: str) -> Future[None]:
         self.records.pop(name, None)
-        return self._done()
+        return self._written(name, None)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -45,8 +60,24 @@ class MemoryBook:
     def failure(self) -> Failure | None:
         return None if self.error is None else Failure(1e9, str(self.error))
 
-    def _done(self) -> Future[None]:
-        done: Future[None] = Future()
+    def without(self, last: int) -> dict[str, bytes]:
+        """The records without the last writes, but with those that somebody has waited for."""
+        records = dict(self._start)
+        for name, content in self._writes[: max(self._lasting, len(self._writes) - last)]:
+            if content is None:
+                records.pop(name, None)
+            else:
+                records[name] = content
+        return records
+
+    def _written(self, name: str, content: bytes | None) -> Future[None]:
+        self._writes.append((name, content))
+        place = len(self._writes)
+
+        def awaited() -> None:
+            self._lasting = max(self._lasting, place)
+
+        done = _Write(awaited)
         done.set_running_or_notify_cancel()
         if self.error is None:
             done.set_result(None)
@@ -112,9 +143,11 @@ class Machine:
         )
         return rig, journal
 
-    async def kill(self, agent: Agent) -> Agent:
-        """`kill -9`, and a start: what was written is there, nothing else. The same session."""
-        disk, records = dict(self.store.records), dict(self.book.records)
+    async def kill(self, agent: Agent, lost: int = 0) -> Agent:
+        """`kill -9`, and a start: what was written is there, nothing else, and of the agents' records not the
+        last `lost` that nobody waited for. The same session."""
+        disk = dict(self.store.records)
+        records = self.book.without(lost) if lost else dict(self.book.records)
         await self.rig.context.agents.stop()  # as far as the disk can tell, it never came to that
         await self.journal.close()
         self.store, self.book = MemoryStore(), MemoryBook(records)

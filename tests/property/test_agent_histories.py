@@ -91,7 +91,7 @@ class Life:
             await self._read()
         elif action == "restart":
             check_events(_whole(agent.events()))
-            self.agent = await self.machine.kill(agent)
+            self.agent = await self.machine.kill(agent, lost=2 * pick)
 
     async def _give(self, call: str, output: str) -> None:
         turn = self.agent.history.call(call)[1].id

@@ -155,6 +155,24 @@ async def test_an_answer_whose_end_was_not_written_yet(machine: Machine) -> None
     assert len(await agent.items()) == 2
 
 
+async def test_a_background_call_outlives_the_server(machine: Machine) -> None:
+    left = [say(CALL), say("I wait."), say("It rains."), say("Bye.")]
+    machine.engine.reply = lambda command: left.pop(0)
+    agent = await created(machine.rig, agent={"tools": [{**WEATHER, "async": True}]}, input="?")
+    await agent.until("idle")
+    agent = await machine.kill(agent)
+    call = next(item for item in await agent.items() if item["type"] == "function_call")
+    await agent.give(call, "rain")
+    agent = await machine.kill(agent)
+    await agent.give(call, "rain")
+    assert (await agent.give(call, "sun", status=409))["code"] == "result_conflict"
+    for text in ("So?", "Thanks."):
+        await agent.say(text)
+        await agent.until("idle")
+        agent = await machine.kill(agent)
+    assert agent.prompt().count("weather)]\nrain") == 1
+
+
 async def test_a_python_tool_that_ran_is_not_run_again(machine: Machine) -> None:
     tools = [{"type": "python", "name": "slow"}]
     text = CALL.replace("weather", "slow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from agentserve.messages import unpack_tokens
@@ -159,6 +160,27 @@ async def test_of_a_result_that_was_taken_before_the_model_reads_that_it_was_too
     await agent.until("idle")
     assert "too long for the context" in agent.prompt()
     assert "noon" in agent.prompt()
+    check_events(agent.events())
+    rig.check_rest()
+
+
+async def test_results_that_come_at_once_and_several_times_have_one_effect() -> None:
+    rig = Rig()
+    agent = await created(rig, TWO, input="Weather?")
+    calls = (await agent.until("requires_action"))["required_actions"]
+    rig.engine.reply = say("Done.")
+    posts = [
+        rig.post(f"{agent.path}/events", {"events": [result(call, f"{way}{n}")]})
+        for way in ("same", "same", "other", "same", "same")
+        for n, call in enumerate(calls)
+    ]
+    replies = await asyncio.gather(*posts)
+    assert [reply.status_code for reply in replies].count(202) == 8
+    assert {reply.json()["error"]["code"] for reply in replies if reply.content} == {"result_conflict"}
+    await agent.until("idle")
+    assert len(rig.engine.submits) == 2
+    prompt = agent.prompt()
+    assert (prompt.count("same0"), prompt.count("same1"), prompt.count("other")) == (1, 1, 0)
     check_events(agent.events())
     rig.check_rest()
 
