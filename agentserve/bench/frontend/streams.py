@@ -96,7 +96,8 @@ def measure_streams(model: str, sizes: StreamSizes) -> StreamFindings:
 async def _read_all(url: str, model: str, sizes: StreamSizes, meter: _Meter) -> list[list[float]]:
     where = urlsplit(url)
     host, port = where.hostname, where.port
-    assert host is not None and port is not None
+    assert host is not None
+    assert port is not None
     loop = asyncio.get_running_loop()
     readers: list[_Reader] = []
     for stream in range(sizes.streams):
