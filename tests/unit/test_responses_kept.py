@@ -117,11 +117,10 @@ async def test_a_response_that_cannot_be_kept_has_failed(rig: Rig, client: Clien
     rig.check_rest()
 
 
-async def test_a_server_that_leaves_says_so_in_the_stream(rig: Rig) -> None:
-    """As the HTTP server cancels what runs when its drain is over."""
-    rig.engine.reply = say("Hello!", hold_at=2)
+def streamed(rig: Rig, send: Any) -> asyncio.Task[None]:
+    """A streamed request, as the HTTP server makes it."""
     body = json.dumps({"model": "tiny", "input": "x", "stream": True}).encode()
-    sent: list[Any] = []
+    sent_body: list[bool] = []
 
     async def receive() -> Any:
         if not sent_body:
@@ -130,10 +129,6 @@ async def test_a_server_that_leaves_says_so_in_the_stream(rig: Rig) -> None:
         await asyncio.sleep(3600)
         raise AssertionError
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    sent_body: list[bool] = []
     scope = {
         "type": "http",
         "method": "POST",
@@ -143,7 +138,18 @@ async def test_a_server_that_leaves_says_so_in_the_stream(rig: Rig) -> None:
         "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
         "state": {},
     }
-    task = asyncio.create_task(rig.app(scope, receive, send))
+    return asyncio.create_task(rig.app(scope, receive, send))
+
+
+async def test_a_server_that_leaves_says_so_in_the_stream(rig: Rig) -> None:
+    """As the HTTP server cancels what runs when its drain is over."""
+    rig.engine.reply = say("Hello!", hold_at=2)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    task = streamed(rig, send)
     await settled(lambda: any(b"output_text.delta" in message.get("body", b"") for message in sent))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -156,4 +162,21 @@ async def test_a_server_that_leaves_says_so_in_the_stream(rig: Rig) -> None:
     assert (final["status"], final["error"]["code"]) == ("failed", "rate_limit_exceeded")
     assert "try again in 1s" in final["error"]["message"]
     await settled(lambda: not rig.engine.live)
+    rig.check_rest()
+
+
+async def test_a_server_that_leaves_while_the_end_is_sent_tells_no_second_one(rig: Rig) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if b"response.completed" in message.get("body", b""):
+            await asyncio.sleep(3600)  # a client that reads slowly
+
+    task = streamed(rig, send)
+    await settled(lambda: any(b"response.completed" in message.get("body", b"") for message in sent))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    events = parsed(b"".join(message.get("body", b"") for message in sent))
+    assert checked(events)["status"] == "completed"
     rig.check_rest()

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agentserve.server.errors import ApiError
 from agentserve.server.http.responses.conversations import Conversations
 from agentserve.server.http.responses.diagnostics import Compared
-from agentserve.server.http.responses.live import Live
+from agentserve.server.http.responses.live import Live, Lives
 from agentserve.server.http.responses.records import Records
 from agentserve.server.http.responses.shelf import Kept, Shelf
 from agentserve.server.sessions.transcript import write_json
@@ -32,7 +31,8 @@ class Bounds:
     conversations: int = 10_000
     conversations_bytes: int = 128 << 20
     compared_bytes: int = 64 << 20  # token ids, in memory only
-    events_bytes: int = 64 << 20  # of background responses that are over, in memory only
+    events_bytes: int = 64 << 20  # of background responses, in memory only
+    one_events_bytes: int = 8 << 20  # of one of them
     running: int = 256  # in the background, at once
 
 
@@ -61,8 +61,11 @@ class Desk:
         self.conversations = Conversations(
             wall, max_count=bounds.conversations, max_bytes=bounds.conversations_bytes, book=records
         )
-        self._live: OrderedDict[str, Live] = OrderedDict()
-        self._live_bytes = 0  # of those that are over
+        self.lives = Lives(
+            most_running=bounds.running,
+            most_bytes=bounds.events_bytes,
+            one_bytes=bounds.one_events_bytes,
+        )
         self._compared: OrderedDict[str, Compared] = OrderedDict()
         self._compared_bytes = 0
         if records is not None:
@@ -101,41 +104,9 @@ class Desk:
             return []
         return [{"part": "responses_disk", "reason": failure.reason, "since": round(failure.since, 3)}]
 
-    # --- being made --------------------------------------------------------------------
-
     def live(self, id_: str) -> Live | None:
         """A background response that is being made, or whose events are still here."""
-        return self._live.get(id_)
-
-    def check_room(self) -> None:
-        """ApiError where as many run in the background as may: nobody's connection bounds them."""
-        running = sum(not live.over for live in self._live.values())
-        if running >= self._bounds.running:
-            raise ApiError(
-                f"{running} responses are being made in the background, and no more may be. "
-                "Please try again in 5s.",
-                status=429,
-                code="rate_limit_exceeded",
-                headers={"retry-after": "5", "x-should-retry": "true"},
-            )
-
-    def begin(self, live: Live) -> None:
-        self._live[live.id] = live
-
-    def over(self, live: Live) -> None:
-        """Its events stay as long as there is room for them."""
-        live.end()
-        if live.id in self._live:
-            self._live_bytes += live.size_bytes
-            self._live.move_to_end(live.id)
-        for other in list(self._live.values()):
-            if self._live_bytes <= self._bounds.events_bytes:
-                return
-            self.forget(other)
-
-    def forget(self, live: Live) -> None:
-        if live.over and self._live.pop(live.id, None) is not None:
-            self._live_bytes -= live.size_bytes
+        return self.lives.get(id_)
 
     # --- recent prompts ----------------------------------------------------------------
 

@@ -36,14 +36,27 @@ _NAMES = (  # of chat completions, and of this dialect
 
 
 class Claim:
-    """What a response goes on from, held until it is done: a parent stays, a conversation is locked."""
+    """What a response needs, held until it is done: its parent stays, its conversation is locked, and in the
+    background it has a place."""
 
     def __init__(self, desk: Desk, body: ResponsesRequest, *, lock: bool) -> None:
         """ApiError where it is not there, or is taken."""
         self._desk = desk
         self._open = lock
+        self._placed = lock and bool(body.background)
         self.chain: list[Kept] = []
         self.conversation: Conversation | None = None
+        if self._placed:
+            desk.lives.reserve()
+        try:
+            self._take(body, lock)
+        except BaseException:
+            if self._placed:
+                desk.lives.free()
+            raise
+
+    def _take(self, body: ResponsesRequest, lock: bool) -> None:
+        desk = self._desk
         if body.previous_response_id is not None:
             self.chain = _chain(desk, body.previous_response_id)
             if lock:
@@ -69,6 +82,8 @@ class Claim:
             self._desk.shelf.release(self.chain[-1].id)
         if self.conversation is not None:
             self._desk.conversations.busy.discard(self.conversation.id)
+        if self._placed:
+            self._desk.lives.free()
 
 
 @dataclass(slots=True)
