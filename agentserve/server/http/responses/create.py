@@ -12,10 +12,11 @@ from starlette.responses import Response
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.ahead_of_turn import prompt_of
 from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.idempotency import share
 from agentserve.server.http.names import SESSION_HEADER, set_request_id
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.responses.events import event_frame
-from agentserve.server.http.responses.following import follow_live
+from agentserve.server.http.responses.following import follow, follow_live, found
 from agentserve.server.http.responses.job import TOO_LONG, Job, turn_job, warming_job
 from agentserve.server.http.responses.live import EVENT_SECONDS, Live
 from agentserve.server.http.responses.making import Making
@@ -176,6 +177,11 @@ async def _in_background(
     live.task = context.background.begin(_drive(making, live), over)
     if not making.plan.body.stream:
         return json_response(shown, headers=headers)
+
+    async def again(request: Request) -> Response:
+        return await follow(context, request, found(context, live.id), None, headers)
+
+    share(request, again, lambda: not live.over)
     return await follow_live(context, request, live, None, headers)
 
 

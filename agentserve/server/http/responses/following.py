@@ -11,12 +11,21 @@ from starlette.responses import Response
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.responses.events import event_frame
 from agentserve.server.http.responses.live import Live
+from agentserve.server.http.responses.plan import not_found
 from agentserve.server.http.responses.replay import replayed
 from agentserve.server.http.responses.shelf import Kept
 from agentserve.server.http.sse import DONE, KEEP_ALIVE, StreamForm
 from agentserve.server.http.streaming import open_stream
 
 NO_HEADERS: Mapping[str, str] = {}
+
+
+def found(context: ServerContext, id_: str) -> Kept:
+    """ApiError where there is no such response."""
+    kept = context.responses.shelf.get(id_)
+    if kept is None:
+        raise not_found("Response", id_, code="response_not_found")
+    return kept
 
 
 async def follow(

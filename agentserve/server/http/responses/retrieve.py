@@ -8,10 +8,9 @@ from starlette.responses import Response
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http import query
 from agentserve.server.http.context import ServerContext, context_of
-from agentserve.server.http.responses.following import NO_HEADERS, follow
+from agentserve.server.http.responses.following import NO_HEADERS, follow, found
 from agentserve.server.http.responses.lists import page
 from agentserve.server.http.responses.plan import conversations_of, not_found, runs_of
-from agentserve.server.http.responses.shelf import Kept
 from agentserve.server.sessions.book import booked
 from agentserve.server.text_port import JsonObject
 
@@ -20,7 +19,7 @@ async def get_response(request: Request) -> Response:
     """The response as it is. With `?stream=true`, its events: those of a background response from
     `starting_after` on, as they were and as they come; of others, as they could have been."""
     context = context_of(request)
-    kept = _found(context, request)
+    kept = found(context, request.path_params["id"])
     if query.flag(request, "stream"):
         after = query.whole(request, "starting_after")
         return await follow(context, request, kept, after, NO_HEADERS)
@@ -31,7 +30,7 @@ async def get_response(request: Request) -> Response:
 async def delete_response(request: Request) -> Response:
     """What goes on from it keeps its history; nobody can name it any more."""
     context = context_of(request)
-    kept = _found(context, request)
+    kept = found(context, request.path_params["id"])
     live = context.responses.live(kept.id)
     if live is not None:
         await live.cancel()
@@ -44,7 +43,7 @@ async def delete_response(request: Request) -> Response:
 async def cancel_response(request: Request) -> Response:
     """Stop a background response. One that is over stays as it is."""
     context = context_of(request)
-    kept = _found(context, request)
+    kept = found(context, request.path_params["id"])
     shown = kept.shown()
     if not shown["background"]:
         raise ApiError("Only a background response can be cancelled.", code="not_in_background")
@@ -58,18 +57,10 @@ async def cancel_response(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     """All that the model read for it, instructions apart: the history that it goes on from, too."""
     context = context_of(request)
-    kept = _found(context, request)
+    kept = found(context, request.path_params["id"])
     chain = context.responses.shelf.chain(kept.id)
     if chain is None:
         raise not_found("The history of response", kept.id)
     runs = await context.off_loop(runs_of, chain, conversations_of(context.responses, chain))
     items: list[JsonObject] = [item for run in runs[:-1] for item in run]
     return json_response(page(items, request.query_params))
-
-
-def _found(context: ServerContext, request: Request) -> Kept:
-    id_ = request.path_params["id"]
-    kept = context.responses.shelf.get(id_)
-    if kept is None:
-        raise not_found("Response", id_, code="response_not_found")
-    return kept
