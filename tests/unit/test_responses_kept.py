@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentserve.server.http.responses.desk import Desk
+from agentserve.server.http.responses.records import Records
 from agentserve.server.http.responses.shelf import Shelf
 from agentserve.server.sessions.book import StorageError
 from tests.api_rig import Rig, settled, user
@@ -114,6 +118,76 @@ async def test_a_response_that_cannot_be_kept_has_failed(rig: Rig, client: Clien
     disk.full = False
     third = await client.create("two", says="third", previous_response_id=first["id"])
     assert text_of(third) == "third"
+    rig.check_rest()
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[tuple[Rig, list[str]]]:
+    """A server that keeps responses; the disk takes nothing while the list says why."""
+    full: list[str] = []
+    records = Records(tmp_path / "r", lambda: 0.0, 10.0)
+    write = records._store.write
+
+    def failing(changes: Any) -> None:
+        if full:
+            raise StorageError(full[0])
+        write(changes)
+
+    records._writer._write = failing
+    rig = Rig(ScriptedEngine(say("Hello!")), responses=Desk(lambda: 0.0, records=records))
+    yield rig, full
+    full.clear()
+    asyncio.run(rig.context.responses.close())
+
+
+async def test_a_disk_that_failed_costs_no_more_turns(on_disk: tuple[Rig, list[str]]) -> None:
+    rig, full = on_disk
+    client = Client(rig)
+    first = await client.create("one", says="first")
+    conversation = (await rig.post("/v1/conversations", {})).json()["id"]
+    full.append("no space left")
+    error = await client.refused("two", 503, previous_response_id=first["id"])
+    assert (error["code"], len(rig.engine.submits)) == ("storage_failed", 2)  # nobody knew it before
+    wanted: list[dict[str, Any]] = [
+        {"previous_response_id": first["id"]},
+        {"stream": True},
+        {"background": True},
+        {"conversation": conversation, "store": False},
+    ]
+    for fields in wanted:
+        assert (await client.refused("two", 503, **fields))["code"] == "storage_failed"
+    assert len(rig.engine.submits) == 2  # nothing was computed
+    health = (await rig.client.get("/health")).json()["responses_disk"]
+    assert (health["state"], health["reason"]) == ("failing", "no space left")
+    assert text_of(await client.create("two", says="ok", store=False)) == "ok"
+    full.clear()
+    third = await client.create("two", says="third", previous_response_id=first["id"])
+    assert text_of(third) == "third"
+    assert rig.context.responses.lives.running == 0
+    assert not rig.context.responses.conversations.busy
+    rig.check_rest()
+
+
+async def test_a_turn_whose_response_cannot_be_kept_is_nobody_s(on_disk: tuple[Rig, list[str]]) -> None:
+    """Its session has it, with a call that nobody will answer: it waits for none, and the client goes on
+    from before."""
+    rig, full = on_disk
+    client = Client(rig)
+    first = await client.create("one", says="first")
+    conversation = (await rig.post("/v1/conversations", {})).json()["id"]
+    full.append("no space left")
+    await client.refused("two", 503, says=CALL, tools=[WEATHER], previous_response_id=first["id"])
+    session = await rig.session(first["session_id"])
+    assert (session["turns"], session["state"], session["devalued"]) == (2, "IDLE", "abandoned")
+    full.clear()
+    again = await client.create("two", says=CALL, tools=[WEATHER], previous_response_id=first["id"])
+    assert again["session_id"] != first["session_id"]
+    assert (await rig.session(again["session_id"]))["parent"] == first["session_id"]
+    full.append("no space left")
+    await client.refused("two", 503, conversation=conversation)
+    full.clear()
+    items = await client.get(f"/v1/conversations/{conversation}/items")
+    assert items["data"] == []  # what its client was told to have failed is not in it
     rig.check_rest()
 
 

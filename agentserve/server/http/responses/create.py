@@ -88,6 +88,8 @@ async def _body(context: ServerContext, request: Request) -> ResponsesRequest:
 
 
 async def _job(context: ServerContext, request: Request, plan: Plan) -> Job:
+    if plan.keeps:
+        await context.responses.ready()
     if plan.body.prewarm:
         return await warming_job(context, request, plan.fields)
     return await turn_job(context, request, plan.fields, shorten=plan.body.truncation == "auto")

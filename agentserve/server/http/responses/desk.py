@@ -81,6 +81,11 @@ class Desk:
         if self.records is not None:
             await self.records.close()
 
+    async def ready(self) -> None:
+        """Refuse what could not be kept before anything is computed for it. StorageFailed."""
+        if self.records is not None:
+            await self.records.ready()
+
     def health(self) -> JsonObject:
         """How the disk that keeps all this does; nothing where there is none."""
         records = self.records
@@ -88,6 +93,7 @@ class Desk:
             return {}
         told: JsonObject = {"state": "ok", "skipped": records.skipped}
         if records.failure is not None:
+            records.retry()  # the next to look may see it well
             since, reason = round(records.failure.since, 3), records.failure.reason
             told |= {"state": "failing", "since": since, "reason": reason}
         if records.damages:

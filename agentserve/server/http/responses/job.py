@@ -14,6 +14,7 @@ from agentserve.server.http.ahead_of_turn import warming
 from agentserve.server.http.chat_request import prepare
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.schemas import ChatRequest
+from agentserve.server.sessions.advice import settle
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import JsonObject
 
@@ -28,6 +29,7 @@ class Job:
     session: str | None  # public id; None: it is nobody's
     logprobs: int | None
     rollback: Callable[[], None]
+    unheard: Callable[[str], None]  # its turn is committed, and nobody will be told
 
 
 async def turn_job(context: ServerContext, request: Request, fields: ChatRequest, *, shorten: bool) -> Job:
@@ -44,14 +46,22 @@ async def turn_job(context: ServerContext, request: Request, fields: ChatRequest
                 raise
             fields = replace(fields, messages=shorter)
             continue
-        return Job(job.specs, job.prompt, job.session_id, job.logprobs, job.rollback)
+        lease = job.seats[0].lease
+
+        def unheard(reason: str) -> None:
+            context.directory.unheard(lease, reason, context.clock.now())
+            settle(context.directory, context.engine, context.chronicle)
+
+        return Job(job.specs, job.prompt, job.session_id, job.logprobs, job.rollback, unheard)
 
 
 async def warming_job(context: ServerContext, request: Request, fields: ChatRequest) -> Job:
     """`prewarm`: nobody's turn, so that the one asked for later finds its prompt computed. What a session's
     tools are still running for is not touched."""
     spec = await warming(context, request, fields)
-    return Job((spec,), spec.prompt, None, None, lambda: spec.seat.rollback("not started"))
+    return Job(
+        (spec,), spec.prompt, None, None, lambda: spec.seat.rollback("not started"), lambda reason: None
+    )
 
 
 def shortened(messages: list[JsonObject]) -> list[JsonObject] | None:

@@ -164,6 +164,8 @@ class Making:
             told = api_error(error)
             assert told is not None
             self._fail(told)
+            if self._job is not None:  # what its client does next goes on from before
+                self._job.unheard("its response could not be kept")
             if self.plan.body.stored:
                 self._desk.shelf.put(self._record(False))
 

@@ -103,6 +103,11 @@ class Plan:
     def conversation(self) -> Conversation | None:
         return self.claim.conversation
 
+    @property
+    def keeps(self) -> bool:
+        """Something of it is to be found afterwards."""
+        return self.body.stored or self.conversation is not None
+
     def told(self, error: ApiError) -> ApiError:
         """An error about a chat request as one about the request that it was made of."""
         return ApiError(

@@ -23,6 +23,7 @@ from agentserve.server.sessions.changes import Delete, Put
 from agentserve.server.sessions.damage import Damage
 from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.errors import StorageFailed
+from agentserve.server.sessions.retry import Retry
 from agentserve.server.sessions.store import SessionStore
 from agentserve.server.sessions.writer import Failure, GroupWriter
 
@@ -39,7 +40,8 @@ class Records:
         """ValueError, in one line, where they cannot be kept there. `patience`: seconds that a client waits
         for the disk."""
         self._store = SessionStore(folder)
-        self._writer = GroupWriter(self._store.write, wall, patience)
+        self._writer = GroupWriter(self._store.write, wall, patience, what="responses")
+        self._retry = Retry(self._writer, lambda change: self._writer.put(change, lasting=False))
         self.content_of: Callable[[str], bytes | None] = lambda name: None  # of a record, as it is now
         self.skipped = 0  # records that could not be read at the start
         self.responses: list[Kept] = []
@@ -54,6 +56,14 @@ class Records:
     def damages(self) -> Sequence[Damage]:
         """What was wrong with the file, since the start."""
         return self._store.damages
+
+    async def ready(self) -> None:
+        """Try a disk that failed once more. StorageFailed if it still does."""
+        await self._retry.ready()
+
+    def retry(self) -> None:
+        """As `ready`; nobody waits for it."""
+        self._retry.again()
 
     def put(self, name: str, content: bytes) -> Future[None]:
         self._mend()
