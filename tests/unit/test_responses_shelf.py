@@ -53,12 +53,13 @@ class ShelfHistory(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(self.alive())) if follows and self.alive() else None
         id_ = str(len(self.made))
         self.wall.at += 1
-        self.made[id_] = kept(id_, self.wall.at, parent)
+        self.made[id_] = kept(id_, self.wall.at - data.draw(st.sampled_from([0.0, 0.0, 20.5])), parent)
         if parent is not None:
             self.shelf.hold(parent)
         self.shelf.put(self.made[id_])
         if parent is not None:
             self.shelf.release(parent)
+        assert self.shelf.get(id_) is not None or self.wall.at - self.made[id_].created >= TTL
 
     @precondition(lambda self: self.alive())
     @rule(data=st.data())
@@ -127,6 +128,22 @@ def test_bytes_are_bounded_too() -> None:
         shelf.put(Kept(str(number), float(-number % 7), b"x" * 1000, b"{}"))
     assert shelf.size_bytes <= 20_000
     assert 10 <= len(shelf) < 20
+
+
+def test_a_response_is_not_what_makes_room_for_itself() -> None:
+    shelf = Shelf(lambda: 0.0, max_count=2, max_bytes=20_000, ttl=1.0)
+    for number in (5, 6):
+        shelf.put(kept(str(number), float(number)))
+    shelf.put(kept("0", 0.0))  # it was begun before the others, and took long
+    assert sorted(one.id for one in shelf) == ["0", "6"]
+    large = Kept("1", 1.0, b"x" * 50_000, b"{}")
+    shelf.put(large)
+    assert [one.id for one in shelf] == ["1"]
+    shelf.put(large)  # its end
+    assert [one.id for one in shelf] == ["1"]
+    shelf.put(kept("7", 7.0))
+    assert [one.id for one in shelf] == ["7"]
+    assert shelf.size_bytes == kept("7", 7.0).cost
 
 
 def test_a_long_chain_goes_at_once() -> None:
