@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agentserve.server.http.responses.conversations import Conversations
 from agentserve.server.http.responses.desk import Desk
 from agentserve.server.http.responses.records import Records
 from agentserve.server.http.responses.shelf import Shelf
@@ -99,6 +100,26 @@ class FullDisk:
 
     def drop(self, name: str) -> Future[None]:
         return self.put(name, b"")
+
+    def write(self, records: Any) -> Future[None]:
+        return self.put("", b"")
+
+
+async def test_a_conversation_that_could_not_be_kept_is_as_before(rig: Rig, client: Client) -> None:
+    """Its response could be: its disk is another."""
+    disk = FullDisk()
+    rig.context.responses.conversations = Conversations(max_count=9, max_bytes=1 << 20, book=disk)
+    made = (await rig.post("/v1/conversations", {"items": [user("a")]})).json()
+    first = await client.create("b", says="B", conversation=made["id"])
+    disk.full = True
+    assert (await client.refused("c", 503, conversation=made["id"]))["code"] == "storage_failed"
+    found = rig.context.responses.conversations.get(made["id"])
+    assert (found.count, found.session) == (3, first["session_id"])
+    assert rig.context.responses.conversations.size_bytes == found.cost
+    disk.full = False
+    await client.create("c", says="C", conversation=made["id"])
+    items = await client.get(f"/v1/conversations/{made['id']}/items?order=asc")
+    assert [item["content"][0]["text"] for item in items["data"]] == ["a", "b", "B", "c", "C"]
 
 
 async def test_a_response_that_cannot_be_kept_has_failed(rig: Rig, client: Client) -> None:

@@ -43,7 +43,6 @@ class Reply:
     body: bytes
     at: float
 
-
     @property
     def size(self) -> int:
         return len(self.body)

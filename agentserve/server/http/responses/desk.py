@@ -59,7 +59,7 @@ class Desk:
             book=records,
         )
         self.conversations = Conversations(
-            wall, max_count=bounds.conversations, max_bytes=bounds.conversations_bytes, book=records
+            max_count=bounds.conversations, max_bytes=bounds.conversations_bytes, book=records
         )
         self.lives = Lives(
             most_running=bounds.running,
@@ -71,8 +71,8 @@ class Desk:
         if records is not None:
             records.content_of = self._content
             self.shelf.restore(records.responses)
-            self.conversations.restore(records.conversations)
-            records.responses, records.conversations = [], []
+            records.skipped += self.conversations.restore(records.conversations, records.parts)
+            records.responses, records.conversations, records.parts = [], [], {}
             for kept in self.shelf:
                 if kept.running:
                     self.shelf.put(_broken_off(kept))
@@ -127,10 +127,7 @@ class Desk:
             self._compared_bytes -= oldest.cost
 
     def _content(self, name: str) -> bytes | None:
-        conversation = self.conversations.get(name)
-        if conversation is not None:
-            return msgspec.msgpack.encode(conversation)
-        return self.shelf.encoded(name)
+        return self.conversations.encoded(name) or self.shelf.encoded(name)
 
 
 def _broken_off(kept: Kept) -> Kept:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from agentserve.server.http.chat_request import prepare
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.sessions.advice import settle
+from agentserve.server.sessions.session_record import Lease
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import JsonObject
 
@@ -46,13 +48,13 @@ async def turn_job(context: ServerContext, request: Request, fields: ChatRequest
                 raise
             fields = replace(fields, messages=shorter)
             continue
-        lease = job.seats[0].lease
-
-        def unheard(reason: str) -> None:
-            context.directory.unheard(lease, reason, context.clock.now())
-            settle(context.directory, context.engine, context.chronicle)
-
+        unheard = partial(_unheard, context, job.seats[0].lease)
         return Job(job.specs, job.prompt, job.session_id, job.logprobs, job.rollback, unheard)
+
+
+def _unheard(context: ServerContext, lease: Lease, reason: str) -> None:
+    context.directory.unheard(lease, reason, context.clock.now())
+    settle(context.directory, context.engine, context.chronicle)
 
 
 async def warming_job(context: ServerContext, request: Request, fields: ChatRequest) -> Job:

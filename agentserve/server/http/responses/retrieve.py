@@ -7,9 +7,9 @@ from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http import query
-from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.context import context_of
 from agentserve.server.http.responses.following import NO_HEADERS, follow, found
-from agentserve.server.http.responses.lists import page
+from agentserve.server.http.responses.lists import page, wanted
 from agentserve.server.http.responses.plan import conversations_of, not_found, runs_of
 from agentserve.server.sessions.book import booked
 from agentserve.server.text_port import JsonObject
@@ -63,4 +63,4 @@ async def input_items(request: Request) -> Response:
         raise not_found("The history of response", kept.id)
     runs = await context.off_loop(runs_of, chain, conversations_of(context.responses, chain))
     items: list[JsonObject] = [item for run in runs[:-1] for item in run]
-    return json_response(page(items, request.query_params))
+    return json_response(page(items, wanted(request)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -73,6 +73,10 @@ class Book(Protocol):
     def put(self, name: str, content: bytes) -> Future[None]: ...
 
     def drop(self, name: str) -> Future[None]: ...
+
+    def write(self, records: Sequence[tuple[str, bytes | None]]) -> Future[None]:
+        """All of them or none; None: drop it."""
+        ...
 
 
 class Shelf:
