@@ -298,3 +298,26 @@ async def test_a_burst_does_not_pass_the_bound() -> None:
     for bad in ({"temperature": 9}, {"previous_response_id": "resp_x"}, {"store": False}):
         assert (await rig.post(RESPONSES, body | bad)).status_code in (400, 404)
     assert lives.running == 0
+
+
+async def test_metrics_tell_what_is_kept(rig: Rig, client: Client) -> None:
+    async def shown() -> dict[str, float]:
+        page = (await rig.client.get("/metrics")).text
+        lines = (line.split() for line in page.splitlines() if line.startswith("agentserve_"))
+        return {words[0]: float(words[1]) for words in lines}
+
+    script = say("Hello!", hold_at=3)
+    made = await client.create("x", says=script, background=True)
+    await rig.post("/v1/conversations", {"items": [{"role": "user", "content": "a"}]})
+    desk = rig.context.responses
+    seen = await shown()
+    assert (seen["agentserve_responses"], seen["agentserve_responses_running"]) == (1, 1)
+    assert seen["agentserve_responses_bytes"] == desk.shelf.size_bytes > 0
+    assert (seen["agentserve_conversations"], seen["agentserve_conversations_bytes"] > 0) == (1, True)
+    assert seen["agentserve_response_events_bytes"] == desk.lives.size_bytes > 0
+    assert seen["agentserve_responses_disk_failing"] == 0
+    await rig.post(f"{RESPONSES}/{made['id']}/cancel", b"")
+    await rig.client.delete(f"{RESPONSES}/{made['id']}")
+    seen = await shown()
+    assert (seen["agentserve_responses"], seen["agentserve_responses_running"]) == (0, 0)
+    assert (seen["agentserve_responses_bytes"], seen["agentserve_response_events_bytes"]) == (0, 0)

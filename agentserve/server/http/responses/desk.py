@@ -110,6 +110,20 @@ class Desk:
             return []
         return [{"part": "responses_disk", "reason": failure.reason, "since": round(failure.since, 3)}]
 
+    def counts(self) -> tuple[float, ...]:
+        """For `Metrics.set_responses`."""
+        records = self.records
+        return (
+            len(self.shelf),
+            self.shelf.size_bytes,
+            len(self.conversations),
+            self.conversations.size_bytes,
+            self.lives.running,
+            self.lives.size_bytes,
+            records is not None and records.failure is not None,
+            0 if records is None else records.skipped,
+        )
+
     def live(self, id_: str) -> Live | None:
         """A background response that is being made, or whose events are still here."""
         return self.lives.get(id_)
