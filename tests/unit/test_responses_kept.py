@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,7 +17,7 @@ from agentserve.server.http.responses.shelf import Shelf
 from agentserve.server.sessions.book import StorageError
 from tests.api_rig import Rig, settled, user
 from tests.fakes import ScriptedEngine, say
-from tests.responses_rig import CALL, RESPONSES, WEATHER, Client, checked, parsed, text_of
+from tests.responses_rig import CALL, RESPONSES, WEATHER, Call, Client, checked, parsed, text_of
 
 
 @pytest.fixture
@@ -212,43 +211,14 @@ async def test_a_turn_whose_response_cannot_be_kept_is_nobody_s(on_disk: tuple[R
     rig.check_rest()
 
 
-def streamed(rig: Rig, send: Any) -> asyncio.Task[None]:
-    """A streamed request, as the HTTP server makes it."""
-    body = json.dumps({"model": "tiny", "input": "x", "stream": True}).encode()
-    sent_body: list[bool] = []
-
-    async def receive() -> Any:
-        if not sent_body:
-            sent_body.append(True)
-            return {"type": "http.request", "body": body, "more_body": False}
-        await asyncio.sleep(3600)
-        raise AssertionError
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": RESPONSES,
-        "raw_path": RESPONSES.encode(),
-        "query_string": b"",
-        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
-        "state": {},
-    }
-    return asyncio.create_task(rig.app(scope, receive, send))
-
-
 async def test_a_server_that_leaves_says_so_in_the_stream(rig: Rig) -> None:
     """As the HTTP server cancels what runs when its drain is over."""
     rig.engine.reply = say("Hello!", hold_at=2)
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    task = streamed(rig, send)
-    await settled(lambda: any(b"output_text.delta" in message.get("body", b"") for message in sent))
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    *events, done = parsed(b"".join(message.get("body", b"") for message in sent))
+    call = Call(rig, "POST", RESPONSES, {"model": "tiny", "input": "x", "stream": True})
+    await settled(lambda: b"output_text.delta" in call.content)
+    call.task.cancel()
+    await asyncio.gather(call.task, return_exceptions=True)
+    *events, done = call.events()
     numbers = [event["sequence_number"] for event in events]
     # An event that was made, and not sent when the task was cancelled, leaves a gap.
     assert numbers == sorted(set(numbers))
@@ -261,17 +231,15 @@ async def test_a_server_that_leaves_says_so_in_the_stream(rig: Rig) -> None:
 
 
 async def test_a_server_that_leaves_while_the_end_is_sent_tells_no_second_one(rig: Rig) -> None:
-    sent: list[Any] = []
+    class Slow(Call):
+        async def send(self, message: Any) -> None:
+            await super().send(message)
+            if b"response.completed" in message.get("body", b""):
+                await asyncio.sleep(3600)
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-        if b"response.completed" in message.get("body", b""):
-            await asyncio.sleep(3600)  # a client that reads slowly
-
-    task = streamed(rig, send)
-    await settled(lambda: any(b"response.completed" in message.get("body", b"") for message in sent))
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    events = parsed(b"".join(message.get("body", b"") for message in sent))
-    assert checked(events)["status"] == "completed"
+    call = Slow(rig, "POST", RESPONSES, {"model": "tiny", "input": "x", "stream": True})
+    await settled(lambda: b"response.completed" in call.content)
+    call.task.cancel()
+    await asyncio.gather(call.task, return_exceptions=True)
+    assert checked(call.events())["status"] == "completed"
     rig.check_rest()
