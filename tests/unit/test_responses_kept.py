@@ -17,7 +17,18 @@ from agentserve.server.http.responses.shelf import Shelf
 from agentserve.server.sessions.book import StorageError
 from tests.api_rig import Rig, settled, user
 from tests.fakes import ScriptedEngine, say
-from tests.responses_rig import CALL, RESPONSES, WEATHER, Call, Client, checked, parsed, text_of
+from tests.responses_rig import (
+    CALL,
+    RESPONSES,
+    WEATHER,
+    Call,
+    Client,
+    call_of,
+    checked,
+    parsed,
+    result,
+    text_of,
+)
 
 
 @pytest.fixture
@@ -81,6 +92,19 @@ async def test_a_stream_of_what_is_over(client: Client) -> None:
     assert end["sequence_number"] > 3
     await client.get(f"{RESPONSES}/{made['id']}?stream=true&starting_after=-1", 400)
     await client.get(f"{RESPONSES}/{made['id']}?stream=yes", 400)
+
+
+async def test_a_query_that_cannot_be_meant_is_refused(client: Client) -> None:
+    made = await client.create("hi")
+    path = f"{RESPONSES}/{made['id']}"
+    for query in (
+        "?stream=true&stream=false",
+        "?stream=true&starting_after=\u0661",
+        "?stream=true&starting_after=",
+    ):
+        await client.get(path + query, 400)
+    for query in ("limit=1&limit=2", "limit=\u0661", "order=asc&order=desc", "limit=" + 30 * "1"):
+        await client.get(f"{path}/input_items?{query}", 400)
 
 
 class FullDisk:
@@ -208,6 +232,31 @@ async def test_a_turn_whose_response_cannot_be_kept_is_nobody_s(on_disk: tuple[R
     full.clear()
     items = await client.get(f"/v1/conversations/{conversation}/items")
     assert items["data"] == []  # what its client was told to have failed is not in it
+    rig.check_rest()
+
+
+async def test_a_turn_that_was_rolled_back_ends_no_wait(on_disk: tuple[Rig, list[str]]) -> None:
+    """Its response cannot be kept either, but its session is as before, and waits on."""
+    rig, full = on_disk
+    client = Client(rig)
+    first = await client.create("one", says=CALL, tools=[WEATHER])
+    given: Any = [result(call_of(first))]
+    made = await client.create(
+        given,
+        says=say("Hello!", hold_at=3),
+        tools=[WEATHER],
+        previous_response_id=first["id"],
+        background=True,
+    )
+    await settled(lambda: rig.engine.live)
+    full.append("no space left")
+    shown = (await rig.post(f"{RESPONSES}/{made['id']}/cancel", b"")).json()
+    assert (shown["status"], shown["error"]["code"]) == ("failed", "server_error")
+    session = await rig.session(first["session_id"])
+    assert (session["turns"], session["state"]) == (1, "WAITING_TOOL")
+    full.clear()
+    again = await client.create(given, says="ok", tools=[WEATHER], previous_response_id=first["id"])
+    assert again["session_id"] == first["session_id"]
     rig.check_rest()
 
 

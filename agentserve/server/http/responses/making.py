@@ -39,6 +39,7 @@ class Making:
         self._job = job
         self._desk = context.responses
         self._open = True
+        self._committed = False  # its session has the turn
         self.created = context.wall()
         body = plan.body
         conversation = plan.conversation
@@ -89,6 +90,7 @@ class Making:
                         if piece and not self.plan.body.prewarm:
                             yield fold.delta(piece)
                     else:
+                        self._committed = True
                         ids = self._job.prompt + array("i", piece.ids)
                         yield self._finished(piece)
         except Exception as error:
@@ -172,7 +174,7 @@ class Making:
             told = api_error(error)
             assert told is not None
             self._fail(told)
-            if self._job is not None:  # what its client does next goes on from before
+            if self._committed and self._job is not None:  # what its client does next goes on from before
                 self._job.unheard("its response could not be kept")
             if self.plan.body.stored:
                 self._desk.shelf.put(self._record(False))
