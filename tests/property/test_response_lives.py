@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from agentserve.server.http.responses.desk import Bounds, Desk
 from agentserve.server.http.responses.records import Records
+from agentserve.server.sessions.book import StorageError
 from agentserve.server.sessions.environment import DATA
 from agentserve.types import FinishReason
 from tests.api_rig import Rig, settled
@@ -28,7 +29,7 @@ KINDS = ["new", "new", "on", "on", "talk", "talk", "release", "leave", "cancel",
 KINDS += ["read", "read", "read", "poll"]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from([*KINDS, *KINDS, "restart", "kill"]),
+        st.sampled_from([*KINDS, *KINDS, "restart", "kill", "full", "full"]),
         st.integers(0, 10**6),
         st.sampled_from(["stream", "whole", "background", "background stream"]),
         st.sampled_from(["plain", "held", "held", "held", "broken"]),
@@ -70,19 +71,20 @@ class World:
     talks: dict[str, list[str]] = field(default_factory=dict)  # what users said in them, as far as was told
     unsure: set[str] = field(default_factory=set)  # what was said when the server died
     files: list[bytes] = field(default_factory=list)  # the file after each write
-    starts: int = 0
+    full: bool = False  # the disk takes nothing
     count: int = 0
 
     # --- the server ----------------------------------------------------------------------
 
     def start(self) -> None:
-        self.starts += 1
         records = Records(self.folder / "r", lambda: 0.0, 30.0)
         assert (records.skipped, list(records.damages)) == (0, [])
         write = records._store.write
 
         def written(changes: Any) -> None:
             time.sleep(0.001)  # a disk takes longer than a client needs to go on
+            if self.full:
+                raise StorageError("no space left")
             write(changes)
             self.files.append((self.folder / "r" / DATA).read_bytes())
 
@@ -154,6 +156,8 @@ class World:
         elif kind == "poll" and behind:
             shown = await self.get(f"{RESPONSES}/{behind[pick % len(behind)].id}")
             assert shown["status"] in ("queued", "in_progress")
+        elif kind == "full":
+            await self.fail(pick, how)
         elif kind == "restart":
             await self.restart()
         elif kind == "kill":
@@ -190,6 +194,30 @@ class World:
             one.id = "resp_" + call.content.split(b'"id":"resp_')[1].split(b'"')[0].decode()
         if says != "held":
             await self.learn(one)
+
+    async def fail(self, pick: int, how: str) -> None:
+        """The first finds out that the disk takes nothing, the second is refused; nothing came of either."""
+        self.full = True
+        for nth in range(2):
+            self.count += 1
+            body: dict[str, Any] = {"model": "tiny", "input": f"word{self.count}", "stream": "stream" in how}
+            body["background"] = "background" in how
+            free = [id_ for id_ in self.talks if id_ not in self.desk.conversations.busy]
+            if free and pick % 2:
+                body["conversation"] = free[pick % len(free)]
+            elif self.kept and pick % 5:
+                body["previous_response_id"] = list(self.kept)[pick % len(self.kept)]
+            self.rig.engine.reply = say("it is not heard")
+            before = len(self.rig.engine.submits)
+            call = Call(self.rig, "POST", RESPONSES, body)
+            await call.task
+            if call.status == 200:
+                assert (nth, how) == (0, "stream")
+                assert self.check_stream(call, None)["status"] == "failed"
+            else:
+                assert call.status == 503
+            assert len(self.rig.engine.submits) - before == (nth == 0 and not body["background"])
+        self.full = False
 
     def check_refusal(self, one: Made, says: str) -> None:
         if one.call.status == 500:
