@@ -79,9 +79,7 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
             context.metrics.tiers.waited(tool, seconds)
         return lease
 
-    job = await prepare_turns(context, fields, begin, whose)
-    take_advice(context, job.seats[0].lease.session, whose, fields)
-    return job
+    return await prepare_turns(context, fields, begin, whose)
 
 
 async def prepare_turns(
@@ -150,6 +148,7 @@ async def prepare_turns(
             )
             for index, seat in enumerate(seats)
         )
+        take_advice(context, lease.session, whose, fields)
     except BaseException:
         for seat in seats:
             seat.rollback("not started")
