@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_a_recorded_agent_goes_on_from_its_own_requests() -> None:
     found = recording(random.Random(1), LOAD, 3)
     requests: Any = found["requests"]
     assert len(requests) == LOAD.turns
-    for before, after in zip(requests, requests[1:], strict=False):
+    for before, after in pairwise(requests):
         assert after["hash_ids"][: len(before["hash_ids"])] == before["hash_ids"]
         assert after["in"] >= before["in"] + LOAD.output
         assert after["t"] == pytest.approx(before["t"] + before["api_time"] + after["think_time"], abs=0.01)
