@@ -104,6 +104,13 @@ AIPERF: dict[str, Any] = {
         ({"error_summary": [{"count": 1}]}, Came(9, 1, 3.0, 7.0, "0.13.0")),
         ({"was_cancelled": True}, Came(9, 1, 3.0, 7.0, "0.13.0")),
         ({"is_complete": False}, Came(9, 1, 3.0, 7.0, "0.13.0")),
+        (
+            {
+                "overall_usage_prompt_cache_read_pct": {"avg": 70.5},
+                "theoretical_prefix_cache_hit": {"avg": 71.0},
+            },
+            Came(9, 0, 3.0, 7.0, "0.13.0", 70.5, 71.0),
+        ),
     ],
 )
 def test_what_aiperf_says_of_its_run(tmp_path: Path, changes: dict[str, Any], came: Came) -> None:

@@ -18,6 +18,7 @@ from agentserve.bench.outside.tools import Came, Load, Replay, ToolFailed
 _BLOCK = 64  # tokens
 _ANSWERED = 0.5  # seconds that each request took, as recorded
 _LONGEST = 3.0  # seconds of a wait
+_HIT, _POSSIBLE = "overall_usage_prompt_cache_read_pct", "theoretical_prefix_cache_hit"
 
 Recording = dict[str, object]
 
@@ -78,9 +79,15 @@ class Aiperf:
             first = float(found["time_to_first_token"]["p50"]) if replay.streams else None
             cut = found["was_cancelled"] or not found["is_complete"] or bool(found["error_summary"])
             version = str(found["aiperf_version"])
+            hit, possible = (_average(found, name) for name in (_HIT, _POSSIBLE))
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ToolFailed(f"aiperf left no result in {path} ({error!r})") from None
-        return Came(sent, max(sent - good, int(cut)), first, whole, version)
+        return Came(sent, max(sent - good, int(cut)), first, whole, version, hit, possible)
+
+
+def _average(found: Recording, name: str) -> float | None:
+    metric = found.get(name)
+    return float(metric["avg"]) if isinstance(metric, dict) else None
 
 
 def recording(rng: random.Random, load: Load, number: int) -> Recording:

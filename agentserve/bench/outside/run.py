@@ -13,6 +13,7 @@ from agentserve.bench.outside.tools import Came, Load, Replay, Tool, run
 from agentserve.bench.report import Row
 
 LIMIT = 600.0  # seconds that one run of a tool may take
+BY_THE_TOOL = "… by the tool's count, without what warms up"
 _PROMPT, _FOUND = "vllm:prompt_tokens_total", "vllm:prompt_tokens_cached_total"
 
 
@@ -70,6 +71,18 @@ def _rows(replay: Replay, came: Came, prompt: float, found: float) -> list[Row]:
         row("prompt tokens, with what warms up", prompt / 1000, "K"),
         row("of them not computed", 100 * found / prompt if prompt else 0.0, "%", higher=True),
     ]
+    if came.found is not None:
+        rows.append(
+            Row(
+                BY_THE_TOOL,
+                came.found,
+                "%",
+                limit=came.findable,
+                limit_name="what the sessions have in common",
+                higher_is_better=True,
+                group=replay.name,
+            )
+        )
     if came.first_ms is not None:
         rows.append(row("first token, P50", came.first_ms, "ms"))
     return [*rows, row("whole request, P50", came.whole_ms, "ms")]

@@ -51,6 +51,8 @@ class Came:
     first_ms: float | None  # median time to the first token; None: replies came whole
     whole_ms: float  # median time of a request
     version: str = ""
+    found: float | None = None  # prompt tokens that were not computed, in percent, by the tool's own count
+    findable: float | None = None  # the same where nothing that was there before is computed again
 
 
 class Tool(Protocol):
