@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
+from agentserve.bench.outside import tokenizer
 from agentserve.bench.outside.abench import Abench
 from agentserve.bench.outside.aiperf import Aiperf, recording
 from agentserve.bench.outside.run import Place, failed, replay_all, version
@@ -24,6 +25,7 @@ from agentserve.cli.main import app
 from agentserve.text import load as load_text
 from tests.api_rig import Rig, served
 from tests.fakes import ScriptedEngine, say
+from tests.unit.test_text_gguf import small
 
 LOAD = Load("tiny", agents=2, lanes=2, turns=3, output=8, wait=0.5, seconds=9, seed=1)
 STREAMED, WHOLE = Replay("chat", True), Replay("chat", False)
@@ -180,3 +182,16 @@ def test_the_models_tokenizer_as_a_folder(tmp_path: Path) -> None:
     text = "Sessions wait 21 times; tools take their time. naïve – 你好\n\tx = 1"
     assert theirs.encode(text).ids == ours.encode(text)
     assert theirs.decode(ours.encode(text)) == text
+
+
+def test_a_folder_is_its_own_tokenizer_and_other_vocabularies_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    assert tokenizer_folder(str(tmp_path), tmp_path / "t") == tmp_path
+    file = tmp_path / "m.gguf"
+    file.touch()
+    monkeypatch.setattr(tokenizer, "read_metadata", lambda path: small())
+    with pytest.raises(ToolFailed, match=r"m\.gguf: its vocabulary is not byte-level; give --tokenizer"):
+        tokenizer_folder(str(file), tmp_path / "t")
+    assert not (tmp_path / "t").exists()
