@@ -99,14 +99,14 @@ FAMILIES: tuple[Family, ...] = (
         "deepseek-v32",
         ReplySyntax(call_syntax.DEEPSEEK_V32),
         dsml.DsmlCalls(),
-        (("｜DSML｜function_calls",),),
+        (("｜DSML｜", "function_calls>"),),  # apart: a template may name the token
         markers=dsml.MARKERS,
     ),
     Family(
         "deepseek-v4",
         ReplySyntax(call_syntax.DEEPSEEK_V4),
         dsml.DsmlCalls(),
-        (("｜DSML｜tool_calls",),),
+        (("｜DSML｜", "tool_calls>"),),
         markers=dsml.MARKERS,
     ),
     Family(

@@ -149,8 +149,15 @@ class Chat:
         if message.name is not None:
             shaped["name"] = message.name
         if message.reasoning is not None:
-            shaped["reasoning_content"] = message.reasoning
+            self._think(shaped, message.reasoning)
         return shaped
+
+    def _think(self, shaped: TemplateMessage, reasoning: str) -> None:
+        """gpt-oss names reasoning otherwise, and beside calls takes it or text, which it shows as reasoning."""
+        if self.facts.reasoning == "thinking" and shaped["content"] and "tool_calls" in shaped:
+            shaped["content"] = f"{reasoning}\n\n{shaped['content']}"
+        else:
+            shaped[self.facts.reasoning or "reasoning_content"] = reasoning
 
     def _arguments(self, arguments: Mapping[str, Json]) -> object:
         return json.dumps(arguments, ensure_ascii=False) if self.facts.string_arguments else arguments

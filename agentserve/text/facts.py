@@ -12,6 +12,7 @@ from agentserve.text.errors import TextError
 TemplateMessage = dict[str, object]
 
 _SYSTEM, _USER, _NAME, _VALUE, _RESULT = "Qsystemq", "Quserq", "qtoolq", "Qvalueq", "Qresultq"
+_REASONING = "Qreasonq"
 _SHORT_ID, _LONG_ID = "a1b2c3d4e", "call_a1b2c3d4e5f6"
 _USER_MESSAGE: TemplateMessage = {"role": "user", "content": _USER}
 _TOOL = {
@@ -44,6 +45,7 @@ class TemplateFacts:
     list_content: bool
     consecutive_users: bool
     short_call_ids: bool  # Mistral's: exactly nine letters and digits
+    reasoning: str  # the key of past reasoning that it shows; "": it shows none
     default_system: str
 
 
@@ -70,6 +72,7 @@ def probe(render: Render) -> TemplateFacts:
         list_content=_renders_list(render),
         consecutive_users=_shows(render, [_USER_MESSAGE, {"role": "user", "content": _VALUE}], _USER, _VALUE),
         short_call_ids=way[0] == _SHORT_ID,
+        reasoning=_reasoning_key(render, _call_history(*way, next(iter(shown[way]), ""))),
         default_system=_default_system(render, plain),
     )
 
@@ -112,6 +115,18 @@ def _renders_calls(render: Render, call_id: str, as_text: bool, content: str | N
     except TextError:
         return False
     return all(word in text for word in (_NAME, _VALUE, _RESULT)) and "None" not in text
+
+
+def _reasoning_key(render: Render, history: Sequence[TemplateMessage]) -> str:
+    """Some show the reasoning of turns with calls alone, others that of their answers."""
+    asked, called, result = history
+    answer: TemplateMessage = {"role": "assistant", "content": _VALUE}
+    for key in ("reasoning_content", "thinking"):
+        thought: TemplateMessage = {key: _REASONING}
+        for messages in ([asked, called | thought, result], [asked, answer | thought]):
+            if _shows(render, messages, _REASONING):
+                return key
+    return ""
 
 
 def _renders_list(render: Render) -> bool:
