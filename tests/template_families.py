@@ -55,7 +55,7 @@ class Model:
 
 
 @cache
-def model(name: str) -> Model:
+def model(name: str, steadily: bool = False) -> Model:
     family = FAMILIES[name]
     files = importlib.metadata.files(family.package) or []
     source = next(file for file in files if str(file) == family.file).read_text()
@@ -69,7 +69,7 @@ def model(name: str) -> Model:
         fast.save_pretrained(folder)
         tokenizer = Tokenizer(hf_vocab.vocabulary(Path(folder)))
         theirs = AutoTokenizer.from_pretrained(folder)
-    chat = ChatTemplate(TemplateSources(source), tokenizer, now=lambda: TODAY)
+    chat = ChatTemplate(TemplateSources(source), tokenizer, steadily=steadily, now=lambda: TODAY)
     return Model(family, source, tokenizer, chat, theirs)
 
 

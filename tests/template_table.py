@@ -69,7 +69,7 @@ _SYSTEM = ("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
 _MISTRALS = {"bos": "<s>", "eos": "</s>", "alternates": True}
 _MISTRAL13 = {
     **_MISTRALS,
-    "special": (*_MISTRAL, *_TOOLS, *_SYSTEM, "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"),
+    "special": (*_MISTRAL, *_TOOLS, *_SYSTEM, "[CALL_ID]", "[ARGS]", "[TOOL_CONTENT]", "[THINK]", "[/THINK]"),
 }
 
 

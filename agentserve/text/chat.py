@@ -9,15 +9,17 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
-from agentserve.text import hermes
+from agentserve.text import deepseek_tools, hermes
 from agentserve.text.conversation import Message, merge_leading_system
 from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts, TemplateMessage, probe
 from agentserve.text.frames import Frames, learn, within_a_turn
 from agentserve.text.jinja import CompiledTemplate
 from agentserve.text.roles import late_system_into_user, user_into_tool
+from agentserve.text.steady import moves, steady
 from agentserve.text.template_sources import TemplateSources
 from tools_bridge.json_value import Json
+from tools_bridge.registry import detect
 
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
@@ -35,9 +37,15 @@ class Chat:
     """`default` and `tool_use` templates of one model, and what probing has found out about them."""
 
     def __init__(
-        self, sources: TemplateSources, specials: Mapping[str, str], now: Callable[[], datetime]
+        self,
+        sources: TemplateSources,
+        specials: Mapping[str, str],
+        now: Callable[[], datetime],
+        *,
+        steadily: bool = False,
     ) -> None:
-        """Compile and probe; a broken template, or none at all, is a TextError."""
+        """Compile and probe; a broken template, or none at all, is a TextError. `steadily`: what the
+        template would move from turn to turn stays where it was first."""
         if sources.default is None:
             raise TextError("the model has no chat template")
         self._specials = {name: text for name, text in specials.items() if name not in RESERVED}
@@ -47,7 +55,12 @@ class Chat:
         )
         self.sources = (self._default.source, self._tool_use.source)
         self.facts: TemplateFacts = probe(self._run)
-        self.wrapper = None if self.facts.tools and self.facts.tool_calls else hermes.NAME
+        family = detect("\n".join(self.sources)).name
+        told = self.facts.tool_calls and not self.facts.tools and family in deepseek_tools.CALLS
+        self._told = family if told else None
+        self.wrapper = None if told or (self.facts.tools and self.facts.tool_calls) else hermes.NAME
+        self.moves = moves(self._run)
+        self._steadily = steadily and self.moves
         self.reserved = RESERVED | self._specials.keys()
 
     def text(
@@ -70,12 +83,18 @@ class Chat:
                 consecutive_users=self.facts.consecutive_users,
             )
             tools = ()
-        elif not self.facts.user_after_tool:
+        elif self._told and tools:
+            messages = deepseek_tools.told(messages, tools, self._told)
+            tools = ()
+        if self.wrapper is None and not self.facts.user_after_tool:
             messages = user_into_tool(messages)
         if not self.facts.system:
             messages = _system_into_user(messages)
         shaped = [self._shape(message) for message in messages]
-        return self._run(shaped, list(tools) or None, add_generation_prompt, kwargs)
+        run = partial(self._run, kwargs=kwargs)
+        if self._steadily:
+            return steady(run, shaped, list(tools) or None, add_generation_prompt)
+        return run(shaped, list(tools) or None, add_generation_prompt)
 
     def split_reasoning(self, message: Message) -> Message:
         """An assistant text that opens with `<think>` as reasoning and answer.

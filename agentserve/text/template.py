@@ -59,9 +59,14 @@ class ChatTemplate:
     (templates that print today's date aside)."""
 
     def __init__(
-        self, sources: TemplateSources, tokenizer: Tokenizer, *, now: Callable[[], datetime] = datetime.now
+        self,
+        sources: TemplateSources,
+        tokenizer: Tokenizer,
+        *,
+        steadily: bool = False,
+        now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile and probe; TextError where the template is broken.
+        """Compile and probe; TextError where the template is broken. `steadily`: see `steady`.
 
         A model without a template gets ChatML if its vocabulary knows it; else `available` is
         False and rendering is a TextError. `stop_ids`: the tokens that end an assistant's turn.
@@ -70,7 +75,7 @@ class ChatTemplate:
         if sources.default is None and "<|im_start|>" in tokenizer.control:
             sources = TemplateSources(CHATML)
         available = sources.default is not None
-        self._chat = Chat(sources, tokenizer.special_texts, now) if available else None
+        self._chat = Chat(sources, tokenizer.special_texts, now, steadily=steadily) if available else None
         self.facts: TemplateFacts | None = self._chat.facts if self._chat else None
         self.wrapper: str | None = self._chat.wrapper if self._chat else None
         self._call_end: int | None = None  # what a turn with calls ends with, if it is no end of others
@@ -81,6 +86,11 @@ class ChatTemplate:
     @property
     def available(self) -> bool:
         return self._chat is not None
+
+    @property
+    def moves(self) -> bool:
+        """Whether the template moves tools or the system message from turn to turn."""
+        return self._chat is not None and self._chat.moves
 
     @property
     def sources(self) -> tuple[str, ...]:
