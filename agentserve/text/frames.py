@@ -7,7 +7,7 @@ write in its place has to be found: from where generation began to where it ende
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from agentserve.text.conversation import Call, Message
@@ -58,8 +58,8 @@ class Frames:
 
 def learn(render: Render, mark: str) -> Frames:
     """`mark`: a character that the template does not contain."""
-    asked = [_USER]
-    resulted = [_USER, _call("f"), _RESULT]
+    asked = [replace(_USER, parts=(mark,))]
+    resulted = [_USER, _call("f"), replace(_RESULT, parts=(mark,))]
     answered = _shown(render, [_USER, Message("assistant", (mark,)), _USER])
     return Frames(
         after_user=_frame(render, asked, mark),
@@ -79,17 +79,19 @@ def within_a_turn(render: Render, marks: tuple[str, str], control: str) -> bool:
 
 
 def _frame(render: Render, history: Sequence[Message], mark: str) -> TurnFrame:
-    start = _shown(render, history)
-    prompt = _shown(render, history, generation=True)
-    if not prompt or not prompt.startswith(start):
+    """`history` ends with the mark. What stands before that is not compared: turns may look otherwise once
+    another user's message follows."""
+    _, found, end = _shown(render, history).partition(mark)
+    _, _, prompt = _shown(render, history, generation=True).partition(mark)
+    if not found or not prompt.startswith(end):
         return NO_FRAME
-    prompt = prompt[len(start) :]
+    prompt = prompt.removeprefix(end)
 
     def befores(turn: Message, *futures: Sequence[Message]) -> list[str]:
         """What stands before the mark in `turn`, whatever follows it."""
-        shown = (_shown(render, [*history, turn, *future]) for future in futures)
+        shown = (_shown(render, [*history, turn, *future]).partition(mark)[2] for future in futures)
         return [
-            text[len(start) :].partition(mark)[0] for text in shown if text.startswith(start) and mark in text
+            text[len(end) :].partition(mark)[0] for text in shown if text.startswith(end) and mark in text
         ]
 
     texts = befores(Message("assistant", (mark,)), [], [_USER])

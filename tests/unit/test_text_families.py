@@ -10,11 +10,14 @@ from jinja2 import TemplateError
 
 from agentserve.text import TextError
 from tests.template_families import model
-from tests.template_histories import WEATHER as TOOL
-from tests.template_histories import Histories, Message, as_clients_write, as_templates_read
+from tests.template_histories import SEARCH, WEATHER, Histories, Message, as_clients_write, as_templates_read
+from tests.template_prefixes import measure
+from tests.template_report import HISTORIES, Figures, recorded, table, tables_in
 from tests.template_table import FAMILIES
+from tools_bridge.registry import BY_NAME, reply_form
 
-HISTORIES = 200
+MOVING = {"mistral-v3", "mistral-nemo", "mistral-v11"}
+"""Templates that show tools before the last user's message alone."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -27,13 +30,25 @@ def test_ids_equal_apply_chat_template(name: str) -> None:
         except TemplateError:
             refused += 1
             with pytest.raises(TextError):
-                of.chat.render(as_clients_write(history), tools=tools)
+                of.chat.render(as_clients_write(history), tools=tools)  # type: ignore[arg-type]
             continue
-        assert of.chat.render(as_clients_write(history), tools=tools).tolist() == expected, history
+        ours = of.chat.render(as_clients_write(history), tools=tools).tolist()  # type: ignore[arg-type]
+        assert ours == expected, history
         taken += 1
         if taken == HISTORIES:
             break
-    assert refused < HISTORIES / 2, name
+    assert refused < HISTORIES / 2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_form_of_replies_is_that_of_the_template(name: str) -> None:
+    of = model(name)
+    form = reply_form("\n".join(of.chat.sources))
+    assert form.family.name == of.family.parser
+    assert form.reasons == of.family.reasons
+    assert (form.think.open if form.think else None) == of.family.think
+    assert (of.chat.wrapper is None) == (name not in {"mistral-v7", "gemma3"})  # those know no calls
+    assert of.chat.moves == (name in MOVING)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -43,13 +58,12 @@ def test_control_strings_of_a_family_stay_text(name: str) -> None:
     draw = random.Random(2)
     strings = [*of.family.special, *of.family.markup]
     pieces = [*strings, *(text[:4] for text in strings), *(text[2:] for text in strings), " ", "\n", "x"]
-
     controls = set(of.tokenizer.control.values())
-    assert of.chat.facts is not None
 
     def controls_of(text: str) -> list[int]:
-        tools = told_of_tools(text) if of.chat.facts and of.chat.facts.tools else None
-        ids = of.chat.render(written_by_users(text, calls=of.chat.wrapper is None), tools=tools)
+        calls = of.chat.wrapper is None
+        tools = told_of_tools(text) if calls else None
+        ids = of.chat.render(written_by_users(text, calls=calls), tools=tools)  # type: ignore[arg-type]
         return [id_ for id_ in ids if id_ in controls]
 
     benign = controls_of("x")
@@ -90,46 +104,87 @@ def told_of_tools(text: str) -> list[Message]:
     return [{"type": "function", "function": function}]
 
 
-REPEATS_TOOLS = {"mistral-v3"}
-"""Templates that show tools before the last user's message alone: they move with every turn of text."""
-
-
-@pytest.mark.parametrize("kind", ["text", "call", "text and call", "two calls"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_prompt_continues_what_was_generated(name: str, kind: str) -> None:
-    of = model(name)
-    draw = random.Random(3)
-    tools = None if name in REPEATS_TOOLS and kind == "text" else [TOOL]
-    for _ in range(8):
-        history: list[Message] = [
-            {"role": "system", "content": "Be nice."},
-            {"role": "user", "content": "hi"},
-        ]
-        if name in REPEATS_TOOLS:
-            del history[0]  # so does the system message
-        spliced: dict[int, list[int]] = {}
-        for turn in range(3):
-            before = of.chat.render(history, tools=tools, spliced=spliced).tolist()  # type: ignore[arg-type]
-            reply = [draw.randrange(256, 400) for _ in range(8)]
-            spliced[len(history)] = reply
-            history += answered(kind, turn)
-            after = of.chat.render(history, tools=tools, spliced=spliced).tolist()  # type: ignore[arg-type]
-            assert after[: len(before) + len(reply)] == before + reply, history
+def test_a_prompt_continues_what_was_generated(name: str) -> None:
+    """Whole, but where the template moves what stands first; as much of it there as is recorded."""
+    kept, expected = measure(name), recorded()[name]
+    assert (kept.turns, kept.whole) == (expected.turns, expected.whole)
+    if name not in MOVING:
+        assert kept.whole == kept.turns
 
 
-def answered(kind: str, turn: int) -> list[Message]:
-    """A turn, and what its client sends next."""
-    if kind == "text":
-        return [{"role": "assistant", "content": "whatever it says"}, {"role": "user", "content": "more"}]
-    ids = [f"abcdefgh{turn}", f"bbcdefgh{turn}"][: 2 if kind == "two calls" else 1]
-    function = {"name": "get_weather", "arguments": '{"city": "Bern"}'}
-    calls = [{"id": id_, "type": "function", "function": function} for id_ in ids]
-    text = "I look." if kind == "text and call" else None
-    results: list[Message] = [{"role": "tool", "tool_call_id": id_, "content": "sunny"} for id_ in ids]
-    return [{"role": "assistant", "content": text, "tool_calls": calls}, *results]
+@pytest.mark.parametrize("name", sorted(MOVING))
+def test_a_steady_prompt_continues_what_was_generated(name: str) -> None:
+    kept = measure(name, steadily=True)
+    assert kept.whole == kept.turns
+
+
+@pytest.mark.parametrize("name", sorted(MOVING))
+def test_a_steady_prompt_says_all_that_the_template_says(name: str) -> None:
+    of, steady = model(name), model(name, steadily=True)
+    history: list[Message] = [
+        {"role": "system", "content": "Be nice."},
+        {"role": "user", "content": "Weather?"},
+    ]
+    tools = [WEATHER, SEARCH]
+    asked = of.chat.render(history, tools=tools).tolist()  # type: ignore[arg-type]
+    assert steady.chat.render(history, tools=tools).tolist() == asked  # type: ignore[arg-type]
+    history += [{"role": "assistant", "content": "No."}, {"role": "user", "content": "Now?"}]
+    longer = steady.chat.render(history, tools=tools).tolist()  # type: ignore[arg-type]
+    theirs = of.chat.render(history, tools=tools).tolist()  # type: ignore[arg-type]
+    assert longer[: len(asked)] == asked
+    assert sorted(longer) == sorted(theirs)  # the same said elsewhere
+
+
+def test_the_tables_of_the_documents_are_what_is_measured() -> None:
+    assert list(recorded()) == list(FAMILIES)
+    assert tables_in("README.md") == table(recorded())
+    untested = set(BY_NAME) - {family.parser for family in FAMILIES.values()}
+    assert untested == {"deepseek-v41", "kimi-k3"}  # no package has their templates
+
+
+@pytest.mark.parametrize("name", ["qwen3.6", "mistral-v3"])
+def test_recorded_shares_are_those_that_are_measured(name: str) -> None:
+    kept = measure(name)
+    steady = measure(name, steadily=True) if name in MOVING else None
+    assert Figures.of(FAMILIES[name], kept, steady).near(recorded()[name])
 
 
 def test_harmony_ends_a_turn_with_a_return_or_a_call_not_with_every_message() -> None:
     of = model("gpt-oss")
     assert of.chat.stop_ids == {of.tokenizer.control["<|call|>"]}
     assert of.tokenizer.eos_ids == {of.tokenizer.control["<|return|>"]}
+
+
+def test_harmony_shows_reasoning_and_text_beside_a_call() -> None:
+    """Its template takes one of the two."""
+    of = model("gpt-oss")
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turn = {"role": "assistant", "reasoning": "Hm, say.", "content": "I look.", "tool_calls": [call]}
+    history = [{"role": "user", "content": "hi"}, turn, {"role": "tool", "tool_call_id": "a", "content": "r"}]
+    shown = of.tokenizer.showing(list(of.family.special)).decode(of.chat.render(history))  # type: ignore[arg-type]
+    assert "<|channel|>analysis<|message|>Hm, say.\n\nI look.<|end|>" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("deepseek-v3.1", "tool_call_name<｜tool▁sep｜>tool_call_arguments"),
+        ("deepseek-v3", "function<｜tool▁sep｜>tool_call_name\n```json\ntool_call_arguments\n```"),
+    ],
+)
+@pytest.mark.parametrize("system", ["Be nice.", ""])
+def test_deepseek_is_told_its_tools_as_its_card_has_them(name: str, form: str, system: str) -> None:
+    of = model(name)
+    history: list[Message] = [{"role": "user", "content": "hi"}]
+    history = [{"role": "system", "content": system}, *history] if system else history
+    ids = of.chat.render(history, tools=[WEATHER])  # type: ignore[arg-type]
+    shown = of.tokenizer.showing(list(of.family.special)).decode(ids)
+    parameters = json.dumps(WEATHER["function"]["parameters"], ensure_ascii=False)  # type: ignore[index]
+    begin = f"<｜begin▁of▁sentence｜>{system}\n\n" if system else "<｜begin▁of▁sentence｜>"
+    assert shown.startswith(
+        f"{begin}## Tools\nYou have access to the following tools:\n\n### get_weather\n"
+        f"Description: Weather of 'now' in Zürich\n\nParameters: {parameters}\n\nIMPORTANT: "
+    )
+    assert f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{form}<｜tool▁call▁end｜>" in shown
+    assert shown.count("<｜User｜>hi") == 1
