@@ -139,9 +139,19 @@ def as_clients_write(history: list[Message]) -> list[Message]:
 
 
 def as_templates_read(of: Model, history: list[Message]) -> list[Message]:
-    """Arguments as text for those templates that want them so; these do not take a message without content
-    either, which is what `transformers` makes of null."""
+    """Ids of calls as the family has them. Arguments as text for those templates that want them so; these do
+    not take a message without content either, which is what `transformers` makes of null."""
     assert of.chat.facts is not None
+    if of.family.numbers_calls:
+        return _numbered(history)
     if not of.chat.facts.string_arguments:
         return history
     return [message | {"content": message["content"] or ""} for message in as_clients_write(history)]
+
+
+def _numbered(history: list[Message]) -> list[Message]:
+    text = json.dumps(history)
+    calls = [call for message in history for call in message.get("tool_calls") or ()]  # type: ignore[attr-defined]
+    for number, call in enumerate(calls):
+        text = text.replace(f'"{call["id"]}"', f'"functions.{call["function"]["name"]}:{number}"')
+    return json.loads(text)  # type: ignore[no-any-return]

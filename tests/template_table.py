@@ -19,6 +19,7 @@ class Family:
     eos: str | None = None
     parallel: bool = True  # several calls in one turn
     alternates: bool = False  # users and assistants must take turns
+    numbers_calls: bool = False  # ids of calls are `functions.NAME:N`
     reasons: bool = False  # the template shows how its model sets reasoning apart
     think: str | None = "<think>"  # what that begins with
 
@@ -70,6 +71,7 @@ _KIMI = {
     ),
     "bos": "[BOS]",
     "eos": "[EOS]",
+    "numbers_calls": True,
 }
 _MISTRAL = ("<s>", "</s>", "[INST]", "[/INST]")
 _TOOLS = ("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")

@@ -58,6 +58,7 @@ class Chat:
         family = detect("\n".join(self.sources)).name
         told = self.facts.tool_calls and not self.facts.tools and family in deepseek_tools.CALLS
         self._told = family if told else None
+        self.numbers_calls = family == "kimi-k2"
         self.wrapper = None if told or (self.facts.tools and self.facts.tool_calls) else hermes.NAME
         self.moves = moves(self._run)
         self._steadily = steadily and self.moves

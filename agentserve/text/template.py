@@ -22,6 +22,7 @@ from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts
 from agentserve.text.frames import Frames
 from agentserve.text.hiding import Hider, Placeholders, strings_of
+from agentserve.text.kimi_ids import numbered
 from agentserve.text.splices import Splice, cut, marked, plan
 from agentserve.text.template_sources import TemplateSources
 from agentserve.text.tokenizer import Tokenizer
@@ -246,6 +247,8 @@ def _checked(
     continue_final: bool,
 ) -> _Request:
     parsed = parse_messages(messages)
+    if chat.numbers_calls:
+        parsed = numbered(parsed)
     if continue_final and add_generation_prompt:
         raise TextError("continue_final_message and add_generation_prompt exclude each other")
     if continue_final and (parsed[-1].role != "assistant" or parsed[-1].calls):

@@ -166,6 +166,26 @@ def test_harmony_shows_reasoning_and_text_beside_a_call() -> None:
     assert "<|channel|>analysis<|message|>Hm, say.\n\nI look.<|end|>" in shown
 
 
+def test_kimi_reads_the_ids_that_it_writes() -> None:
+    of = model("kimi-k2")
+
+    def called(id_: str) -> dict[str, object]:
+        return {"id": id_, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    history = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [called("call_1"), called("functions.f:7")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "one"},
+        {"role": "tool", "tool_call_id": "functions.f:7", "content": "two"},
+        {"role": "assistant", "content": None, "tool_calls": [called("call_3")]},
+        {"role": "tool", "tool_call_id": "call_3", "content": "three"},
+    ]
+    shown = of.tokenizer.showing(list(of.family.special)).decode(of.chat.render(history))  # type: ignore[arg-type]
+    for id_, result in (("functions.f:0", "one"), ("functions.f:7", "two"), ("functions.f:2", "three")):
+        assert f"<|tool_call_begin|>{id_}<|tool_call_argument_begin|>" in shown
+        assert f"## Return of {id_}\n{result}<|im_end|>" in shown
+
+
 @pytest.mark.parametrize(
     ("name", "form"),
     [
