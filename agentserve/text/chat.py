@@ -15,7 +15,7 @@ from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts, TemplateMessage, probe
 from agentserve.text.frames import Frames, learn, within_a_turn
 from agentserve.text.jinja import CompiledTemplate
-from agentserve.text.roles import late_system_into_user, user_into_tool
+from agentserve.text.roles import late_system_into_user, results_with_names, user_into_tool
 from agentserve.text.steady import moves, steady
 from agentserve.text.template_sources import TemplateSources
 from tools_bridge.json_value import Json
@@ -87,6 +87,8 @@ class Chat:
         elif self._told and tools:
             messages = deepseek_tools.told(messages, tools, self._told)
             tools = ()
+        if self.facts.result_names:
+            messages = results_with_names(messages)
         if self.wrapper is None and not self.facts.user_after_tool:
             messages = user_into_tool(messages)
         if not self.facts.system:
@@ -174,8 +176,9 @@ class Chat:
 
     def _think(self, shaped: TemplateMessage, reasoning: str) -> None:
         """gpt-oss names reasoning otherwise; beside calls it takes that or text, and shows both alike."""
-        if self.facts.reasoning == "thinking" and shaped["content"] and "tool_calls" in shaped:
-            shaped["content"] = f"{reasoning}\n\n{shaped['content']}"
+        text = shaped["content"]
+        if self.facts.reasoning == "thinking" and text and "tool_calls" in shaped:
+            shaped["content"] = f"{reasoning}\n\n{text}" if reasoning else text
         else:
             shaped[self.facts.reasoning or "reasoning_content"] = reasoning
 

@@ -44,6 +44,7 @@ class TemplateFacts:
     null_content: bool  # beside tool calls
     list_content: bool
     consecutive_users: bool
+    result_names: bool  # it refuses a result without the name of what was called
     short_call_ids: bool  # Mistral's: exactly nine letters and digits
     reasoning: str  # the key of past reasoning that it shows; "": it shows none
     default_system: str
@@ -61,18 +62,20 @@ def probe(render: Render) -> TemplateFacts:
     }
     way = next((way for way in tries if shown[way]), tries[0])
     tool_calls = bool(shown[way])
+    called = _call_history(*way, next(iter(shown[way]), ""))
     return TemplateFacts(
         system=_shows(render, [{"role": "system", "content": _SYSTEM}, _USER_MESSAGE], _SYSTEM, _USER),
         system_later=_takes(render, [_USER_MESSAGE, {"role": "system", "content": _SYSTEM}]),
         tools=_shows(render, [_USER_MESSAGE], _NAME, _USER, tools=[_TOOL]),
         tool_calls=tool_calls,
         string_arguments=way[1],
-        user_after_tool=_takes(render, [*_call_history(*way, next(iter(shown[way]), "")), _USER_MESSAGE]),
+        user_after_tool=_takes(render, [*called, _USER_MESSAGE]),
         null_content=None in shown[way],
         list_content=_renders_list(render),
         consecutive_users=_shows(render, [_USER_MESSAGE, {"role": "user", "content": _VALUE}], _USER, _VALUE),
+        result_names=_takes(render, called) and not _takes(render, _nameless(called)),
         short_call_ids=way[0] == _SHORT_ID,
-        reasoning=_reasoning_key(render, _call_history(*way, next(iter(shown[way]), ""))),
+        reasoning=_reasoning_key(render, called),
         default_system=_default_system(render, plain),
     )
 
@@ -107,6 +110,10 @@ def _call_history(call_id: str, as_text: bool, content: str | None) -> list[Temp
         {"role": "assistant", "content": content, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call_id, "name": _NAME, "content": _RESULT},
     ]
+
+
+def _nameless(history: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    return [{key: value for key, value in message.items() if key != "name"} for message in history]
 
 
 def _renders_calls(render: Render, call_id: str, as_text: bool, content: str | None) -> bool:

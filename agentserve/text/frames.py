@@ -80,19 +80,15 @@ def within_a_turn(render: Render, marks: tuple[str, str], control: str) -> bool:
 
 def _frame(render: Render, history: Sequence[Message], mark: str) -> TurnFrame:
     """`history` ends with the mark. What stands before that is not compared: turns may look otherwise once
-    another user's message follows."""
-    _, found, end = _shown(render, history).partition(mark)
-    _, _, prompt = _shown(render, history, generation=True).partition(mark)
-    if not found or not prompt.startswith(end):
+    another user's message follows. Nor is what stands at the end where nothing does: Phi's writes another."""
+    _, found, prompt = _shown(render, history, generation=True).partition(mark)
+    if not found:
         return NO_FRAME
-    prompt = prompt.removeprefix(end)
 
     def befores(turn: Message, *futures: Sequence[Message]) -> list[str]:
         """What stands before the mark in `turn`, whatever follows it."""
-        shown = (_shown(render, [*history, turn, *future]).partition(mark)[2] for future in futures)
-        return [
-            text[len(end) :].partition(mark)[0] for text in shown if text.startswith(end) and mark in text
-        ]
+        shown = (_shown(render, [*history, turn, *future]).split(mark) for future in futures)
+        return [between for _, between, *rest in (text for text in shown if len(text) > 1) if rest]
 
     texts = befores(Message("assistant", (mark,)), [], [_USER])
     calls = befores(_call(mark), [_RESULT], [_RESULT, _REPLY, _USER])
