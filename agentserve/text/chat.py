@@ -13,7 +13,7 @@ from agentserve.text import deepseek_tools, hermes
 from agentserve.text.conversation import Message, merge_leading_system
 from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts, TemplateMessage, probe
-from agentserve.text.frames import Frames, learn, within_a_turn
+from agentserve.text.frames import TOOL, Frames, learn, within_a_turn
 from agentserve.text.jinja import CompiledTemplate
 from agentserve.text.roles import late_system_into_user, results_with_names, user_into_tool
 from agentserve.text.steady import moves, steady
@@ -117,9 +117,10 @@ class Chat:
         reasoning = thought.removeprefix(_OPEN).strip("\n")
         return replace(message, reasoning=reasoning, parts=(answer,) if answer else ())
 
-    def frames(self, mark: str, kwargs: Mapping[str, Json]) -> Frames:
-        """How assistant turns are framed. `mark`: a character that the templates do not contain."""
-        return learn(partial(self.text, kwargs=kwargs), mark)
+    def frames(self, mark: str, kwargs: Mapping[str, Json], *, tools: bool = False) -> Frames:
+        """How assistant turns are framed. `mark`: a character that the templates do not contain. `tools`:
+        there are some: DeepSeek V4's templates then show past reasoning, be it empty."""
+        return learn(partial(self.text, tools=[TOOL] if tools else (), kwargs=kwargs), mark)
 
     def ends_turns(self, control: str, marks: tuple[str, str]) -> bool:
         """Whether a control token that stands behind a turn's text ends it: harmony writes the same one

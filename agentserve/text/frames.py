@@ -12,11 +12,25 @@ from typing import Protocol
 
 from agentserve.text.conversation import Call, Message
 from agentserve.text.errors import TextError
+from tools_bridge.json_value import Json
 
 _USER = Message("user", ("u",))
 _REPLY = Message("assistant", ("r",))
 _ID = "a1b2c3d4e"  # what Mistral's templates take for an id
 _RESULT = Message("tool", ("t",), call_id=_ID, name="f")
+
+TOOL: dict[str, Json] = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {
+            "type": "object",
+            "properties": {"k": {"type": "string", "description": "d"}},
+            "required": ["k"],
+        },
+    },
+}
 
 
 class Render(Protocol):

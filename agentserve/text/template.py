@@ -172,7 +172,7 @@ class ChatTemplate:
         kwargs = {key: hider.json(value) for key, value in request.kwargs.items()}
         splices: list[Splice] = []
         if spliced:
-            frames = self._frames(chat, kwargs)
+            frames = self._frames(chat, kwargs, bool(request.tools))
             splices = plan(request.messages, spliced, as_text, frames, placeholders.take)
         messages = [
             message
@@ -198,13 +198,13 @@ class ChatTemplate:
         ids = {splice.mark: spliced[splice.index] for splice in splices}
         return _Rendered(text, hider.restore, ids), lost
 
-    def _frames(self, chat: Chat, kwargs: Mapping[str, Json]) -> Frames:
+    def _frames(self, chat: Chat, kwargs: Mapping[str, Json], tools: bool) -> Frames:
         """Remembered for the last few kinds of requests."""
-        key = json.dumps(kwargs, sort_keys=True)
+        key = json.dumps([kwargs, tools], sort_keys=True)
         known = self._known_frames
         frames = known.get(key)
         if frames is None:
-            frames = chat.frames(Placeholders([*chat.sources, key]).take(), kwargs)
+            frames = chat.frames(Placeholders([*chat.sources, key]).take(), kwargs, tools=tools)
             if len(known) >= _MOST_FRAMES:
                 known = {}
             # Several threads render: none may change what another one walks through.
