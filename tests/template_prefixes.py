@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
+from functools import cache
 
 from tests.template_families import Model, model
 from tests.template_histories import SEARCH, WEATHER, Message
 
-SESSIONS, TURNS = 12, 6
+SESSIONS, TURNS = 9, 6
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Kept:
     kept: int
 
 
+@cache
 def measure(name: str, *, steadily: bool = False, seed: int = 5) -> Kept:
     """Random sessions of an agent: texts and users, calls (one or several, with and without text and
     reasoning) and their results, users who speak up behind results."""
