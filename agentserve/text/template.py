@@ -22,7 +22,7 @@ from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts
 from agentserve.text.frames import Frames
 from agentserve.text.hiding import Hider, Placeholders, strings_of
-from agentserve.text.kimi_ids import numbered
+from agentserve.text.kimi_ids import in_tokens, numbered
 from agentserve.text.splices import Splice, cut, marked, plan
 from agentserve.text.template_sources import TemplateSources
 from agentserve.text.tokenizer import Tokenizer
@@ -124,11 +124,21 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             continue_final=continue_final_message,
         )
+        if chat.numbers_calls:
+            request = replace(request, messages=self._numbered(request.messages, spliced))
         rendered = self._rendered(chat, request, spliced)
         ids = self._tokenizer.encode_rendered(
             rendered.text, restore=rendered.restore, spliced=rendered.spliced
         )
         return array("i", ids)
+
+    def _numbered(self, messages: Sequence[Message], spliced: Mapping[int, Sequence[int]]) -> list[Message]:
+        """With ids of calls as Kimi has them: a result answers the id that stands in the turn's tokens."""
+        written = {
+            index: in_tokens(ids, self._tokenizer.control, self._tokenizer.decode)
+            for index, ids in spliced.items()
+        }
+        return numbered(messages, written)
 
     def _available_chat(self) -> Chat:
         if self._chat is None:
@@ -247,8 +257,6 @@ def _checked(
     continue_final: bool,
 ) -> _Request:
     parsed = parse_messages(messages)
-    if chat.numbers_calls:
-        parsed = numbered(parsed)
     if continue_final and add_generation_prompt:
         raise TextError("continue_final_message and add_generation_prompt exclude each other")
     if continue_final and (parsed[-1].role != "assistant" or parsed[-1].calls):

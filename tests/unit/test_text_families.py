@@ -186,6 +186,41 @@ def test_kimi_reads_the_ids_that_it_writes() -> None:
         assert f"## Return of {id_}\n{result}<|im_end|>" in shown
 
 
+def test_kimi_finds_results_under_the_ids_that_it_has_written() -> None:
+    of = model("kimi-k2")
+    control = of.tokenizer.control
+
+    def written(*ids: str) -> list[int]:
+        tokens = [control["<|tool_calls_section_begin|>"]]
+        for id_ in ids:
+            tokens += [control["<|tool_call_begin|>"], *of.tokenizer.encode(id_)]
+            tokens += [
+                control["<|tool_call_argument_begin|>"],
+                *of.tokenizer.encode('{"a": "functions.f:9"}'),
+            ]
+            tokens.append(control["<|tool_call_end|>"])
+        return [*tokens, control["<|tool_calls_section_end|>"]]
+
+    def call(id_: str) -> dict[str, object]:
+        return {"id": id_, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    history = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call("call_1"), call("call_2")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "one"},
+        {"role": "tool", "tool_call_id": "call_2", "content": "two"},
+    ]
+    for ids, expected in (
+        (("functions.f:4", " functions.f:5"), ("functions.f:4", "functions.f:5")),
+        (("functions.g:4", "functions.f:5"), ("functions.f:0", "functions.f:1")),  # not what was called
+        (("functions.f:4",), ("functions.f:0", "functions.f:1")),
+    ):
+        prompt = of.chat.render(history, spliced={1: written(*ids)})  # type: ignore[arg-type]
+        shown = of.tokenizer.decode(prompt, skip_control=False)
+        for id_, result in zip(expected, ("one", "two"), strict=True):
+            assert f"## Return of {id_}\n{result}<|im_end|>" in shown
+
+
 @pytest.mark.parametrize(
     ("name", "form"),
     [
