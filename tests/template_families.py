@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from functools import cache
@@ -40,7 +40,12 @@ class Model:
     chat: ChatTemplate
     theirs: PreTrainedTokenizerFast
 
-    def expected(self, messages: Sequence[dict[str, object]], tools: list[object] | None) -> list[int]:
+    def expected(
+        self,
+        messages: Sequence[dict[str, object]],
+        tools: list[dict[str, object]] | None,
+        kwargs: Mapping[str, str | bool],
+    ) -> list[int]:
         """Raises jinja2's TemplateError where the template refuses."""
         with patch.object(chat_template_utils, "datetime", _Today):  # some print the date
             ids: list[int] = self.theirs.apply_chat_template(
@@ -50,6 +55,7 @@ class Model:
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=False,
+                **kwargs,
             )
         return ids
 

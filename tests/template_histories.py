@@ -29,6 +29,11 @@ WORDS = (
     "東京",
 )
 BLANKS = ("", " ", "\n")
+Kwargs = dict[str, str | bool]
+KWARGS: tuple[Kwargs, ...] = (
+    *({}, {}, {"enable_thinking": True}, {"enable_thinking": False}),
+    *({"thinking": True}, {"reasoning_effort": "high"}),
+)
 WEATHER: Message = {
     "type": "function",
     "function": {
@@ -71,9 +76,9 @@ class Histories:
         self._calls = of.chat.wrapper is None
         self._nothing = None if facts.null_content else ""
 
-    def __iter__(self) -> Iterator[tuple[list[Message], list[Message] | None]]:
+    def __iter__(self) -> Iterator[tuple[list[Message], list[Message] | None, Kwargs]]:
         while True:
-            yield self.one(), self.tools()
+            yield self.one(), self.tools(), self._draw.choice(KWARGS)
 
     def tools(self) -> list[Message] | None:
         offered = self._draw.choice([None, [WEATHER], [WEATHER, SEARCH]])

@@ -24,16 +24,17 @@ MOVING = {"mistral-v3", "mistral-nemo", "mistral-v11"}
 def test_ids_equal_apply_chat_template(name: str) -> None:
     of = model(name)
     taken, refused = 0, 0
-    for history, tools in Histories(of, seed=1):
+    for history, tools, kwargs in Histories(of, seed=1):
+        clients = as_clients_write(history)
         try:
-            expected = of.expected(as_templates_read(of, history), tools)
+            expected = of.expected(as_templates_read(of, history), tools, kwargs)
         except TemplateError:
             refused += 1
             with pytest.raises(TextError):
-                of.chat.render(as_clients_write(history), tools=tools)  # type: ignore[arg-type]
+                of.chat.render(clients, tools=tools, kwargs=kwargs)  # type: ignore[arg-type]
             continue
-        ours = of.chat.render(as_clients_write(history), tools=tools).tolist()  # type: ignore[arg-type]
-        assert ours == expected, history
+        ours = of.chat.render(clients, tools=tools, kwargs=kwargs).tolist()  # type: ignore[arg-type]
+        assert ours == expected, (history, kwargs)
         taken += 1
         if taken == HISTORIES:
             break
