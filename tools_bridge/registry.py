@@ -99,14 +99,14 @@ FAMILIES: tuple[Family, ...] = (
         "deepseek-v32",
         ReplySyntax(call_syntax.DEEPSEEK_V32),
         dsml.DsmlCalls(),
-        (("｜DSML｜function_calls",),),
+        (("｜DSML｜", "function_calls>"),),  # apart: a template may name the token
         markers=dsml.MARKERS,
     ),
     Family(
         "deepseek-v4",
         ReplySyntax(call_syntax.DEEPSEEK_V4),
         dsml.DsmlCalls(),
-        (("｜DSML｜tool_calls",),),
+        (("｜DSML｜", "tool_calls>"),),
         markers=dsml.MARKERS,
     ),
     Family(
@@ -164,7 +164,7 @@ FAMILIES: tuple[Family, ...] = (
         "llama4",
         ReplySyntax(call_syntax.LLAMA),
         pythonic.LlamaPythonicCalls(),
-        (("<|header_start|>",),),
+        (("<|header_start|>",), ("func_name1(params_name1=",)),  # as Meta tells Llama 3.2 and 4 of it
         markers=(*pythonic.MARKERS, *llama.MARKERS),
         ends=("<|eot|>", "<|eom|>"),
     ),
