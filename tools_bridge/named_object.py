@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 
 from tools_bridge.json_scan import ObjectScanner, Piece
-from tools_bridge.json_value import is_text
+from tools_bridge.json_value import is_text, no_constant
 from tools_bridge.reply import Reply
 from tools_bridge.source import Source, Step
 
@@ -114,14 +114,10 @@ class NamedObject:
         self._reply.arguments(text)
 
 
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _loads(raw: str) -> object:
     """The JSON value of `raw`, or a value of no JSON type if there is none."""
     try:
-        value: object = json.loads(raw, parse_constant=_no_constant)
+        value: object = json.loads(raw, parse_constant=no_constant)
     except (ValueError, RecursionError):
         return _BROKEN
     return value

@@ -10,29 +10,31 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from tools_bridge.json_value import MAX_DEPTH, Json
-from tools_bridge.parser import MAX_NAME, Asked, give_up
+from tools_bridge.json_value import MAX_DEPTH, Json, no_constant
+from tools_bridge.parser import MAX_NAME, Asked, give_up, is_name
 from tools_bridge.reply import Reply
 from tools_bridge.source import Marks, Source, Step
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MARKERS = (OPEN, CLOSE, QUOTE)
 _PREFIX = "call:"
-_NAME_END = Marks("{", CLOSE)
-_OUTSIDE = Marks(QUOTE, CLOSE)
+_NAME_END = Marks("{", CLOSE, OPEN)
+_OUTSIDE = Marks(QUOTE, CLOSE, OPEN)
 _STRING = Marks(QUOTE)
 
 
 class GemmaCalls:
     triggers: tuple[str, ...] = (OPEN,)
+    closers: tuple[str, ...] = ()
     ends_thinking = False
 
     def read(self, source: Source, reply: Reply, trigger: str, asked: Asked) -> Step[None]:
         before = trigger + (yield from source.blanks())
         before += yield from source.accept(_PREFIX)
         name, mark = yield from source.upto(_NAME_END, MAX_NAME)
-        if mark != "{" or not name.strip():
-            return give_up(source, reply, before + name + mark, _PREFIX)
+        if mark != "{" or not is_name(name.strip()):
+            source.at -= len(mark)
+            return give_up(source, reply, before + name, _PREFIX)
         reply.open(name.strip())
         raw = ["{"]
         while True:
@@ -46,6 +48,9 @@ class GemmaCalls:
                 break
         if not mark:
             return reply.close("truncated")
+        if mark == OPEN:  # another one begins: this one may have gone on
+            source.at -= len(mark)
+            return reply.close("malformed")
         try:
             reply.arguments(json.dumps(_Reader("".join(raw)).whole(), ensure_ascii=False))
         except (ValueError, IndexError):
@@ -88,7 +93,7 @@ class _Reader:
             self._at += 1
             return list(self._items(depth))
         word = self._upto(",]}")
-        value: Json = json.loads(word.strip(), parse_constant=_no_constant)
+        value: Json = json.loads(word.strip(), parse_constant=no_constant)
         return value
 
     def _string(self) -> str:
@@ -126,7 +131,3 @@ class _Reader:
         while self._text[self._at] not in ends:  # an IndexError at the end of the part
             self._at += 1
         return self._text[start : self._at]
-
-
-def _no_constant(name: str) -> Json:
-    raise ValueError(f"{name} is not JSON")

@@ -3,17 +3,18 @@
 reasoning<|close|>think<|sep|><|open|>response<|sep|>content<|close|>response<|sep|><|open|>tools<|sep|>
 <|open|>call tool="f" index="1"<|sep|><|open|>argument key="k" type="string"<|sep|>v<|close|>argument<|sep|>
 <|close|>call<|sep|><|close|>tools<|sep|>
+
+Calls that nobody asked for are no content either: they are dropped.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
-from tools_bridge.parser import MAX_NAME, Asked, Program, give_up
+from tools_bridge.parser import MAX_NAME, Asked, Program, Rest, give_up
 from tools_bridge.reply import Reply
 from tools_bridge.source import Marks, Source, Step, drop
-from tools_bridge.typed import Fields, Sure
+from tools_bridge.typed import Fields, Sure, attributes
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 MARKERS = (OPEN, CLOSE, SEPARATOR)
@@ -23,7 +24,10 @@ _TAG_END = Marks(SEPARATOR)
 _VALUE = f"{CLOSE}argument{SEPARATOR}"
 _VALUE_END = Marks(_VALUE)
 _SURE = Sure(_VALUE, (OPEN, CLOSE))
-_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_BESIDE = ("tools", "call", "argument")  # elements that hold no content
+_CALL, _CALL_END = f"{OPEN}call ", f"{CLOSE}call{SEPARATOR}"
+_REST = Rest((_CALL_END,), (_CALL,))
+_ENTIRE = Marks(_CALL_END, _CALL)
 
 
 def kimi_xtml(asked: Asked) -> Program:
@@ -44,38 +48,52 @@ def kimi_xtml(asked: Asked) -> Program:
                 if mark == OPEN:
                     reply.think()
             elif mark == OPEN and word == "call":
-                yield from _call(source, reply, tag, asked)
+                while tag:
+                    tag = yield from _call(source, reply, tag, asked)
                 sink = drop
-            elif mark == CLOSE or word == "tools":
+            elif word in _BESIDE and not (mark == CLOSE and word == "tools"):
                 sink = drop
 
     return program
 
 
-def _call(source: Source, reply: Reply, tag: str, asked: Asked) -> Step[None]:
+def _call(source: Source, reply: Reply, tag: str, asked: Asked) -> Step[str]:
+    """Read a call behind its `tag`. Where another one begins before it has ended: the tag of that."""
+    if not asked.calls:
+        yield from _REST.skip(source)
+        return ""
     name = _attributes(tag).get("tool")
-    if not name or not asked.calls:
-        return
+    if not name:  # none after all: told as it was written
+        reply.say(OPEN + tag + SEPARATOR)
+        yield from source.before(_ENTIRE, reply.say)
+        reply.say((yield from source.accept(_CALL_END)))
+        return ""
     reply.open(name)
     fields = Fields(reply, asked.tools.get(name))
     junk: list[str] = []
     while True:
         mark = yield from source.until(_TAGS, junk.append)
         tag, end = (yield from source.upto(_TAG_END, MAX_TAG)) if mark else ("", "")
-        if not end:
-            return reply.close("truncated" if source.stops_in() else "malformed")
-        if mark == CLOSE or not tag.startswith("argument"):
+        if not end and source.stops_in():
+            reply.close("truncated")
+            return ""
+        given = _attributes(tag)
+        if mark == CLOSE or not (end and tag.startswith("argument") and "key" in given):
             break
-        attributes = _attributes(tag)
-        kinds = frozenset({attributes.get("type", "string")})
-        if not (
-            yield from fields.read(source, attributes.get("key", ""), _VALUE_END, kinds=kinds, sure=_SURE)
-        ):
-            return reply.close("truncated")
-    fields.end()
-    wrong = mark == OPEN or fields.twice or "".join(junk).strip()
-    reply.close("malformed" if wrong else "")
+        kinds = frozenset({given.get("type", "string")})
+        if not (yield from fields.read(source, given["key"], _VALUE_END, kinds=kinds, sure=_SURE)):
+            reply.close("truncated")
+            return ""
+    if mark + tag + end == _CALL_END:
+        fields.end()
+        reply.close("malformed" if fields.twice or "".join(junk).strip() else "")
+        return ""
+    following = tag if mark == OPEN and end and tag.startswith("call ") else ""
+    if not following:
+        yield from _REST.skip(source)
+    reply.close("malformed")
+    return following
 
 
 def _attributes(tag: str) -> dict[str, str]:
-    return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in _ATTRIBUTE.findall(tag)}
+    return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in attributes(tag).items()}
