@@ -91,15 +91,15 @@ class Closing:
 
     def read(self, source: Source, reply: Reply, error: str, verdict: str = "") -> Step[None]:
         """Close the open call, whose object had this `error`. `verdict`: what is wrong with a whole one."""
+        error = error or verdict or ("" if reply.runs else "malformed")
         if error:
-            if error == "malformed":
-                yield from self._rest.skip(source)
+            yield from self._rest.skip(source)
             return reply.close(error)
         blanks = yield from source.blanks()
         junk, found = yield from source.upto(self._marks, MAX_JUNK)
         if found == self._mark:
-            return reply.close("malformed" if junk else verdict)
+            return reply.close("malformed" if junk else "")
         source.at -= len(found)
-        reply.close(verdict)
+        reply.close()
         if found or not self._mark.startswith(junk):  # the text may end within the mark
             reply.say(blanks + junk)

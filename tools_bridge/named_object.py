@@ -31,6 +31,7 @@ class NamedObject:
         self._raw: list[str] = []
         self._held: list[str] = []  # of the arguments, not yet given
         self._name_parts: list[str] = []
+        self._name_size = 0
         self._name_seen = False
         self._given = False
         self._arguments_seen = False  # the whole value
@@ -76,7 +77,8 @@ class NamedObject:
             self._malformed = True
         if piece.key == "name" and not self._name_seen:
             self._name_parts.append(piece.text)
-            self._malformed = sum(map(len, self._name_parts)) > MAX_NAME
+            self._name_size += len(piece.text)
+            self._malformed = self._name_size > MAX_NAME
             if piece.last:
                 self._open("".join(self._name_parts))
         elif piece.key in self._keys and not self._arguments_seen:

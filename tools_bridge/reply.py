@@ -75,6 +75,16 @@ class Reply:
         return bool(self._calls)
 
     @property
+    def runs(self) -> bool:
+        """The open call's arguments are what everybody behind this parser takes for arguments."""
+        given = "".join(self._given)
+        try:
+            parse_arguments(given, unique=True)  # a key given twice: which value counts is anyone's guess
+        except JsonError:
+            return False
+        return bool(given.strip())
+
+    @property
     def parsed(self) -> Parsed:
         calls = [*self._calls]
         if self._name is not None:
@@ -120,9 +130,9 @@ class Reply:
 
     def close(self, error: str = "") -> None:
         """The open call has ended; without an `error` its arguments are checked once more."""
-        given = "".join(self._given)
-        if not error and not _runs(given):
+        if not error and not self.runs:
             error = "malformed"
+        given = "".join(self._given)
         self._out.append(CallClosed(len(self._calls), error))
         self._calls.append(PartialCall(self._name or "", given, complete=not error, error=error))
         self._name = None
@@ -153,12 +163,3 @@ class Reply:
         self._content.fresh = True
         if not self._content.parts:
             self._content.blanks = []
-
-
-def _runs(arguments: str) -> bool:
-    """Whether the arguments are what everybody behind this parser takes for arguments."""
-    try:
-        parse_arguments(arguments, unique=True)  # a key given twice: which value counts is anyone's guess
-    except JsonError:
-        return False
-    return bool(arguments.strip())

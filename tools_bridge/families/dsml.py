@@ -63,7 +63,7 @@ class DsmlCalls:
             reply.close()
             return True
         error, whole = yield from self._arguments(source, fields)
-        if error == "malformed" and not whole:
+        if error and not whole:
             yield from _REST.skip(source)
         reply.close(error)
         return True

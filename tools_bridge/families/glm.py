@@ -39,7 +39,7 @@ class GlmCalls:
         name = name.strip()
         reply.open(name)
         error, whole = yield from self._arguments(source, Fields(reply, asked.tools.get(name)), mark)
-        if error == "malformed" and not whole:
+        if error and not whole:
             yield from _REST.skip(source)
         reply.close(error)
 

@@ -27,24 +27,26 @@ class KimiCalls:
     ends_thinking = True
 
     def read(self, source: Source, reply: Reply, trigger: str, asked: Asked) -> Step[None]:
+        before: list[str] = []
         if trigger == BEGIN:
-            noise: list[str] = []
-            trigger = yield from source.until(_SECTION, noise.append)
+            before = [BEGIN]
+            trigger = yield from source.until(_SECTION, before.append)
             if not trigger:
-                return reply.cut(BEGIN + "".join(noise))
+                return reply.cut("".join(before))
         while trigger == CALL:
-            opened = yield from self._call(source, reply)
+            opened = yield from self._call(source, reply, "".join(before))
             if not opened:
                 return
+            before = []
             yield from source.blanks()
             trigger = yield from source.accept(CALL, END)
 
-    def _call(self, source: Source, reply: Reply) -> Step[bool]:
+    def _call(self, source: Source, reply: Reply, before: str) -> Step[bool]:
         raw, mark = yield from source.upto(_NAME_END, MAX_NAME)
         name = _name(raw)
         if mark != ARGUMENTS or not is_name(name):
             source.at -= len(mark)
-            give_up(source, reply, CALL + raw)
+            give_up(source, reply, before + CALL + raw)
             return False
         reply.open(name)
         error = yield from give_object(source, reply)

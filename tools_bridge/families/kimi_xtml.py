@@ -4,12 +4,11 @@ reasoning<|close|>think<|sep|><|open|>response<|sep|>content<|close|>response<|s
 <|open|>call tool="f" index="1"<|sep|><|open|>argument key="k" type="string"<|sep|>v<|close|>argument<|sep|>
 <|close|>call<|sep|><|close|>tools<|sep|>
 
-Calls that nobody asked for are no content either: they are dropped.
+Calls that nobody asked for are no content either: they are dropped, as is what stands beside calls in
+`tools`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from tools_bridge.parser import MAX_NAME, Asked, Program, Rest, give_up
 from tools_bridge.reply import Reply
@@ -24,7 +23,6 @@ _TAG_END = Marks(SEPARATOR)
 _VALUE = f"{CLOSE}argument{SEPARATOR}"
 _VALUE_END = Marks(_VALUE)
 _SURE = Sure(_VALUE, (OPEN, CLOSE))
-_BESIDE = ("tools", "call", "argument")  # elements that hold no content
 _CALL, _CALL_END = f"{OPEN}call ", f"{CLOSE}call{SEPARATOR}"
 _REST = Rest((_CALL_END,), (_CALL,))
 _ENTIRE = Marks(_CALL_END, _CALL)
@@ -32,27 +30,30 @@ _ENTIRE = Marks(_CALL_END, _CALL)
 
 def kimi_xtml(asked: Asked) -> Program:
     def program(source: Source, reply: Reply) -> Step[None]:
-        sink: Callable[[str], None] = reply.say
+        section = False  # among calls: what is there beside them is dropped
         if asked.inside:
             reply.think()
-        while mark := (yield from source.until(_TAGS, sink)):
+        while mark := (yield from source.until(_TAGS, drop if section else reply.say)):
             tag, end = yield from source.upto(_TAG_END, MAX_TAG)
             if not end:
-                give_up(source, reply, mark + tag)
+                if not section or source.stops_in():
+                    give_up(source, reply, mark + tag)
                 continue
-            sink = reply.say
             word = tag.split(maxsplit=1)[0] if tag.strip() else ""
             if reply.thinking:
                 reply.end_thinking()
             if word == "think":
+                section = False
                 if mark == OPEN:
                     reply.think()
             elif mark == OPEN and word == "call":
                 while tag:
                     tag = yield from _call(source, reply, tag, asked)
-                sink = drop
-            elif word in _BESIDE and not (mark == CLOSE and word == "tools"):
-                sink = drop
+                section = reply.called or not asked.calls
+            elif word == "argument" and not section:
+                reply.say(mark + tag + end)  # of no call
+            elif word in ("tools", "response"):
+                section = mark == OPEN and word == "tools"
 
     return program
 

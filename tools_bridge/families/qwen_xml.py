@@ -48,7 +48,7 @@ class QwenXmlCalls:
         name = name.strip()
         reply.open(name)
         error, mark = yield from self._arguments(source, Fields(reply, asked.tools.get(name)))
-        if error == "malformed" and not mark:
+        if error and not mark:
             yield from _REST.skip(source)
         reply.close(error)
         if error != "truncated" and mark != CLOSE:
