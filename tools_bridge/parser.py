@@ -143,7 +143,6 @@ def tagged(calls: Calls, think: Think | None, asked: Asked, hidden: Sequence[str
     """
     triggers = calls.triggers if asked.calls else ()
     closers = calls.closers if asked.calls else ()
-    close = think.close if think else None
     hidden = [mark for mark in hidden if mark not in triggers]
     marks = Marks(*((think.open, think.close) if think else ()), *triggers, *hidden, *closers)
 
@@ -156,13 +155,12 @@ def tagged(calls: Calls, think: Think | None, asked: Asked, hidden: Sequence[str
         while mark := (yield from source.until(marks, reply.say)):
             if mark in triggers and (calls.ends_thinking or not reply.thinking):
                 yield from calls.read(source, reply, mark, asked)
-            elif think and mark == think.close and reply.thinking:
+            elif think and mark == think.close and (reply.thinking or reply.blank):
+                reply.think()  # where it has ended already, it is said once more
                 reply.end_thinking()
             elif think and mark == think.open and reply.blank and not reply.thinking:
                 reply.think()
-            elif reply.thinking or not (
-                mark in hidden or (mark == close and reply.blank) or (mark in closers and reply.called)
-            ):
+            elif reply.thinking or not (mark in hidden or (mark in closers and reply.called)):
                 reply.say(mark)
 
     return program

@@ -39,7 +39,9 @@ async def prompt_of(context: ServerContext, request: Request, fields: ChatReques
     whose = identity(request.headers, fields.session_id, limits, fields.vllm_xargs)
     was_cut = context.directory.cut
     cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
-    messages = await context.off_loop(history.message_dicts, fields.messages, limits, cut)
+    messages = await context.off_loop(
+        history.message_dicts, fields.messages, limits, cut, written=context.tool_parser.written
+    )
     tools = history.tool_dicts(fields.tools, limits)
     keyed = messages
     if cut:  # a history is the same with and without them
