@@ -261,7 +261,7 @@ def test_without_the_marks_that_a_detokeniser_skipped_it_is_text_whole(form_name
         ),
         ("<|channel|>final<|message|>yes", "yes", []),
         (
-            "<|channel|>commentary to=browser.search<|message|>{}<|end|><|start|>x<|channel|>final<|message|>x",
+            "<|channel|>commentary to=browser.open<|message|>{}<|end|><|start|><|channel|>final<|message|>x",
             "x",
             [],
         ),
