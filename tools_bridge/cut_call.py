@@ -17,20 +17,22 @@ from tools_bridge.json_value import is_text
 Write = Callable[[str, str, bool], str]
 """A member of an object: its key, the raw JSON of its value, and whether that is all of it."""
 
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?P<end>"?)', re.DOTALL)
+_COLON = re.compile(r"\s*:")
+_BLANKS = re.compile(r"\s+")
 _HALF_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u[0-9a-fA-F]{0,3}$")
 
 
 def cut_call(calls: CallSyntax, name: str, arguments: str) -> str:
     """The call as text, from where the family's calls are opened to the end of what is known."""
     number = f"0{calls.numbered}" if calls.numbered else ""
-    write = _STYLES[calls.style](calls) if calls.style != "json" else None
-    if write is None:
+    if calls.style == "json":
         said = arguments
+    elif calls.style == "gemma":
+        said = _gemma(arguments)
     else:
-        separator = "," if calls.style == "gemma" else ""
-        said = ("{" if separator else "") + separator.join(
-            write(key, raw, whole) for key, raw, whole in _members(arguments)
-        )
+        write = _STYLES[calls.style](calls)
+        said = "".join(write(key, raw, whole) for key, raw, whole in _members(arguments))
     return f"{calls.opening}{calls.begin(name)}{number}{said}"
 
 
@@ -102,13 +104,17 @@ def _attribute(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;")
 
 
-def _gemma(_: CallSyntax) -> Write:
-    def write(key: str, raw: str, whole: bool) -> str:
-        if not _is_text(raw):
-            return f"{key}:{raw}"
-        return f'{key}:<|"|>{_plain(raw, whole)}' + ('<|"|>' if whole else "")
-
-    return write
+def _gemma(raw: str) -> str:
+    """JSON in Gemma's notation."""
+    out, at = ["{"] if not raw else [], 0
+    for found in _STRING.finditer(raw):
+        out.append(_BLANKS.sub("", raw[at : found.start()]))
+        at = found.end()
+        whole = bool(found.group("end"))
+        said = _plain(found.group(), whole)
+        key = whole and _COLON.match(raw, at)
+        out.append(said if key else f'<|"|>{said}' + ('<|"|>' if whole else ""))
+    return "".join([*out, _BLANKS.sub("", raw[at:])])
 
 
 _STYLES: dict[Style, Callable[[CallSyntax], Write]] = {
@@ -117,5 +123,4 @@ _STYLES: dict[Style, Callable[[CallSyntax], Write]] = {
     "deepseek_xml": _dsml,
     "deepseek_v4_1_xml": _dsml,
     "kimi_k3_xml": _xtml,
-    "gemma": _gemma,
 }

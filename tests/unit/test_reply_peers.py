@@ -291,7 +291,7 @@ def test_arguments_are_told_as_they_are_written(name: str) -> None:
     assert told == raw
 
 
-XML = [n for n in NAMES if n not in JSON_FORMS and n not in ("gemma4", "llama4")]
+XML = [n for n in NAMES if n not in JSON_FORMS]
 
 
 @pytest.mark.parametrize("name", XML)
