@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.reply_forms import NAMES, TOOLS, WRITERS, form, pieces
 from tests.reply_rig import read
@@ -312,3 +314,39 @@ def test_typed_values_are_told_as_early_as_their_type_is_sure(name: str) -> None
 @pytest.mark.parametrize("raw", ["", " ", "null", "{}"])
 def test_forms_of_nothing_are_no_arguments(raw: str) -> None:
     assert parse_arguments(raw) == {}
+
+
+def test_arguments_in_python_come_one_by_one() -> None:
+    parser = form("llama4").parser(TOOLS)
+    told = [
+        "".join(delta.text for delta in parser.feed(piece) if isinstance(delta, ArgumentsDelta))
+        for piece in ('[f(a="x, y)"', ", n=[1, ", "2],", " o={'k': None}", ")", "]")
+    ]
+    assert told == ["", '{"a": "x, y)"', ', "n": [1, 2]', "", ', "o": {"k": null}}', ""]
+
+
+@pytest.mark.parametrize("bad", ["a=1 b=2", "a=", "a=1,,b=2", ",a=1", "1", "**a", "a=b", "a=1, a=2", "a=(1"])
+def test_what_is_no_call_in_python_is_malformed(bad: str) -> None:
+    [call, *_] = parse("llama4", f"[f({bad})] and so on").calls
+    assert not call.complete
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    value=st.dictionaries(
+        st.text("abß _-\n", min_size=1).map(str.strip),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | st.text(),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.text("xyz", min_size=1), inner, max_size=3)
+            ),
+            max_leaves=8,
+        ),
+        max_size=4,
+    ),
+    size=st.integers(1, 9),
+)
+def test_gemma_s_notation_is_read_as_the_json_that_it_stands_for(value: dict[str, Any], size: int) -> None:
+    text = WRITERS["gemma4"]("f", value)
+    [call] = read(form("gemma4").parser(TOOLS), pieces(text, size)).calls
+    assert (json.loads(call.arguments), call.complete) == (value, True)

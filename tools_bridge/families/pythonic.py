@@ -3,7 +3,7 @@
     [f(a=1, b="x"), g()]
 
 perhaps between `<|python_start|>` and `<|python_end|>`. A list that does not begin with the name of an
-offered tool is text. A call is given once it is whole: its literals are no JSON.
+offered tool is text. An argument is given once it is whole: its literals are no JSON.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class PythonicCalls:
                 if reply.called and source.stops_in():
                     return reply.cut(before + name)
                 return reply.say(before + name)
-            source.at -= 1
             error = yield from _call(source, reply, name)
             if error:
                 return
@@ -70,19 +69,31 @@ class PythonicCalls:
 
 
 def _call(source: Source, reply: Reply, name: str) -> Step[str]:
-    """Read from the parenthesis on; what is wrong with it."""
+    """Read from behind the parenthesis on; what is wrong with it."""
     reply.open(name)
-    end, raw = CallEnd(), [name]
-    while True:
+    end = CallEnd()
+    end.feed("(", 0)
+    raw: list[str] = []  # of the argument that is being read
+    before, error = "{", ""
+    while not end.done:
         raw.append(source.take(end.feed(source.text, source.at)))
-        if end.done or end.failed or source.ended:
+        if end.between or end.done:
+            given, raw = arguments(f"{name}({''.join(raw)[:-1]})"), []
+            if given is None or (given == "{}" and end.between):
+                error = "malformed"
+                break
+            if given != "{}":
+                reply.arguments(before + given[1:-1])
+                before = ", "
+        elif end.failed or source.ended:
+            error = "malformed" if end.failed else "truncated"
             break
-        yield
-    given = arguments("".join(raw)) if end.done else None
-    reply.arguments(given or "")
-    error = "" if given else "malformed" if end.done or end.failed else "truncated"
+        else:
+            yield
     if error == "malformed":
         yield from _REST.skip(source)
+    elif not error:
+        reply.arguments("{}" if before == "{" else "}")
     reply.close(error)
     return error
 
