@@ -92,8 +92,9 @@ class NamedObject:
     def _open(self, raw: str) -> None:
         self._name_seen = True
         name = _loads(raw)
-        known = self._known is None or name in self._known
-        if not isinstance(name, str) or not name or not is_text(name) or not known:
+        if not (isinstance(name, str) and name and is_text(name)) or (
+            self._known is not None and name not in self._known
+        ):
             self._malformed = True
         else:
             self.opened = True

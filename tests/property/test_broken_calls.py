@@ -28,8 +28,8 @@ HEADER = (
     r"(?:<\|start\|>|<\|channel\|>|<\|constrain\|>|to=)"
     r"(?:(?!<\|(?:message|end|call|return)\|>).)*?<\|message\|>"
 )
-XTAG = r"<\|(?:open|close)\|>(?:(?!<\|sep\|>).){0,512}?<\|sep\|>"
-XEND = r"<\|(?:open|close)\|>(?:(?!<\|sep\|>).)*$"
+XTAG = r"<\|(?:open|close)\|>(?:(?!<\|(?:sep|open|close)\|>).){0,512}<\|sep\|>"
+XEND = r"<\|(?:open|close)\|>(?:(?!<\|(?:sep|open|close)\|>).)*$"
 XSECTION = rf"(?=<\|open\|>call|<\|(?:open|close)\|>(?:tools|response|think)|{XEND}|$)"
 JSON_ARRAY = r"\[TOOL_CALLS\]|,"
 
@@ -81,9 +81,7 @@ FORMS = {
     "gemma4": Form(r"<\|tool_call>", r"<tool_call\|>"),
     "glm47": Form("<tool_call>", "</tool_call>"),
     "glm45": Form("<tool_call>", "</tool_call>"),
-    "qwen3-xml": Form(
-        "(?:<tool_call>)?<function=", "</function>(?:</tool_call>)?|</tool_call>|(?=<tool_call>)"
-    ),
+    "qwen3-xml": Form("(?:<tool_call>)?<function=", "</function>|</tool_call>|(?=<tool_call>)"),
     "hermes": Form("<tool_call>", "</tool_call>"),
     "llama4": Form(r"(?:<\|python_start\|>)?\[|,|;?\{", r"[})\]]", between="[],;]"),
     "llama3": Form(r"(?:<\|python_tag\|>)?\{|[;,]\{", r"\}", between="[;,]"),

@@ -350,3 +350,11 @@ def test_gemma_s_notation_is_read_as_the_json_that_it_stands_for(value: dict[str
     text = WRITERS["gemma4"]("f", value)
     [call] = read(form("gemma4").parser(TOOLS), pieces(text, size)).calls
     assert (json.loads(call.arguments), call.complete) == (value, True)
+
+
+@pytest.mark.parametrize("said", ["{}", "[]", "5", "null", "true", '"\\ud800"', '""'])
+@pytest.mark.parametrize("name", ["hermes", "llama3", "llama4", "mistral-v3"])
+def test_a_name_that_is_none_makes_it_text(name: str, said: str) -> None:
+    before = {"hermes": "<tool_call>", "mistral-v3": "[TOOL_CALLS] ["}.get(name, "")
+    text = f'{before}{{"name": {said}}}'
+    assert parse(name, text) == Parsed(text, ())

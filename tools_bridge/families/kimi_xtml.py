@@ -19,7 +19,7 @@ OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 MARKERS = (OPEN, CLOSE, SEPARATOR)
 MAX_TAG = 2 * MAX_NAME
 _TAGS = Marks(OPEN, CLOSE)
-_TAG_END = Marks(SEPARATOR)
+_TAG_END = Marks(SEPARATOR, OPEN, CLOSE)
 _VALUE = f"{CLOSE}argument{SEPARATOR}"
 _VALUE_END = Marks(_VALUE)
 _SURE = Sure(_VALUE, (OPEN, CLOSE))
@@ -34,7 +34,7 @@ def kimi_xtml(asked: Asked) -> Program:
         if asked.inside:
             reply.think()
         while mark := (yield from source.until(_TAGS, drop if section else reply.say)):
-            tag, end = yield from source.upto(_TAG_END, MAX_TAG)
+            tag, end = yield from _tag(source)
             if not end:
                 if not section or source.stops_in():
                     give_up(source, reply, mark + tag)
@@ -74,7 +74,7 @@ def _call(source: Source, reply: Reply, tag: str, asked: Asked) -> Step[str]:
     junk: list[str] = []
     while True:
         mark = yield from source.until(_TAGS, junk.append)
-        tag, end = (yield from source.upto(_TAG_END, MAX_TAG)) if mark else ("", "")
+        tag, end = (yield from _tag(source)) if mark else ("", "")
         if not end and source.stops_in():
             reply.close("truncated")
             return ""
@@ -94,6 +94,14 @@ def _call(source: Source, reply: Reply, tag: str, asked: Asked) -> Step[str]:
         yield from _REST.skip(source)
     reply.close("malformed")
     return following
+
+
+def _tag(source: Source) -> Step[tuple[str, str]]:
+    """Read on to the end of a tag: what is in it, and its end mark; where it has none, ""."""
+    tag, end = yield from source.upto(_TAG_END, MAX_TAG)
+    if end != SEPARATOR:
+        source.at -= len(end)
+    return tag, end if end == SEPARATOR else ""
 
 
 def _attributes(tag: str) -> dict[str, str]:
