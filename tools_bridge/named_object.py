@@ -92,13 +92,14 @@ class NamedObject:
     def _open(self, raw: str) -> None:
         self._name_seen = True
         name = _loads(raw)
-        if not (isinstance(name, str) and name and is_text(name)) or (
-            self._known is not None and name not in self._known
-        ):
+        if not (isinstance(name, str) and name and is_text(name) and self._may_be(name)):
             self._malformed = True
         else:
             self.opened = True
             self._reply.open(name)
+
+    def _may_be(self, name: str) -> bool:
+        return self._known is None or name in self._known
 
     def _give_held(self) -> None:
         is_object = self._given or self._held[0].startswith("{")

@@ -29,8 +29,6 @@ HEADER = (
     r"(?:(?!<\|(?:message|end|call|return)\|>).)*?<\|message\|>"
 )
 XTAG = r"<\|(?:open|close)\|>(?:(?!<\|(?:sep|open|close)\|>).){0,512}<\|sep\|>"
-XEND = r"<\|(?:open|close)\|>(?:(?!<\|(?:sep|open|close)\|>).)*$"
-XSECTION = rf"(?=<\|open\|>call|<\|(?:open|close)\|>(?:tools|response|think)|{XEND}|$)"
 JSON_ARRAY = r"\[TOOL_CALLS\]|,"
 
 
@@ -43,6 +41,7 @@ class Form:
     closing: str
     between: str = "(?!)"
     beside: tuple[str, ...] = ()  # dropped anywhere
+    section: str = "(?!)"  # begins something that is dropped, however long it goes on
 
 
 FORMS = {
@@ -54,8 +53,9 @@ FORMS = {
     "kimi-k3": Form(
         r"<\|open\|>call",
         r"<\|close\|>call<\|sep\|>",
-        between=rf".*?{XSECTION}",
-        beside=(XTAG, rf"<\|open\|>tools.*?{XSECTION}"),
+        between=".",  # in the section of calls
+        beside=(XTAG,),
+        section=r"<\|open\|>tools",
     ),
     "kimi-k2": Form(
         r"(?:<\|tool_calls_section_begin\|>.*?)?<\|tool_call_begin\|>",
@@ -83,8 +83,10 @@ FORMS = {
     "glm45": Form("<tool_call>", "</tool_call>"),
     "qwen3-xml": Form("(?:<tool_call>)?<function=", "</function>|</tool_call>|(?=<tool_call>)"),
     "hermes": Form("<tool_call>", "</tool_call>"),
-    "llama4": Form(r"(?:<\|python_start\|>)?\[|,|;?\{", r"[})\]]", between="[],;]"),
-    "llama3": Form(r"(?:<\|python_tag\|>)?\{|[;,]\{", r"\}", between="[;,]"),
+    "llama4": Form(
+        r"(?:<\|python_start\|>)?\[|,|;?\{", r"[})\]]|(?=<\|python_(?:start|tag)\|>)", between="[],;]"
+    ),
+    "llama3": Form(r"(?:<\|python_tag\|>)?\{|[;,]\{", r"\}|(?=<\|python_tag\|>)", between="[;,]"),
 }
 
 
@@ -123,6 +125,7 @@ class Account:
         late = [re.escape(bare(mark)) for mark in closers]
         self._beside = [re.compile(p, re.DOTALL) for p in (*dropped, *self._form.beside)]
         self._between = [re.compile(p, re.DOTALL) for p in (*late, self._form.between)]
+        self._section = re.compile(self._form.section)
         self._opening = re.compile(self._form.opening, re.DOTALL)
         # A whole call may end with its last bracket, or where its text does; a broken one only with a mark.
         ends = self._form.closing
@@ -147,6 +150,8 @@ class Account:
                     todo += [(end, done + 1) for end in self._ends(at, item)]
                 elif self._text.startswith(item, at):
                     todo.append((at + 1, done + 1))
+            if begun := self._section.match(self._text, at):
+                todo += [(end, done) for end in range(begun.end(), len(self._text) + 1)]
             patterns = [*self._beside, *(self._between if done > first else ())]
             todo += [(m.end(), done) for p in patterns if (m := p.match(self._text, at)) and m.end() > at]
         return False
