@@ -13,9 +13,10 @@ from agentserve.core.plan import SampleSpec
 from agentserve.executor.sampler import Sampler
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels.ops import Logits
+from tests.reply_rig import read
 from tools_bridge.compiler import GrammarCompiler
-from tools_bridge.families.hermes import parse
 from tools_bridge.grammar import ToolChoice, reply_grammar
+from tools_bridge.registry import DEFAULT_FORM
 from tools_bridge.types import ToolSpec
 
 pytestmark = pytest.mark.model
@@ -107,7 +108,7 @@ def test_forced_calls_are_always_valid(vocabulary, parallel, temperature):
     for seed in range(15):
         tokens = generate(sampler, "g", len(data), eos, seed, temperature)
         text = b"".join(data[token] for token in tokens).decode("utf-8")  # whole characters, too
-        parsed = parse(text)
+        parsed = read(DEFAULT_FORM.parser(), [text])
         assert parsed.content == ""
         assert parsed.calls
         assert parallel or len(parsed.calls) == 1

@@ -38,7 +38,9 @@ async def prompt_of(context: ServerContext, request: Request, fields: ChatReques
     context.check_model(fields.model)
     whose = identity(request.headers, fields.session_id, limits, fields.vllm_xargs)
     cut = cut_calls(context, fields.messages)
-    messages = await context.off_loop(history.message_dicts, fields.messages, limits, cut)
+    messages = await context.off_loop(
+        history.message_dicts, fields.messages, limits, cut, written=context.tool_parser.written
+    )
     tools = history.tool_dicts(fields.tools, limits)
     claim = await claim_of(context, fields, messages, cut, whose)
     session = context.directory.foresee(claim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agentserve.server.http.structure import Form, Reasoning
 from agentserve.server.sessions.answer import Call, CallDelta, CallsOnly, Found, ToolParser
 from agentserve.server.sessions.identity import new_call_id
+from tools_bridge.call_syntax import CallSyntax
 from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.deltas import ArgumentsDelta, CallOpened, ContentDelta, Delta, ReasoningDelta
 from tools_bridge.grammar import GrammarSource, ResponseFormat, ToolChoice, reply_grammar
@@ -18,6 +19,10 @@ class ReplyParsers:
 
     def __init__(self, form: ReplyForm) -> None:
         self._form = form
+
+    @property
+    def written(self) -> CallSyntax:
+        return self._form.family.syntax.calls
 
     def __call__(self, form: Form, before: str, *, continues: bool = False) -> ToolParser:
         """A parser for one answer of a `form`. `before`: the text that ends its prompt or, where it

@@ -15,6 +15,7 @@ from agentserve.server.http.tool_choice import tool_choice
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.text_port import JsonObject
+from tools_bridge.call_syntax import CallSyntax
 from tools_bridge.compiler import CompilerUnavailable
 from tools_bridge.grammar import GrammarSource
 
@@ -59,6 +60,11 @@ class Form:
 
 
 class ParserMaker(Protocol):
+    @property
+    def written(self) -> CallSyntax:
+        """How the model writes calls."""
+        ...
+
     def __call__(self, form: Form, before: str, *, continues: bool = False) -> ToolParser:
         """A parser for one answer of a `form`. `before`: the text that ends its prompt or, where it
         `continues` one, what that begins with."""
