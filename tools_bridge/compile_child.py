@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import xgrammar
 
 _LENGTHS = re.compile(r'"(?:min|max)Length"')
-_BOUNDED_CHAR, _JSON_CHAR = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"  # in xgrammar's EBNF
+_BOUNDED_CHAR, _JSON_CHAR = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n\ud800-\udfff]"  # in xgrammar's EBNF
 
 TOO_MUCH_MEMORY = "the schema needs too much memory to compile; simplify it"
 

@@ -191,7 +191,7 @@ class _Writer:
             return {"additionalProperties": self._part(rest, f"{where}.additionalProperties")}
         if facts.additional is not None and facts.additional is not False and rest is not False:
             raise refused(where, "patternProperties", "beside additionalProperties cannot be held")
-        written = {p.source: self._part(said, f"{where}.patternProperties") for p, said in patterned.items()}
+        written = {p.source(where): self._part(said, f"{where}.patternProperties") for p, said in patterned.items()}
         if len({json.dumps(said) for said in written.values()}) > 1:
             raise refused(where, "patternProperties", "with several patterns cannot be held: a name may match both")
         if len(written) > 1:
@@ -290,7 +290,7 @@ def _string(facts: Facts) -> Part:
         return NEVER
     pattern = _text_pattern(facts)
     if pattern is not None:
-        return {"type": "string", "pattern": pattern.source}
+        return {"type": "string", "pattern": pattern.source(facts.where)}
     _countable(facts.where, minLength=least, maxLength=most)
     found: Part = {"type": "string"}
     if least:

@@ -24,7 +24,9 @@ DISPUTED = {
     "w": ((0x80, 0x10FFFF),),
     "s": ((28, 31), (0x85, 0x85), (0xFEFF, 0xFEFF)),
 }
-LAST = 0x10FFFF
+FIRST, LAST = 32, 0x10FFFF  # of what may stand in JSON as it is
+# Characters of one length in UTF-8. Of a class that has several, xgrammar makes bytes that are no characters.
+SIZES = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, LAST))
 NOT_CHARS = ((0xD800, 0xDFFF),)  # halves of surrogate pairs: no text has them
 LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
 
@@ -76,10 +78,13 @@ class Pattern:
         """Of the shortest and longest text; None: no end."""
         return _lengths(self.whole)
 
-    @property
-    def source(self) -> str:
-        """For xgrammar, whose expressions match from end to end."""
-        return written(self.whole)
+    def source(self, where: str) -> str:
+        """For xgrammar, whose expressions match from end to end. It escapes quotes and backslashes, but
+        writes control characters as they are, which is no JSON: they are left out."""
+        try:
+            return written(self.whole)
+        except ValueError:
+            raise GrammarError(f"{where}: the pattern {self.text[:60]!r} asks for a control character") from None
 
     def of_length(self, least: int, most: int | None) -> Pattern | None:
         """With the length held, too; None where that cannot be said."""
@@ -159,11 +164,16 @@ def _counted(node: Node, least: int, most: int | None) -> Node | None:
 
 
 def written(node: Node) -> str:
+    """Without control characters; a ValueError where there must be one."""
     match node:
         case Chars(ranges):
+            ranges = tuple((max(low, FIRST), high) for low, high in ranges if high >= FIRST)
+            if not ranges:
+                raise ValueError
             if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
                 return _char(ranges[0][0])
-            return "[" + "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in ranges) + "]"
+            classes = [_class(found) for low, high in SIZES if (found := _within(ranges, low, high))]
+            return classes[0] if len(classes) == 1 else f"({'|'.join(classes)})"
         case Row(nodes):
             return "".join(written(part) for part in nodes)
         case Either(nodes):
@@ -173,6 +183,14 @@ def written(node: Node) -> str:
             signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
             sign = signs.get((least, most))
             return inner + (sign or (f"{{{least},{'' if most is None else most}}}"))
+
+
+def _within(ranges: Ranges, low: int, high: int) -> Ranges:
+    return tuple((max(a, low), min(b, high)) for a, b in ranges if a <= high and b >= low)
+
+
+def _class(ranges: Ranges) -> str:
+    return "[" + "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in ranges) + "]"
 
 
 def _char(code: int) -> str:
