@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tools_bridge.call_syntax import HERMES_REPLY, NUMBER, CallSyntax, ReplySyntax
-from tools_bridge.json_schema import exact_schema
+from tools_bridge.json_schema import call_schema, exact_schema
 from tools_bridge.schemas import MAX_ENUM, GrammarError, check_json, check_pattern, check_schema
+from tools_bridge.typed import kinds_of, to_json
+from tools_bridge.typed import kinds_of, to_json
 from tools_bridge.types import ToolSpec
 
 __all__ = ["GrammarError", "GrammarSource", "ResponseFormat", "ToolChoice", "reply_grammar"]
@@ -209,6 +211,18 @@ def _tag(tool: ToolSpec, syntax: CallSyntax, *, held: bool) -> Format:
     where = f"tools.{tool.name}.parameters"
     check_schema(tool.parameters, where)
     schema = _arguments_schema(tool.parameters, where) if held else {"type": "object"}
+    if held and syntax.style != "json":
+
+        def read(key: str, text: str) -> object:
+            return json.loads(to_json(text, kinds_of(tool, key)))
+
+        schema = call_schema(schema, syntax.style, where, read)
+    if held and syntax.style != "json":
+
+        def read(key: str, text: str) -> object:
+            return json.loads(to_json(text, kinds_of(tool, key)))
+
+        schema = call_schema(schema, syntax.style, where, read)
     content = _json(schema) if syntax.style == "json" else _json(schema) | {"style": syntax.style}
     if syntax.numbered:
         number: Format = {"type": "regex", "pattern": NUMBER}

@@ -165,8 +165,8 @@ class _Writer:
             for said in self._flattener.flat(schema, facts.where):
                 if said.values is not None:
                     listed = [name for name in said.values if isinstance(name, str)]
-                    named = {name: facts.property_of(name) for name in listed}
-                    return replace(facts, properties={**named, **facts.properties}, additional=False, patterned={})
+                    named = {name: facts.property_of(name) for name in dict.fromkeys([*listed, *facts.properties])}
+                    return replace(facts, properties=named, additional=False, patterned={})
         return facts
 
     def _open(self, facts: Facts) -> Part:
@@ -305,7 +305,7 @@ def _text_pattern(facts: Facts) -> Pattern | None:
         if form in formats.UNHELD:
             raise refused(facts.where, "format", f"{form!r} cannot be held")
         if form in formats.PATTERNS:
-            patterns.append(read_pattern(f"^{formats.PATTERNS[form]}$", facts.where))
+            patterns.append(read_pattern(f"^{formats.PATTERNS[form]}$", facts.where, ours=True))
     if len(patterns) > 1:
         raise refused(facts.where, "pattern", "beside another pattern or a format cannot be held")
     if not patterns:

@@ -24,7 +24,8 @@ DISPUTED = {
     "w": ((0x80, 0x10FFFF),),
     "s": ((28, 31), (0x85, 0x85), (0xFEFF, 0xFEFF)),
 }
-FIRST, LAST = 32, 0x10FFFF  # of what may stand in JSON as it is
+LAST = 0x10FFFF
+CONTROLS = ((0, 31),)
 # Characters of one length in UTF-8. Of a class that has several, xgrammar makes bytes that are no characters.
 SIZES = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, LAST))
 NOT_CHARS = ((0xD800, 0xDFFF),)  # halves of surrogate pairs: no text has them
@@ -58,7 +59,7 @@ class Either:
 
 
 Node = Chars | Repeat | Row | Either
-ANY = Chars(((0, 0xD7FF), (0xE000, LAST)))
+ANY = Chars(((32, 0xD7FF), (0xE000, LAST)))
 ANYTHING = Repeat(ANY, 0, None)
 """Any text."""
 
@@ -78,13 +79,13 @@ class Pattern:
         """Of the shortest and longest text; None: no end."""
         return _lengths(self.whole)
 
-    def source(self, where: str) -> str:
-        """For xgrammar, whose expressions match from end to end. It escapes quotes and backslashes, but
-        writes control characters as they are, which is no JSON: they are left out."""
+    def source(self, where: str, apart: Ranges = ()) -> str:
+        """For xgrammar, whose expressions match from end to end. It does not escape control characters,
+        which are no JSON as they are: they are left out, as is what is `apart`."""
         try:
-            return written(self.whole)
+            return written(self.whole, outside((*CONTROLS, *apart)))
         except ValueError:
-            raise GrammarError(f"{where}: the pattern {self.text[:60]!r} asks for a control character") from None
+            raise GrammarError(f"{where}: the pattern {self.text[:60]!r} asks for a character that cannot be held") from None
 
     def of_length(self, least: int, most: int | None) -> Pattern | None:
         """With the length held, too; None where that cannot be said."""
@@ -95,9 +96,10 @@ class Pattern:
         return None if node is None else Pattern(self.text, node)
 
 
-def read_pattern(text: str, where: str) -> Pattern:
-    """GrammarError where it cannot be held."""
-    check_pattern(text, where)
+def read_pattern(text: str, where: str, *, ours: bool = False) -> Pattern:
+    """GrammarError where it cannot be held. `ours`: it was written here, and may be longer."""
+    if not ours:
+        check_pattern(text, where)
     reader = _Reader(text, f"{where}: the pattern {text[:60]!r}")
     return Pattern(text, reader.all())
 
@@ -163,26 +165,24 @@ def _counted(node: Node, least: int, most: int | None) -> Node | None:
     return Row(tuple(parts))
 
 
-def written(node: Node) -> str:
-    """Without control characters; a ValueError where there must be one."""
+def written(node: Node, allowed: Ranges) -> str:
+    """With these characters only; a ValueError where another one is needed."""
     match node:
         case Chars(ranges):
-            ranges = tuple((max(low, FIRST), high) for low, high in ranges if high >= FIRST)
-            if not ranges:
+            left = outside((*outside(ranges), *outside(allowed)))
+            classes = [_class(found) for low, high in SIZES if (found := _within(left, low, high))]
+            if not classes:
                 raise ValueError
-            if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-                return _char(ranges[0][0])
-            classes = [_class(found) for low, high in SIZES if (found := _within(ranges, low, high))]
             return classes[0] if len(classes) == 1 else f"({'|'.join(classes)})"
         case Row(nodes):
-            return "".join(written(part) for part in nodes)
+            return "".join(written(part, allowed) for part in nodes)
         case Either(nodes):
-            return "(" + "|".join(written(part) for part in nodes) + ")"
+            return "(" + "|".join(written(part, allowed) for part in nodes) + ")"
         case Repeat(part, least, most):
-            inner = written(part) if isinstance(part, Chars) else f"({written(part)})"
+            inner = written(part, allowed)
             signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
-            sign = signs.get((least, most))
-            return inner + (sign or (f"{{{least},{'' if most is None else most}}}"))
+            sign = signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
+            return (inner if isinstance(part, Chars) else f"({inner})") + sign
 
 
 def _within(ranges: Ranges, low: int, high: int) -> Ranges:
