@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tools_bridge.call_syntax import HERMES_REPLY, NUMBER, CallSyntax, ReplySyntax
-from tools_bridge.json_schema import call_schema, exact_schema
+from tools_bridge.json_schema import MARKS, call_schema, exact_schema
 from tools_bridge.schemas import MAX_ENUM, GrammarError, check_json, check_pattern, check_schema
 from tools_bridge.typed import kinds_of, to_json
 from tools_bridge.typed import kinds_of, to_json
@@ -223,7 +223,11 @@ def _tag(tool: ToolSpec, syntax: CallSyntax, *, held: bool) -> Format:
             return json.loads(to_json(text, kinds_of(tool, key)))
 
         schema = call_schema(schema, syntax.style, where, read)
-    content = _json(schema) if syntax.style == "json" else _json(schema) | {"style": syntax.style}
+    content = _json(schema)
+    if syntax.style != "json":
+        content |= {"style": syntax.style}
+        if syntax.style != "gemma":  # which has its own
+            content["excludes"] = list(MARKS[syntax.style])
     if syntax.numbered:
         number: Format = {"type": "regex", "pattern": NUMBER}
         content = {"type": "sequence", "elements": [number, _const(syntax.numbered), content]}

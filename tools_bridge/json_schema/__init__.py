@@ -5,7 +5,7 @@ what it holds; whatever it lets through is valid for the client's schema. It may
 `exact`. Pure: nothing is compiled.
 """
 
-from tools_bridge.json_schema.calls import call_schema
+from tools_bridge.json_schema.calls import MARKS, call_schema
 from tools_bridge.json_schema.exact import exact_schema
 
-__all__ = ["call_schema", "exact_schema"]
+__all__ = ["MARKS", "call_schema", "exact_schema"]

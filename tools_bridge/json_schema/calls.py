@@ -16,9 +16,20 @@ from tools_bridge.schemas import GrammarError
 Reading = Callable[[str, str], object]
 """(argument, text) -> the value that the parser makes of a text that stands as it is."""
 
+MARKS: dict[str, tuple[str, ...]] = {
+    "qwen_xml": ("</parameter>", "<parameter=", "</function>", "</tool_call>"),
+    "glm_xml": ("</arg_value>", "</tool_call>"),
+    "deepseek_xml": ("</｜DSML｜",),
+    "deepseek_v4_1_xml": ("</｜DSML｜",),
+    "kimi_k3_xml": ("<|open|>", "<|close|>"),
+    "gemma": ('<|"|>',),
+}
+"""What no string of a call may have in it, by style: parsers take it for the end of a value."""
+
 MAX_TEXT = 500  # characters of a text whose length is held by a pattern
 TAG: Ranges = ((60, 60),)  # every mark that ends a value begins with <
-_NAME = re.compile(r"[^\W\d][\w.-]*", re.ASCII)
+_NAME = re.compile(r"[^\s<>\"&\x00-\x1f]([^<>\"&\x00-\x1f]*[^\s<>\"&\x00-\x1f])?")
+_GEMMA_NAME = re.compile(r"\w[\w.$-]*")
 _BARE: tuple[Part, ...] = ({}, *({"type": kind} for kind in ("null", "boolean", "integer", "number", "object")))
 _BARE += ({"type": "array", "items": {}},)
 
@@ -33,45 +44,49 @@ class _Form:
         defined = root.get("$defs")
         self._defined: dict[str, Part] = defined if isinstance(defined, dict) else {}
         self._root, self._style, self._where, self._read = root, style, where, read
+        self._marks = MARKS[style]
 
     def all(self) -> Part:
         root = dict(self._resolved(self._root))
         if root.get("type") != "object" or "patternProperties" in root:
             raise self._no("alternatives or patterns of names", self._where)
-        if self._style == "gemma":
-            root = self._gemma(root)
-            defined = {name: self._gemma(part) for name, part in self._defined.items()}
-            return {**root, "$defs": defined} if defined else root
-        properties = root.get("properties")
-        if isinstance(properties, dict) and properties:
-            root["additionalProperties"] = False  # nothing keeps their names apart from those that are known
-            root["properties"] = {name: self._value(name, part) for name, part in properties.items()}
-        elif isinstance(root.get("additionalProperties"), dict):
-            root["additionalProperties"] = self._value("", root["additionalProperties"])  # type: ignore[arg-type]
-        return {**root, "$defs": self._defined} if self._defined else root
+        if self._style != "gemma":
+            properties = root.get("properties")
+            if isinstance(properties, dict) and properties:
+                root["additionalProperties"] = False  # nothing keeps their names apart from those that are known
+                root["properties"] = {name: self._value(name, part) for name, part in properties.items()}
+            elif isinstance(rest := root.get("additionalProperties"), dict):
+                root["additionalProperties"] = self._value("", rest)
+        root = self._within(root)
+        defined = {name: self._within(part) for name, part in self._defined.items()}
+        return {**root, "$defs": defined} if defined else root
 
     def _value(self, name: str, part: Part) -> Part:
+        """An argument, which stands as it is if it is a string."""
         where = f"{self._where}.properties.{name}"
         if name and not _NAME.fullmatch(name):
             raise self._no("this property's name", where)
         branches = self._branches(part)
-        if self._style == "kimi_k3_xml":
+        if self._style == "kimi_k3_xml":  # any name of a type may stand before any alternative
             kind = _kind(branches[0] if branches[0] != {"type": "null"} else branches[-1])
             branches = [branch for branch in branches if _kind(branch) == kind]
+            branches = [{"type": kind, **branch} if "enum" in branch else branch for branch in branches]
         if self._style in ("qwen_xml", "glm_xml"):
             self._check_read(name, branches, where)
-        branches = [self._text(branch, where) for branch in branches]
+        for branch in branches:
+            if any(isinstance(value, str) and value.strip() != value for value in _list(branch.get("enum"))):
+                raise self._no("these listed values", where)
         return branches[0] if len(branches) == 1 else {"anyOf": branches}
 
     def _branches(self, part: Part) -> list[Part]:
         """Alternatives, each of one type."""
-        part = self._resolved(part, deep=False)
+        part = self._resolved(part, deep=self._style == "kimi_k3_xml")
         if "anyOf" in part:
             return [found for branch in _list(part["anyOf"]) for found in self._branches(branch)]
         if "enum" not in part:
             return [part]
         kinds: dict[str, list[object]] = {}
-        for value in part["enum"] if isinstance(part["enum"], list) else []:
+        for value in _list(part["enum"]):
             kinds.setdefault(_kind({"enum": [value]}), []).append(value)
         return [{"enum": values} for values in kinds.values()]
 
@@ -90,13 +105,6 @@ class _Form:
             elif not others and self._read(name, "1") != "1":
                 raise self._no("strings without 'type'", where)
 
-    def _text(self, part: Part, where: str) -> Part:
-        if "enum" in part:
-            if any(isinstance(value, str) and ("<" in value or value.strip() != value) for value in _list(part["enum"])):
-                raise self._no("these listed values", where)
-            return part
-        return self._pattern(part, where, TAG) if part.get("type") == "string" else part
-
     def _pattern(self, part: Part, where: str, apart: Ranges) -> Part:
         if "pattern" in part:
             pattern = read_pattern(f"^({part['pattern']})$", where, ours=True)
@@ -111,27 +119,36 @@ class _Form:
             return part
         return {"type": "string", "pattern": pattern.source(where, apart)}
 
-    def _gemma(self, part: Part) -> Part:
-        """Strings in marks and keys without quotes, at every level."""
+    def _within(self, part: Part) -> Part:
+        """At every level: strings without marks, and names that can be written."""
         found: Part = {}
         for key, value in part.items():
-            if key == "enum" or key == "$defs":
+            if key in ("enum", "$defs"):
                 continue
             if key in ("anyOf", "prefixItems"):
-                found[key] = [self._gemma(item) for item in _list(value)]
+                found[key] = [self._within(item) for item in _list(value)]
             elif key in ("properties", "patternProperties") and isinstance(value, dict):
-                if key == "patternProperties" or not all(map(_NAME.fullmatch, value)):
-                    raise self._no("names of properties that are no plain words", self._where)
-                found[key] = {name: self._gemma(item) for name, item in value.items()}
+                self._check_names(key, value)
+                found[key] = {name: self._within(item) for name, item in value.items()}
             elif isinstance(value, dict):
-                found[key] = self._gemma(value)
+                found[key] = self._within(value)
             else:
                 found[key] = value
         if "enum" in part:
-            if '<|"|>' in json.dumps(part["enum"], ensure_ascii=False).replace('\\"', '"'):
+            text = json.dumps(part["enum"], ensure_ascii=False).replace('\\"', '"')
+            if any(mark in text for mark in self._marks):
                 raise self._no("these listed values", self._where)
             found["enum"] = part["enum"]
-        return self._pattern(found, self._where, TAG) if found.get("type") == "string" else found
+        elif found.get("type") == "string":
+            return self._pattern(found, self._where, TAG)
+        return found
+
+    def _check_names(self, key: str, named: Part) -> None:
+        if self._style != "gemma":
+            if key == "properties" and any("<" in name for name in named):
+                raise self._no("a property's name with '<'", self._where)
+        elif key == "patternProperties" or not all(map(_GEMMA_NAME.fullmatch, named)):
+            raise self._no("names of properties that are no plain words", self._where)
 
     def _resolved(self, part: Part, *, deep: bool = True) -> Part:
         """What a reference names; one to an object or a list stays if not `deep`."""

@@ -68,4 +68,4 @@ def _class(ranges: Ranges) -> str:
 
 
 def _char(code: int) -> str:
-    return f"\\x{code:02x}" if code < 128 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -170,10 +170,12 @@ def written(node: Node, allowed: Ranges) -> str:
     match node:
         case Chars(ranges):
             left = outside((*outside(ranges), *outside(allowed)))
+            marks, left = _peeled(left)
             classes = [_class(found) for low, high in SIZES if (found := _within(left, low, high))]
-            if not classes:
+            choices = [*classes, *map(_char, marks)]
+            if not choices:
                 raise ValueError
-            return classes[0] if len(classes) == 1 else f"({'|'.join(classes)})"
+            return choices[0] if len(choices) == 1 else f"({'|'.join(choices)})"
         case Row(nodes):
             return "".join(written(part, allowed) for part in nodes)
         case Either(nodes):
@@ -189,6 +191,24 @@ def _within(ranges: Ranges, low: int, high: int) -> Ranges:
     return tuple((max(a, low), min(b, high)) for a, b in ranges if a <= high and b >= low)
 
 
+def _peeled(ranges: Ranges) -> tuple[list[int], Ranges]:
+    """Signs that mean something in a class, where they begin or end a range, apart from the rest: xgrammar
+    forgets to escape them."""
+    signs = set(map(ord, "-]^[\\"))
+    found: list[int] = []
+    rest: list[tuple[int, int]] = []
+    for low, high in ranges:
+        while low in signs and low <= high:
+            found.append(low)
+            low += 1
+        while high in signs and low <= high:
+            found.append(high)
+            high -= 1
+        if low <= high:
+            rest.append((low, high))
+    return found, tuple(rest)
+
+
 def _class(ranges: Ranges) -> str:
     return "[" + "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in ranges) + "]"
 
@@ -197,7 +217,7 @@ def _char(code: int) -> str:
     char = chr(code)
     if char.isascii() and char.isalnum():
         return char
-    return f"\\x{code:02x}" if code < 256 else f"\\u{{{code:x}}}" if code > 0xFFFF else f"\\u{code:04x}"
+    return f"\\u{{{code:x}}}"  # xgrammar takes any number of digits behind \x
 
 
 def outside(ranges: Sequence[tuple[int, int]]) -> Ranges:
