@@ -26,7 +26,7 @@ MARKS: dict[str, tuple[str, ...]] = {
 }
 """What no string of a call may have in it, by style: parsers take it for the end of a value."""
 
-MAX_TEXT = 500  # characters of a text whose length is held by a pattern
+MAX_TEXT, MAX_GEMMA_TEXT = 256, 64  # characters of a text whose length is held by a pattern
 TAG: Ranges = ((60, 60),)  # every mark that ends a value begins with <
 _NAME = re.compile(r"[^\s<>\"&\x00-\x1f]([^<>\"&\x00-\x1f]*[^\s<>\"&\x00-\x1f])?")
 _GEMMA_NAME = re.compile(r"\w[\w.$-]*")
@@ -112,8 +112,9 @@ class _Form:
             least, most = part.get("minLength", 0), part.get("maxLength")
             assert isinstance(least, int)
             assert most is None or isinstance(most, int)
-            if max(least, most or 0) > MAX_TEXT:
-                raise self._no(f"a length beyond {MAX_TEXT}", where)
+            limit = MAX_GEMMA_TEXT if self._style == "gemma" else MAX_TEXT
+            if max(least, most or 0) > limit:
+                raise self._no(f"a string's length beyond {limit}", where)
             pattern = Pattern("", Repeat(ANY, least, most))
         else:
             return part
