@@ -3,10 +3,41 @@
 import random
 
 NAMES = ["a", "b", "kind", "näme", "x-1", "with space", 'q"uote', "日本", "$ref", "not"]
-PATTERNS = ["^[a-z]{1,4}$", "^x-", "[0-9]+$", "a|b", "^(foo|bar)+$", "^\\d{3}-\\w+$", "^[^\\s]{2,5}$", "é", "^.{0,3}$"]
-FORMATS = "date time date-time duration email hostname ipv4 ipv6 uri uuid json-pointer regex int32".split()
-VALUES = [None, True, False, 0, 1, 1.0, -3, 2.5, "", "a", "foo", "é\"\\", [], [1, "a"], {}, {"a": 1}, 10**12]
-TITLES = {"title": "T", "description": "d", "default": 3, "examples": [1], "$comment": "c", "deprecated": True}
+PATTERNS = [
+    "^[a-z]{1,4}$",
+    "^x-",
+    "[0-9]+$",
+    "a|b",
+    "^(foo|bar)+$",
+    "^\\d{3}-\\w+$",
+    "^[^\\s]{2,5}$",
+    "é",
+    "^.{0,3}$",
+]
+FORMATS = [
+    "date",
+    "time",
+    "date-time",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uri",
+    "uuid",
+    "json-pointer",
+    "regex",
+    "int32",
+]
+VALUES = [None, True, False, 0, 1, 1.0, -3, 2.5, "", "a", "foo", 'é"\\', [], [1, "a"], {}, {"a": 1}, 10**12]
+TITLES = {
+    "title": "T",
+    "description": "d",
+    "default": 3,
+    "examples": [1],
+    "$comment": "c",
+    "deprecated": True,
+}
 
 
 class Maker:
@@ -24,6 +55,16 @@ class Maker:
             schema["$defs"] = {name: self.schema(1) for name in self.defined}
         return schema
 
+    def parameters(self):
+        """A tool's parameters."""
+        schema = {"type": "object"}
+        self._object(schema, 0)
+        if self.rng.random() < 0.2:
+            self._applied(schema, 0)
+        if self.defined:
+            schema["$defs"] = {name: self.schema(1) for name in self.defined}
+        return schema
+
     def schema(self, depth):
         rng = self.rng
         if rng.random() < 0.04:
@@ -34,7 +75,9 @@ class Maker:
         kind = rng.choice(kinds)
         if kind in ("string", "integer", "number", "boolean", "null", "object", "array"):
             if rng.random() < 0.9:
-                found["type"] = kind if rng.random() < 0.9 else [kind, rng.choice(["null", "string", "boolean"])]
+                found["type"] = (
+                    kind if rng.random() < 0.9 else [kind, rng.choice(["null", "string", "boolean"])]
+                )
             if isinstance(found.get("type"), list):
                 found["type"] = sorted(set(found["type"]))
             getattr(self, "_" + kind, lambda found, depth: None)(found, depth)
@@ -71,7 +114,9 @@ class Maker:
     def _number(self, found, depth):
         for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
             if self.rng.random() < 0.25:
-                found[keyword] = self.rng.choice([-120.5, -7, -0.25, 0, 0.1, 1, 3.75, 9.99, 41, 100, 1e5, 123.456])
+                found[keyword] = self.rng.choice(
+                    [-120.5, -7, -0.25, 0, 0.1, 1, 3.75, 9.99, 41, 100, 1e5, 123.456]
+                )
 
     def _array(self, found, depth):
         rng = self.rng
@@ -102,7 +147,12 @@ class Maker:
             found["patternProperties"] = {p: self.schema(3) for p in rng.sample(PATTERNS, rng.randint(1, 2))}
         if rng.random() < 0.08:
             found["propertyNames"] = rng.choice(
-                [{"pattern": "^[a-z]+$"}, {"maxLength": 4}, {"enum": ["a", "b"]}, {"minLength": 1, "maxLength": 6}]
+                [
+                    {"pattern": "^[a-z]+$"},
+                    {"maxLength": 4},
+                    {"enum": ["a", "b"]},
+                    {"minLength": 1, "maxLength": 6},
+                ]
             )
         if rng.random() < 0.15:
             found["minProperties"] = rng.randint(0, 2)
@@ -129,7 +179,11 @@ class Maker:
             branches = [self.schema(depth + 1) for _ in range(rng.randint(1, 3))]
             if keyword == "oneOf" and rng.random() < 0.6:
                 branches = [
-                    {"type": "object", "properties": {"kind": {"const": n}, "a": self.schema(3)}, "required": ["kind"]}
+                    {
+                        "type": "object",
+                        "properties": {"kind": {"const": n}, "a": self.schema(3)},
+                        "required": ["kind"],
+                    }
                     for n in range(3)
                 ]
             found[keyword] = branches

@@ -15,7 +15,6 @@ from tools_bridge.call_syntax import HERMES_REPLY, NUMBER, CallSyntax, ReplySynt
 from tools_bridge.json_schema import MARKS, call_schema, exact_schema
 from tools_bridge.schemas import MAX_ENUM, GrammarError, check_json, check_pattern, check_schema
 from tools_bridge.typed import kinds_of, to_json
-from tools_bridge.typed import kinds_of, to_json
 from tools_bridge.types import ToolSpec
 
 __all__ = ["GrammarError", "GrammarSource", "ResponseFormat", "ToolChoice", "reply_grammar"]

@@ -174,7 +174,10 @@ def deep(levels):
         ({"const": float("inf")}, "not JSON"),
         ({"const": b"x"}, "not JSON"),
         ({3: 4}, "no string"),
-        ({"properties": {"a": {"type": "string", "not": {"pattern": "a"}}}}, "schema.properties.a: 'not' with"),
+        (
+            {"properties": {"a": {"type": "string", "not": {"pattern": "a"}}}},
+            "schema.properties.a: 'not' with",
+        ),
         ({"type": "array", "items": {"type": "array", "uniqueItems": True}}, "schema.items: 'uniqueItems'"),
         ({"type": "string", "format": "idn-email"}, "format"),
         ({"type": "string", "pattern": "a", "maxLength": 3}, "together"),

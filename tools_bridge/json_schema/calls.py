@@ -30,7 +30,10 @@ MAX_TEXT, MAX_GEMMA_TEXT = 256, 64  # characters of a text whose length is held 
 TAG: Ranges = ((60, 60),)  # every mark that ends a value begins with <
 _NAME = re.compile(r"[^\s<>\"&\x00-\x1f]([^<>\"&\x00-\x1f]*[^\s<>\"&\x00-\x1f])?")
 _GEMMA_NAME = re.compile(r"\w[\w.$-]*")
-_BARE: tuple[Part, ...] = ({}, *({"type": kind} for kind in ("null", "boolean", "integer", "number", "object")))
+_BARE: tuple[Part, ...] = (
+    {},
+    *({"type": kind} for kind in ("null", "boolean", "integer", "number", "object")),
+)
 _BARE += ({"type": "array", "items": {}},)
 
 
@@ -53,7 +56,9 @@ class _Form:
         if self._style != "gemma":
             properties = root.get("properties")
             if isinstance(properties, dict) and properties:
-                root["additionalProperties"] = False  # nothing keeps their names apart from those that are known
+                root["additionalProperties"] = (
+                    False  # nothing keeps their names apart from those that are known
+                )
                 root["properties"] = {name: self._value(name, part) for name, part in properties.items()}
             elif isinstance(rest := root.get("additionalProperties"), dict):
                 root["additionalProperties"] = self._value("", rest)
@@ -98,7 +103,9 @@ class _Form:
         for branch in texts:
             if "enum" in branch:
                 known = set(map(canonical, listed))
-                if any(canonical(self._read(name, str(value))) not in known for value in _list(branch["enum"])):
+                if any(
+                    canonical(self._read(name, str(value))) not in known for value in _list(branch["enum"])
+                ):
                     raise self._no("these listed values", where)
             elif any(other not in _BARE for other in others):
                 raise self._no("strings beside other values that are bounded", where)
@@ -173,7 +180,13 @@ def _kind(part: Part) -> str:
     values = part.get("enum")
     if isinstance(values, list) and values:
         value = values[0]
-        for kind, of in (("boolean", bool), ("string", str), ("number", (int, float)), ("object", dict), ("array", list)):
+        for kind, of in (
+            ("boolean", bool),
+            ("string", str),
+            ("number", (int, float)),
+            ("object", dict),
+            ("array", list),
+        ):
             if isinstance(value, of):  # type: ignore[arg-type]
                 return kind
         return "null"

@@ -39,9 +39,36 @@ _SINCE = {
     "prefixItems": 2020,
 }
 _ALWAYS = frozenset(
-    "type enum minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format "
-    "properties patternProperties additionalProperties required minProperties maxProperties items "
-    "additionalItems minItems maxItems uniqueItems allOf anyOf oneOf not dependencies $ref".split()
+    [
+        "type",
+        "enum",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "items",
+        "additionalItems",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "dependencies",
+        "$ref",
+    ]
 )
 NEVER_HELD = ("$dynamicRef", "$recursiveRef")
 
@@ -55,9 +82,17 @@ def draft_of(schema: Part, where: str) -> int:
     name = schema.get("$schema")
     if name is None:
         return LATEST
-    draft = DRAFTS.get(name.rstrip("#").replace("https://json-schema.org/draft-", "http://json-schema.org/draft-")) if isinstance(name, str) else None
+    draft = (
+        DRAFTS.get(
+            name.rstrip("#").replace("https://json-schema.org/draft-", "http://json-schema.org/draft-")
+        )
+        if isinstance(name, str)
+        else None
+    )
     if draft is None:
-        raise refused(where, "$schema", f"names {name!r}, which is none of drafts 4, 6, 7, 2019-09 and 2020-12")
+        raise refused(
+            where, "$schema", f"names {name!r}, which is none of drafts 4, 6, 7, 2019-09 and 2020-12"
+        )
     return draft
 
 
@@ -65,7 +100,9 @@ def assertions(part: Part, draft: int) -> Part:
     """The keywords that say anything about values; annotations and unknown names say nothing."""
     if draft <= 7 and "$ref" in part:
         return {"$ref": part["$ref"]}
-    return {key: value for key, value in part.items() if key in _ALWAYS or _SINCE.get(key, draft + 1) <= draft}
+    return {
+        key: value for key, value in part.items() if key in _ALWAYS or _SINCE.get(key, draft + 1) <= draft
+    }
 
 
 def is_part(schema: object) -> TypeGuard[Part]:

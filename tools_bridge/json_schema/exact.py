@@ -71,7 +71,9 @@ class _Writer:
             return self._named(name, target, name)
         if part.keys() == {"anyOf"} and isinstance(part["anyOf"], list):
             self._flattener.flat(part, where)  # it is checked, and bounded
-            return _any_of([self._schema(item, f"{where}.anyOf[{n}]") for n, item in enumerate(part["anyOf"])])
+            return _any_of(
+                [self._schema(item, f"{where}.anyOf[{n}]") for n, item in enumerate(part["anyOf"])]
+            )
         return _any_of([self._facts(facts) for facts in self._flattener.flat(part, where)])
 
     def _part(self, schema: Schema, where: str) -> Part:
@@ -154,7 +156,9 @@ class _Writer:
             if rest is not None and rest is not False and (facts.patterned or facts.names):
                 keyword = "patternProperties" if facts.patterned else "propertyNames"
                 raise refused(where, keyword, "beside properties and additionalProperties cannot be held")
-            part["additionalProperties"] = NEVER if rest is None else self._part(rest, f"{where}.additionalProperties")
+            part["additionalProperties"] = (
+                NEVER if rest is None else self._part(rest, f"{where}.additionalProperties")
+            )
         else:
             part |= self._open(facts)
         return part | self._counts(facts, part)
@@ -165,7 +169,9 @@ class _Writer:
             for said in self._flattener.flat(schema, facts.where):
                 if said.values is not None:
                     listed = [name for name in said.values if isinstance(name, str)]
-                    named = {name: facts.property_of(name) for name in dict.fromkeys([*listed, *facts.properties])}
+                    named = {
+                        name: facts.property_of(name) for name in dict.fromkeys([*listed, *facts.properties])
+                    }
                     return replace(facts, properties=named, additional=False, patterned={})
         return facts
 
@@ -191,9 +197,13 @@ class _Writer:
             return {"additionalProperties": self._part(rest, f"{where}.additionalProperties")}
         if facts.additional is not None and facts.additional is not False and rest is not False:
             raise refused(where, "patternProperties", "beside additionalProperties cannot be held")
-        written = {p.source(where): self._part(said, f"{where}.patternProperties") for p, said in patterned.items()}
+        written = {
+            p.source(where): self._part(said, f"{where}.patternProperties") for p, said in patterned.items()
+        }
         if len({json.dumps(said) for said in written.values()}) > 1:
-            raise refused(where, "patternProperties", "with several patterns cannot be held: a name may match both")
+            raise refused(
+                where, "patternProperties", "with several patterns cannot be held: a name may match both"
+            )
         if len(written) > 1:
             written = {"(" + "|".join(written) + ")": next(iter(written.values()))}
         return {"patternProperties": written, "additionalProperties": NEVER}
@@ -204,7 +214,9 @@ class _Writer:
         open_ = part["additionalProperties"] != NEVER or "patternProperties" in part
         if open_ and least > max(1, len(facts.required)):
             # A name that is written twice counts once.
-            raise refused(facts.where, "minProperties", "of more than one cannot be held for names that are not known")
+            raise refused(
+                facts.where, "minProperties", "of more than one cannot be held for names that are not known"
+            )
         found: Part = {"minProperties": least} if least > len(facts.required) else {}
         return found if most is None else found | {"maxProperties": most}
 
@@ -236,7 +248,9 @@ def _integer(facts: Facts) -> Part:
     step = math.lcm(*(int(multiple) for multiple in facts.multiples))
     if step > 1:
         if low is None or high is None or (high - low) // step > MAX_ENUM:
-            raise refused(facts.where, "multipleOf", f"can be held within bounds only, of {MAX_ENUM} values at most")
+            raise refused(
+                facts.where, "multipleOf", f"can be held within bounds only, of {MAX_ENUM} values at most"
+            )
         values = list(range(-(-low // step) * step, high + 1, step))
         return {"enum": values} if values else NEVER
     for keyword, bound in (("minimum", low), ("maximum", high)):
@@ -281,7 +295,9 @@ def _number(facts: Facts) -> Part:
 def _check_places(value: Number, where: str, keyword: str) -> None:
     """xgrammar writes bounded numbers with six decimal places."""
     if abs(value) > MAX_INTEGER or round(value, 5) != value:
-        raise refused(where, keyword, f"of {value!r} cannot be held: it is too large or has more than 5 decimal places")
+        raise refused(
+            where, keyword, f"of {value!r} cannot be held: it is too large or has more than 5 decimal places"
+        )
 
 
 def _string(facts: Facts) -> Part:

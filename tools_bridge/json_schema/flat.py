@@ -18,8 +18,21 @@ from tools_bridge.schemas import MAX_BRANCHES, GrammarError
 
 DEEP = 3  # levels of properties that are looked into for a contradiction
 IN_PLACE = frozenset(
-    "$ref allOf anyOf oneOf not if then else dependentRequired dependentSchemas dependencies "
-    "unevaluatedProperties unevaluatedItems".split()
+    [
+        "$ref",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+    ]
 )
 
 
@@ -192,19 +205,24 @@ class Flattener:
         for name, value in part.items():
             match name, value:
                 case "type", _:
-                    found.append(Facts(types=Facts().types - read_facts({"type": value}, where).types, where=where))
-                case ("const" | "enum"), _:
+                    found.append(
+                        Facts(types=Facts().types - read_facts({"type": value}, where).types, where=where)
+                    )
+                case (("const" | "enum"), _):
                     values = read_facts({name: value}, where).values or ()
                     found.append(Facts(apart=values, where=where))
                 case "required", list():
                     found += [
-                        Facts(types=TYPES["object"], properties={str(needed): False}, where=where) for needed in value
+                        Facts(types=TYPES["object"], properties={str(needed): False}, where=where)
+                        for needed in value
                     ]
                 case "properties", dict():
                     for key, inner in value.items():
                         unmet = {"not": inner} if inner is not True else False
                         found.append(
-                            Facts(types=TYPES["object"], required=(key,), properties={key: unmet}, where=where)
+                            Facts(
+                                types=TYPES["object"], required=(key,), properties={key: unmet}, where=where
+                            )
                         )
                 case "not", _:
                     found += self.flat(value, f"{where}.not")
@@ -214,11 +232,13 @@ class Flattener:
                 case "$ref", _ if len(part) == 1:
                     target, place = self._references.target(value, where)
                     if place in self._open:
-                        raise GrammarError(f"{where}: $ref {place!r} refers to itself without anything between")
+                        raise GrammarError(
+                            f"{where}: $ref {place!r} refers to itself without anything between"
+                        )
                     self._open.append(place)
                     found += self.negated(target, where, keyword)
                     self._open.pop()
-                case ("then" | "else"), _ if "if" not in part:
+                case (("then" | "else"), _) if "if" not in part:
                     pass
                 case _:
                     raise refused(where.rpartition(".")[0], keyword, f"with {name!r} in it cannot be held")

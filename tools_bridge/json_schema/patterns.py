@@ -15,7 +15,15 @@ MOST = 1000  # repetitions that are counted
 
 DIGIT = ((48, 57),)
 WORD = ((48, 57), (65, 90), (95, 95), (97, 122))
-SPACE = ((9, 13), (32, 32), (160, 160), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F))
+SPACE = (
+    (9, 13),
+    (32, 32),
+    (160, 160),
+    (0x1680, 0x1680),
+    (0x2000, 0x200A),
+    (0x2028, 0x2029),
+    (0x202F, 0x202F),
+)
 SPACE += ((0x205F, 0x205F), (0x3000, 0x3000))
 # What is no digit, word character or space: engines disagree beyond (Unicode digits and letters), so it is
 # left out.
@@ -85,7 +93,9 @@ class Pattern:
         try:
             return written(self.whole, outside((*CONTROLS, *apart)))
         except ValueError:
-            raise GrammarError(f"{where}: the pattern {self.text[:60]!r} asks for a character that cannot be held") from None
+            raise GrammarError(
+                f"{where}: the pattern {self.text[:60]!r} asks for a character that cannot be held"
+            ) from None
 
     def of_length(self, least: int, most: int | None) -> Pattern | None:
         """With the length held, too; None where that cannot be said."""
@@ -331,7 +341,9 @@ class _Reader:
                 low = ((low[0][0], high[0][1]),)
             ranges += low
         if negated:
-            ranges += [pair for letter in DISPUTED if f"\\{letter}" in self._text for pair in DISPUTED[letter]]
+            ranges += [
+                pair for letter in DISPUTED if f"\\{letter}" in self._text for pair in DISPUTED[letter]
+            ]
         found = outside(ranges) if negated else outside(outside(ranges))
         if not found:
             raise self._no("has a class without characters")

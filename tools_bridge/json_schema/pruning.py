@@ -132,7 +132,9 @@ def _check_cycles(defined: Mapping[str, Part], where: str) -> None:
         while waiting:
             other = waiting.pop()
             if other == name:
-                raise GrammarError(f"{where}: Circular $ref: a schema refers to itself without anything between")
+                raise GrammarError(
+                    f"{where}: Circular $ref: a schema refers to itself without anything between"
+                )
             if other not in seen:
                 seen.add(other)
                 waiting += _in_place(defined[other])
