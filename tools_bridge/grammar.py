@@ -209,7 +209,9 @@ def _choices(texts: tuple[str, ...]) -> Format:
 def _tag(tool: ToolSpec, syntax: CallSyntax, *, held: bool) -> Format:
     where = f"tools.{tool.name}.parameters"
     check_schema(tool.parameters, where)
-    schema = _arguments_schema(tool.parameters, where) if held else {"type": "object"}
+    schema: dict[str, object] = {"type": "object"}
+    if held:
+        schema = _arguments_schema(tool.parameters, where)
     if held and syntax.style != "json":
 
         def read(key: str, text: str) -> object:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 from tools_bridge.json_schema.dialect import Part
 from tools_bridge.json_schema.facts import canonical
@@ -30,11 +31,8 @@ MAX_TEXT, MAX_GEMMA_TEXT = 256, 64  # characters of a text whose length is held 
 TAG: Ranges = ((60, 60),)  # every mark that ends a value begins with <
 _NAME = re.compile(r"[^\s<>\"&\x00-\x1f]([^<>\"&\x00-\x1f]*[^\s<>\"&\x00-\x1f])?")
 _GEMMA_NAME = re.compile(r"\w[\w.$-]*")
-_BARE: tuple[Part, ...] = (
-    {},
-    *({"type": kind} for kind in ("null", "boolean", "integer", "number", "object")),
-)
-_BARE += ({"type": "array", "items": {}},)
+_BARE: list[Part] = [{}, {"type": "array", "items": {}}]
+_BARE += [{"type": kind} for kind in ("null", "boolean", "integer", "number", "object")]
 
 
 def call_schema(schema: Part, style: str, where: str, read: Reading) -> Part:
@@ -172,7 +170,7 @@ class _Form:
         return GrammarError(f"{where}: {what} cannot be held in the form in which this model writes calls")
 
 
-def _list(value: object) -> list[Part]:
+def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
@@ -187,7 +185,7 @@ def _kind(part: Part) -> str:
             ("object", dict),
             ("array", list),
         ):
-            if isinstance(value, of):  # type: ignore[arg-type]
+            if isinstance(value, of):
                 return kind
         return "null"
     return str(part.get("type", "reference" if "$ref" in part else "any"))

@@ -19,7 +19,7 @@ _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _HEX = "[0-9a-fA-F]"
 _PCHAR = r"([A-Za-z0-9\-._~!$&'()*+,;=:@]|%[0-9A-Fa-f]{2})"
-_PATH = rf"{_PCHAR}*(/{_PCHAR}*)*"
+_SEGMENT = _PCHAR.replace(":", "")
 _TAIL = rf"(\?({_PCHAR}|[/?])*)?(#({_PCHAR}|[/?])*)?"
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"
 _HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,200}[A-Za-z0-9])?"
@@ -37,7 +37,7 @@ PATTERNS = {
     "ipv6": rf"({_HEX}{{1,4}}(:{_HEX}{{1,4}}){{7}}|{_HEX}{{1,4}}(:{_HEX}{{1,4}}){{0,4}}::{_HEX}{{1,4}}"
     rf"|::({_HEX}{{1,4}}(:{_HEX}{{1,4}}){{0,5}})?|{_HEX}{{1,4}}(:{_HEX}{{1,4}}){{0,5}}::)",
     "uri": rf"{_SCHEME}:(//{_AUTHORITY}(/{_PCHAR}*)*|{_PCHAR}+(/{_PCHAR}*)*){_TAIL}",
-    "uri-reference": rf"({_SCHEME}://{_AUTHORITY}(/{_PCHAR}*)*|/?({_PCHAR.replace(':', '')}+(/{_PCHAR}*)*)?){_TAIL}",
+    "uri-reference": rf"({_SCHEME}://{_AUTHORITY}(/{_PCHAR}*)*|/?({_SEGMENT}+(/{_PCHAR}*)*)?){_TAIL}",
     "uri-template": r"([A-Za-z0-9\-._~:/?#@!$&()*+,;=]|%[0-9A-Fa-f]{2}|\{[A-Za-z0-9_]+\})*",
     "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "json-pointer": r"(/([^\u0000-\u001f\u007f-\uffff/~]|~[01])*)*",

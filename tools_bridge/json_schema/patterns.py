@@ -13,9 +13,11 @@ from tools_bridge.schemas import GrammarError, check_pattern
 
 MOST = 1000  # repetitions that are counted
 
+Ranges = tuple[tuple[int, int], ...]
+
 DIGIT = ((48, 57),)
 WORD = ((48, 57), (65, 90), (95, 95), (97, 122))
-SPACE = (
+SPACE: Ranges = (
     (9, 13),
     (32, 32),
     (160, 160),
@@ -23,8 +25,9 @@ SPACE = (
     (0x2000, 0x200A),
     (0x2028, 0x2029),
     (0x202F, 0x202F),
+    (0x205F, 0x205F),
+    (0x3000, 0x3000),
 )
-SPACE += ((0x205F, 0x205F), (0x3000, 0x3000))
 # What is no digit, word character or space: engines disagree beyond (Unicode digits and letters), so it is
 # left out.
 DISPUTED = {
@@ -38,8 +41,6 @@ CONTROLS = ((0, 31),)
 SIZES = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, LAST))
 NOT_CHARS = ((0xD800, 0xDFFF),)  # halves of surrogate pairs: no text has them
 LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
-
-Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
