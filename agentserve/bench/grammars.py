@@ -86,7 +86,7 @@ def sources() -> Mapping[str, GrammarSource]:
 
 def measure(model: str, texts: int, tell: Callable[[str], None]) -> Sequence[Row]:
     """`texts`: drawn of each kind. The mask's cost is that of asking for it and taking the token in."""
-    text = load(resolve(model))
+    text = load(resolve(model).path, None)
     real = shown_bytes(text.tokenizer)
     ends = list(text.end_ids)
     rows: list[Row] = []
@@ -97,7 +97,16 @@ def measure(model: str, texts: int, tell: Callable[[str], None]) -> Sequence[Row
         store = GrammarStore(data, len(data), ends)
         for kind, source in sources().items():
             tell(f"{group}: {kind}")
-            rows += _rows(group, kind, source, compiler, store, data, ends, texts)
+            rows += _rows(
+                group,
+                kind=kind,
+                source=source,
+                compiler=compiler,
+                store=store,
+                data=data,
+                ends=ends,
+                texts=texts,
+            )
         compiler.close()
     return rows
 
@@ -118,6 +127,7 @@ def enlarged(data: Sequence[bytes], size: int) -> list[bytes]:
 
 def _rows(
     group: str,
+    *,
     kind: str,
     source: GrammarSource,
     compiler: GrammarCompiler,

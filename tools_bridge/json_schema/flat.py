@@ -17,23 +17,6 @@ from tools_bridge.json_schema.references import References
 from tools_bridge.schemas import MAX_BRANCHES, GrammarError
 
 DEEP = 3  # levels of properties that are looked into for a contradiction
-IN_PLACE = frozenset(
-    [
-        "$ref",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "then",
-        "else",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "unevaluatedProperties",
-        "unevaluatedItems",
-    ]
-)
 
 
 class Flattener:
@@ -196,7 +179,7 @@ class Flattener:
             facts = replace(facts, items=part["unevaluatedItems"])
         return facts
 
-    def negated(self, schema: Schema, where: str, keyword: str) -> list[Facts]:
+    def negated(self, schema: Schema, where: str, keyword: str) -> list[Facts]:  # noqa: PLR0912
         """Alternatives of what `schema` does not allow, where that can be said."""
         part = self.known(schema, where)
         if isinstance(part, bool):
