@@ -78,7 +78,8 @@ class _Writer:
 
     def _part(self, schema: Schema, where: str) -> Part:
         """A schema below another one. One that was put together from references may come again in itself."""
-        if is_part(schema) and schema.keys() & {"allOf", "oneOf", "anyOf", "not", "if", "$ref"}:
+        pure = is_part(schema) and schema.keys() == {"$ref"}
+        if is_part(schema) and not pure and schema.keys() & {"allOf", "oneOf", "anyOf", "not", "if", "$ref"}:
             text = json.dumps(schema, sort_keys=True)
             if '"$ref"' in text:
                 return self._named(text, schema, where)
