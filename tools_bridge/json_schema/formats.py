@@ -41,7 +41,7 @@ PATTERNS = {
     "uri-template": r"([A-Za-z0-9\-._~:/?#@!$&()*+,;=]|%[0-9A-Fa-f]{2}|\{[A-Za-z0-9_]+\})*",
     "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "json-pointer": r"(/([^\u0000-\u001f\u007f-\uffff/~]|~[01])*)*",
-    "relative-json-pointer": r"(0|[1-9]\d*)(#|(/([^\u0000-\u001f\u007f-\uffff/~]|~[01])*)*)",
+    "relative-json-pointer": r"(0|[1-9]{1,4})(#|(/([^\u0000-\u001f\u007f-\uffff/~]|~[01])*)*)",
 }
 UNHELD = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "regex"})
 """Formats of the standard that are refused."""
