@@ -125,9 +125,13 @@ def _parameters(count, first):
     return [Maker(seed).parameters() for seed in range(first, first + count)]
 
 
-def _check_family(name, schemas, draws, rng):
+@pytest.fixture(scope="module")
+def marks_world():
     data = [*BYTES, b"", *(mark.encode() for mark in MARKS)]
-    world = World(data, EOS, len(data), [mark.encode() for mark in MARKS])
+    return World(data, EOS, len(data), [mark.encode() for mark in MARKS])
+
+
+def _check_family(world, name, schemas, draws, rng):
     form = reply_form("", name)
     counts = Counter()
     for schema in schemas:
@@ -159,13 +163,13 @@ def _check_family(name, schemas, draws, rng):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_forced_call_is_valid_or_told_as_cut(name):
-    counts = _check_family(name, _parameters(16, 0), 2, random.Random(name))
+def test_a_forced_call_is_valid_or_told_as_cut(marks_world, name):
+    counts = _check_family(marks_world, name, _parameters(16, 0), 2, random.Random(name))
     assert counts["accepted"] >= 4
     assert counts["drawn"] > counts["accepted"]
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", NAMES)
-def test_many_forced_calls(name):
-    print(name, _check_family(name, _parameters(500, 1000), 3, random.Random(name)))
+def test_many_forced_calls(marks_world, name):
+    print(name, _check_family(marks_world, name, _parameters(500, 1000), 3, random.Random(name)))
