@@ -74,6 +74,8 @@ class _Form:
             kind = _kind(branches[0] if branches[0] != {"type": "null"} else branches[-1])
             branches = [branch for branch in branches if _kind(branch) == kind]
             branches = [{"type": kind, **branch} if "enum" in branch else branch for branch in branches]
+            if len(branches) > 1:
+                raise self._no("alternatives of one type", where)
         if self._style in ("qwen_xml", "glm_xml"):
             self._check_read(name, branches, where)
         for branch in branches:
