@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from tools_bridge.json_schema.chars import Ranges
 from tools_bridge.json_schema.dialect import Part
 from tools_bridge.json_schema.facts import canonical
-from tools_bridge.json_schema.patterns import ANY, Pattern, Ranges, Repeat, read_pattern
+from tools_bridge.json_schema.patterns import ANY, Pattern, Repeat, read_pattern
 from tools_bridge.json_schema.pruning import REFERENCE
 from tools_bridge.schemas import GrammarError
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 
-from tools_bridge.json_schema.patterns import Chars, Either, Node, Ranges, Repeat, Row, outside, read_pattern
+from tools_bridge.json_schema.chars import Ranges, outside
+from tools_bridge.json_schema.patterns import Chars, Either, Node, Repeat, Row, read_pattern
 
 _REGEX = re.compile(r'Regex\("((?:[^"\\]|\\.)*)", json_string=true\)')
 _ESCAPED = re.compile(r"\\(.)")
