@@ -151,3 +151,9 @@ def test_rules_are_mended():
     assert mended(r'a ::= Regex("x\"?", json_string=true)') == r'a ::= ([\u0078] ("\\\""){0,1})'
     line = r'r_addl_key_1 ::= (("\"") | ("\\" basic_escape basic_string_sub) | ("b" x))'
     assert "basic_escape" not in mended(line)
+
+
+def test_references_that_multiply_are_refused():
+    twice = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(25)}
+    with pytest.raises(GrammarError, match="too complex"):
+        exact({"$ref": "#/$defs/d0", "$defs": {**twice, "d25": {"type": "string"}}})

@@ -94,7 +94,8 @@ class _Writer:
 
     def _facts(self, facts: Facts) -> Part:
         if facts.values is not None:
-            allowed = [value for value in facts.values if self._judge.fits(facts, value)]
+            beside = replace(facts, values=None)
+            allowed = [value for value in facts.values if self._judge.fits(beside, value)]
             return {"enum": allowed} if allowed else NEVER
         types = facts.types
         if types == ALL_TYPES and facts.about:

@@ -16,13 +16,19 @@ from tools_bridge.json_schema.reading import read_facts, schemas_of
 from tools_bridge.json_schema.references import References
 from tools_bridge.schemas import MAX_BRANCHES, GrammarError
 
+MAX_STEPS = 10_000
 DEEP = 3  # levels of properties that are looked into for a contradiction
+
+
+class TooMuch(GrammarError):
+    """More work than a schema is worth."""
 
 
 class Flattener:
     def __init__(self, references: References) -> None:
         self._references = references
         self._open: list[str] = []  # references that are being followed
+        self._steps = 0
 
     def known(self, schema: Schema, where: str) -> Part | bool:
         """The schema's assertions; True or False where they are none or everything is."""
@@ -39,6 +45,7 @@ class Flattener:
 
     def flat(self, schema: Schema, where: str, *, cover: bool = False) -> list[Facts]:
         """Alternatives; none where no value is allowed."""
+        self._step()
         part = self.known(schema, where)
         if isinstance(part, bool):
             return [Facts(where=where)] if part else []
@@ -73,6 +80,12 @@ class Flattener:
         yield "if", lambda: self._conditional(part, where)
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             yield keyword, lambda keyword=keyword: self._dependent(part[keyword], where, keyword)  # type: ignore[misc]
+
+    def _step(self) -> None:
+        """What is spread out can be much more than the schema."""
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise TooMuch("the schema is too complex: its references and alternatives are too many")
 
     def _referred(self, pointer: object, where: str, cover: bool) -> list[Facts]:
         target, name = self._references.target(pointer, where)
@@ -112,6 +125,7 @@ class Flattener:
 
     def impossible(self, facts: Facts, depth: int = 0) -> bool:
         """Whether certainly no value has these facts."""
+        self._step()
         if facts.values is not None and not any(
             type_of(value) in facts.types and canonical(value) not in map(canonical, facts.apart)
             for value in facts.values
@@ -138,6 +152,8 @@ class Flattener:
             return False
         try:
             alternatives = self.flat(schema, "", cover=True)
+        except TooMuch:
+            raise
         except GrammarError:
             return False  # what cannot be read rules nothing out
         return all(self.impossible(facts, depth + 1) for facts in alternatives)
