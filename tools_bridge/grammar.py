@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tools_bridge.call_syntax import HERMES_REPLY, NUMBER, CallSyntax, ReplySyntax
+from tools_bridge.json_schema import MARKS, call_schema, exact_schema
 from tools_bridge.schemas import MAX_ENUM, GrammarError, check_json, check_pattern, check_schema
+from tools_bridge.typed import kinds_of, to_json
 from tools_bridge.types import ToolSpec
 
 __all__ = ["GrammarError", "GrammarSource", "ResponseFormat", "ToolChoice", "reply_grammar"]
@@ -174,8 +176,9 @@ def _response(response: ResponseFormat) -> Format | None:
         case "json_object":
             return _json({"type": "object"})
         case "json_schema":
-            check_schema(response.schema, "response_format.json_schema.schema", strict=response.strict)
-            return _json(response.schema)
+            where = "response_format.json_schema.schema"
+            check_schema(response.schema, where)
+            return _json(exact_schema(response.schema, where))
         case "regex":
             if not response.text:
                 raise GrammarError("regex: the pattern is empty")
@@ -204,25 +207,42 @@ def _choices(texts: tuple[str, ...]) -> Format:
 
 
 def _tag(tool: ToolSpec, syntax: CallSyntax, *, held: bool) -> Format:
-    check_schema(tool.parameters, f"tools.{tool.name}.parameters", strict=tool.strict)
-    schema = _arguments_schema(tool.parameters) if held else {"type": "object"}
-    content = _json(schema) if syntax.style == "json" else _json(schema) | {"style": syntax.style}
+    where = f"tools.{tool.name}.parameters"
+    check_schema(tool.parameters, where)
+    schema: dict[str, object] = {"type": "object"}
+    if held:
+        schema = _arguments_schema(tool.parameters, where)
+    if held and syntax.style != "json":
+
+        def read(key: str, text: str) -> object:
+            return json.loads(to_json(text, kinds_of(tool, key)))
+
+        schema = call_schema(schema, syntax.style, where, read)
+    if held and syntax.style != "json":
+
+        def read(key: str, text: str) -> object:
+            return json.loads(to_json(text, kinds_of(tool, key)))
+
+        schema = call_schema(schema, syntax.style, where, read)
+    content = _json(schema)
+    if syntax.style != "json":
+        content |= {"style": syntax.style}
+        if syntax.style != "gemma":  # which has its own
+            content["excludes"] = list(MARKS[syntax.style])
     if syntax.numbered:
         number: Format = {"type": "regex", "pattern": NUMBER}
         content = {"type": "sequence", "elements": [number, _const(syntax.numbered), content]}
     return {"type": "tag", "begin": syntax.begin(tool.name), "content": content, "end": syntax.end}
 
 
-def _arguments_schema(parameters: dict[str, object]) -> dict[str, object]:
+def _arguments_schema(parameters: dict[str, object], where: str) -> dict[str, object]:
     """Arguments are always an object; no parameters means the empty one (as OpenAI has it)."""
     if not parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     kind = parameters.get("type")
-    if kind is None and not parameters.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
-        return {"type": "object", **parameters}
     if kind not in (None, "object"):
         raise GrammarError(f"tools: the parameters of a tool must be of type 'object', not {kind!r}")
-    return parameters
+    return exact_schema({"type": "object", **parameters}, where)
 
 
 def _calls(tags: list[Format], syntax: CallSyntax, single: bool) -> Format:
