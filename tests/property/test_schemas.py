@@ -131,6 +131,18 @@ def marks_world():
     return World(data, EOS, len(data), [mark.encode() for mark in MARKS])
 
 
+def _twice(text):
+    """Whether some object in the JSON has a name twice."""
+    found = []
+
+    def look(pairs):
+        found.append(len({name for name, _ in pairs}) < len(pairs))
+        return dict(pairs)
+
+    json.loads(text, object_pairs_hook=look)
+    return any(found)
+
+
 def _check_family(world, name, schemas, draws, rng):
     form = reply_form("", name)
     counts = Counter()
@@ -149,7 +161,10 @@ def _check_family(world, name, schemas, draws, rng):
             if ended:
                 parsed = read(form.parser([tool]), [text])
                 if parsed.calls[0].error == "malformed" and not schema.get("properties"):
-                    continue  # a name that is free came twice, which is told
+                    # No grammar can say that a name which is free comes once.
+                    assert form.syntax.calls.style != "json" or _twice(parsed.calls[0].arguments), text
+                    counts["twice"] += 1
+                    continue
                 assert [call.complete for call in parsed.calls] == [True], (schema, text, parsed)
                 value = json.loads(parsed.calls[0].arguments)
                 problems = [problem.message for problem in judge.iter_errors(value)] if judge else []

@@ -98,11 +98,11 @@ def _object(part: Part, met: Set[str]) -> Part:
         name: _without(said, met) for name, said in _map(part, "properties").items() if _can_be(said, met)
     }
     found: Part = {"type": "object"}
-    rest = _part(part, "additionalProperties")
+    rest = _part(part, "additionalProperties") if _is_open(part, met) else NEVER
     patterned = {
         pattern: _without(said, met)
         for pattern, said in _map(part, "patternProperties").items()
-        if _can_be(said, met)
+        if _can_be(said, met) and _is_open(part, met)
     }
     if properties or (not patterned and rest == NEVER):
         found["properties"] = properties
@@ -120,6 +120,10 @@ def _object(part: Part, met: Set[str]) -> Part:
 
 
 def _is_open(part: Part, met: Set[str]) -> bool:
+    """It may have properties that it does not name. Not where one that it names can have no value: what is
+    left out could not be told from names that are free."""
+    if not all(_can_be(said, met) for said in _map(part, "properties").values()):
+        return False
     patterned = _map(part, "patternProperties").values()
     return _can_be(_part(part, "additionalProperties"), met) or any(_can_be(said, met) for said in patterned)
 

@@ -32,7 +32,7 @@ class Form:
     parallel: bool = True
     json: bool = False
     schema: JsonObject | None = None
-    strict_schema: bool = False
+    strict_schema: bool = True  # the schema holds to the letter
     regex: str = ""  # the answer's form as a pattern, as one of `choices`, as a grammar in EBNF, or as
     choices: tuple[str, ...] = ()  # an xgrammar structural tag; at most one of these and `json`
     ebnf: str = ""
@@ -173,7 +173,7 @@ def chat_form(fields: ChatRequest, tools: list[JsonObject], limits: Limits) -> F
         parallel=fields.parallel_tool_calls is not False,
         json=wants_json,
         schema=schema,
-        strict_schema=bool(wanted and wanted.strict),
+        strict_schema=wanted is None or wanted.strict is not False,
     )
 
 
