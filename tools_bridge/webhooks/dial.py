@@ -1,0 +1,171 @@
+"""Connections to the addresses that were judged, and to nothing else.
+
+A name is resolved once; the backend given to httpcore knows the addresses that were found good, dials
+them, and resolves nothing. TLS still checks the name. httpcore itself follows no redirects and knows no
+proxies. What comes back is cut at a number of bytes, as it is read.
+"""
+
+# ruff: noqa: ASYNC109 (httpcore says how its backends are called)
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
+from typing import Any, Protocol
+
+import httpcore
+
+from tools_bridge.webhooks.address import Address, Refused
+
+_RESOLVERS = 16  # threads: a name server that is slow holds those who ask it, for as long as it likes
+
+
+class NotResolved(Exception):
+    pass
+
+
+class TooLarge(Exception):
+    pass
+
+
+class Resolver(Protocol):
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        """All addresses of a name, as numbers. NotResolved."""
+        ...
+
+
+class SystemResolver:
+    """As the machine resolves names, on threads of its own."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="resolve")
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._threads, _look_up, host, port)
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise NotResolved(reason or type(error).__name__) from error
+        return [str(place[0]) for *_, place in found]
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _look_up(host: str, port: int) -> list[Any]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+
+
+class Allowance:
+    """Bytes that may still be read of a reply. Before its head is whole, only so many."""
+
+    def __init__(self, head: int, body: int) -> None:
+        self._left = head
+        self._body = body
+
+    @property
+    def left(self) -> int:
+        return self._left
+
+    def head_is_whole(self) -> None:
+        # Of a body in pieces, each piece says how long it is: with one byte each that is six times as much.
+        self._left = self._left + 8 * self._body + 1024
+
+    def take(self, count: int) -> None:
+        self._left -= count
+
+
+class PinnedBackend(httpcore.AsyncNetworkBackend):
+    """For one attempt to one host."""
+
+    def __init__(
+        self,
+        inner: httpcore.AsyncNetworkBackend,
+        host: str,
+        port: int,
+        addresses: Sequence[Address],
+        allowance: Allowance,
+    ) -> None:
+        self._inner = inner
+        self._place = (host, port)
+        self._addresses = addresses
+        self._allowance = allowance
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        if (host, port) != self._place:
+            raise Refused("a connection to another host was asked for")
+        share = None if timeout is None else timeout / len(self._addresses)
+        failure: Exception | None = None
+        for address in self._addresses:
+            try:
+                stream = await self._inner.connect_tcp(str(address), port, timeout=share)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+                continue
+            if not _is_at(stream, address):
+                await stream.aclose()
+                raise Refused("the connection went to another address")
+            return BoundedStream(stream, self._allowance)
+        assert failure is not None
+        raise failure
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        raise Refused("no sockets of this machine")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._inner.sleep(seconds)
+
+
+def _is_at(stream: httpcore.AsyncNetworkStream, address: Address) -> bool:
+    place = stream.get_extra_info("server_addr")
+    return place is None or ip_address(str(place[0])) == address
+
+
+class BoundedStream(httpcore.AsyncNetworkStream):
+    """Reads no more than it may."""
+
+    def __init__(self, inner: httpcore.AsyncNetworkStream, allowance: Allowance) -> None:
+        self._inner = inner
+        self._allowance = allowance
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if self._allowance.left <= 0:
+            raise TooLarge
+        data = await self._inner.read(min(max_bytes, self._allowance.left), timeout)
+        self._allowance.take(len(data))
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        inner = await self._inner.start_tls(ssl_context, server_hostname, timeout)
+        return BoundedStream(inner, self._allowance)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
