@@ -139,11 +139,8 @@ class Lanes:
         """When to ask again, if nothing else happens before; None: only when something does."""
         moments: list[float] = []
         for lane in self._lanes.values():
-            moments += (
-                entry.deadline
-                for entry in lane.entries.values()
-                if entry.ticket is None and entry.deadline is not None
-            )
+            waiting = [entry for entry in lane.entries.values() if entry.ticket is None] if lane.tools else []
+            moments += (entry.deadline for entry in waiting if entry.deadline is not None)
             ready = lane.breaker.ready_at(now)
             if ready is None or self._running >= self._places.all:
                 continue  # an attempt's end comes first

@@ -33,6 +33,7 @@ from tools_bridge.webhooks.types import (
 
 MOST_ATTEMPTS = 20  # of one delivery that are remembered
 MOST_DETAIL = 300  # characters
+EVENTS_SHARE = 0.75  # of what may be owed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,6 @@ class OutboxLimits:
     logged_of_endpoint: int = 100
     logged_bytes: int = 32 << 20
 
-    @property
-    def owed_events(self) -> int:
-        """Events leave room for tool calls: an endpoint that is down for days may be owed many."""
-        return self.owed * 3 // 4
-
 
 Touched = Endpoint | Delivery
 
@@ -67,6 +63,7 @@ class Ledger:
         self._log: OrderedDict[Key, Delivery] = OrderedDict()  # the oldest first
         self._log_of: dict[str, OrderedDict[Key, None]] = {}
         self._bodies: dict[Key, bytes] = {}
+        self._results: dict[Key, int] = {}  # bytes of what was answered, until it is acknowledged
         self._owed_bytes = self._logged_bytes = 0
         self._touched: dict[str | Key, None] = {}
 
@@ -152,17 +149,10 @@ class Ledger:
             if self._bodies[key] != body:
                 raise Conflict("another event had this id")
             return False
-        endpoint = self.endpoint(delivery.endpoint)
-        if endpoint.disabled:
-            raise EndpointDisabled(f"the endpoint is disabled: {endpoint.disabled}")
+        self._check_enabled(delivery.endpoint)
         if len(body) > limits.body:
             raise ValueError(f"an event has at most {limits.body} bytes")
-        most = limits.owed if delivery.kind is Kind.TOOL else limits.owed_events
-        most_bytes = limits.owed_bytes if delivery.kind is Kind.TOOL else limits.owed_bytes * 3 // 4
-        if len(self._owed) >= most or self._owed_bytes + len(body) > most_bytes:
-            raise OutboxFull("too many webhook deliveries are pending")
-        if len(self._owed_to.get(delivery.endpoint, ())) >= limits.owed_to_endpoint:
-            raise OutboxFull("too many deliveries are pending for this endpoint")
+        self._find_room(delivery.endpoint, len(body), delivery.kind is Kind.TOOL)
         self._owe(delivery, body)
         return True
 
@@ -191,6 +181,8 @@ class Ledger:
             ended=now,
         )
         self._put(delivery)
+        self._results[key] = len(msgspec.msgpack.encode(ending))
+        self._owed_bytes += self._results[key]
         withdrawn = isinstance(ending, GaveUp) and ending.why is Why.WITHDRAWN
         if not delivery.waited_for or withdrawn:
             self.acknowledge(key)
@@ -217,18 +209,13 @@ class Ledger:
             self._lose_body(key)
 
     def replay(self, key: Key, now: float) -> Delivery:
-        """Deliver it once more, under its own id. UnknownDelivery, UnknownEndpoint, Conflict,
+        """Deliver it once more, under its own id. What it was. UnknownDelivery, UnknownEndpoint, Conflict,
         EndpointDisabled, OutboxFull."""
         was = self.delivery(key)
         if was.state is not State.LOGGED:
             raise Conflict("it has not ended yet")
-        endpoint = self.endpoint(key.endpoint)
-        if endpoint.disabled:
-            raise EndpointDisabled(f"the endpoint is disabled: {endpoint.disabled}")
-        if len(self._owed) >= self.limits.owed_events or (
-            len(self._owed_to.get(key.endpoint, ())) >= self.limits.owed_to_endpoint
-        ):
-            raise OutboxFull("too many webhook deliveries are pending")
+        self._check_enabled(key.endpoint)
+        self._find_room(key.endpoint, was.size, urgent=False)
         body = self._bodies[key]
         self._forget(key)
         delivery = msgspec.structs.replace(
@@ -242,7 +229,26 @@ class Ledger:
             replays=was.replays + 1,
         )
         self._owe(delivery, body)
-        return delivery
+        return was
+
+    def unreplay(self, was: Delivery) -> None:
+        """As if it had not been replayed: the disk did not take it."""
+        now = self._owed.get(was.key)
+        if now is not None and now.state is State.PENDING and was.endpoint in self.endpoints:
+            self._disown(was.key)
+            self._remember(was)
+
+    def _check_enabled(self, name: str) -> None:
+        if disabled := self.endpoint(name).disabled:
+            raise EndpointDisabled(f"the endpoint is disabled: {disabled}")
+
+    def _find_room(self, endpoint: str, size: int, urgent: bool) -> None:
+        """Events leave room for tool calls: an endpoint that is down for days may be owed many."""
+        limits, share = self.limits, 1.0 if urgent else EVENTS_SHARE
+        if len(self._owed) >= limits.owed * share or self._owed_bytes + size > limits.owed_bytes * share:
+            raise OutboxFull("too many webhook deliveries are pending")
+        if len(self._owed_to.get(endpoint, ())) >= limits.owed_to_endpoint:
+            raise OutboxFull("too many deliveries are pending for this endpoint")
 
     # --- records ---------------------------------------------------------------------
 
@@ -265,6 +271,7 @@ class Ledger:
             self.endpoints[endpoint.id] = endpoint
         deliveries = sorted(kept, key=lambda pair: (pair[0].ended or pair[0].created, pair[0].key))
         for delivery, body in deliveries:
+            delivery = _not_of_the_future(delivery, now)
             if delivery.state is State.LOGGED:
                 if delivery.endpoint in self.endpoints:
                     self._bodies[delivery.key] = body
@@ -273,6 +280,9 @@ class Ledger:
                     self._touched[delivery.key] = None
                 continue
             self._owe(delivery, body, new=False)
+            if delivery.ending is not None:
+                self._results[delivery.key] = len(msgspec.msgpack.encode(delivery.ending))
+                self._owed_bytes += self._results[delivery.key]
             if delivery.state is State.PENDING and delivery.endpoint not in self.endpoints:
                 self.end(delivery.key, GaveUp(Why.ENDPOINT_DELETED, "the endpoint is gone"), now)
 
@@ -297,7 +307,7 @@ class Ledger:
         del own[key]
         if not own:
             del self._owed_to[key.endpoint]
-        self._owed_bytes -= len(self._bodies[key])
+        self._owed_bytes -= len(self._bodies[key]) + self._results.pop(key, 0)
         self._touched[key] = None
 
     def _remember(self, delivery: Delivery, new: bool = True) -> None:
@@ -330,7 +340,10 @@ class Ledger:
         limits = self.limits
         assert not self._owed.keys() & self._log.keys()
         assert self._bodies.keys() == self._owed.keys() | self._log.keys()
-        assert self._owed_bytes == sum(len(self._bodies[key]) for key in self._owed) <= limits.owed_bytes
+        bodies = sum(len(self._bodies[key]) for key in self._owed)
+        assert bodies <= limits.owed_bytes
+        assert self._owed_bytes == bodies + sum(self._results.values())
+        assert self._results.keys() == {delivery.key for delivery in self.unacknowledged()}
         assert self._logged_bytes == sum(len(self._bodies[key]) for key in self._log) <= limits.logged_bytes
         assert {key for own in self._owed_to.values() for key in own} == self._owed.keys()
         assert {key for own in self._log_of.values() for key in own} == self._log.keys()
@@ -344,6 +357,15 @@ class Ledger:
             assert (delivery.ending is None) == (delivery.state is State.PENDING)
             assert (key in self._log) == (delivery.state is State.LOGGED)
             assert len(delivery.attempts) <= MOST_ATTEMPTS
+
+
+def _not_of_the_future(delivery: Delivery, now: float) -> Delivery:
+    """The machine's clock may have been set back meanwhile: what is due then is due now."""
+    back = delivery.began - now
+    if back <= 0 or delivery.state is not State.PENDING:
+        return delivery
+    deadline = None if delivery.deadline is None else delivery.deadline - back
+    return msgspec.structs.replace(delivery, began=now, next_at=delivery.next_at - back, deadline=deadline)
 
 
 def _with(attempts: tuple[Attempt, ...], attempt: Attempt) -> tuple[Attempt, ...]:
