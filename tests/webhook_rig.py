@@ -97,9 +97,7 @@ def result(text, **more):
     """A tool's answer."""
     import msgspec
 
-    return Answered(
-        200, content_type="application/json", body=msgspec.json.encode({"output": text} | more)
-    )
+    return Answered(200, content_type="application/json", body=msgspec.json.encode({"output": text} | more))
 
 
 class Desk:
@@ -113,7 +111,9 @@ class Desk:
         self.secrets = {}
 
     async def endpoint(self, name="tools", types=("tool.call",), owner="ann"):
-        endpoint, secret = await self.outbox.create_endpoint(owner, name, f"https://{name}.example/hook", types)
+        endpoint, secret = await self.outbox.create_endpoint(
+            owner, name, f"https://{name}.example/hook", types
+        )
         self.secrets[endpoint.id] = [secret]
         return endpoint
 

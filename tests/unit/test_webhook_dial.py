@@ -181,7 +181,9 @@ async def test_redirects_are_not_followed(status):
     assert (wire.dialled, names.asked) == ([("1.1.1.1", 80)], [("a.example", 80)])
 
 
-@pytest.mark.parametrize("name", ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"])
+@pytest.mark.parametrize(
+    "name", ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"]
+)
 async def test_proxies_of_the_environment_are_not_used(monkeypatch, name):
     monkeypatch.setenv(name, "http://127.0.0.1:3128")
     wire = Wire(answer())
@@ -192,14 +194,21 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch, name):
 
 async def test_tls_is_of_the_name_and_the_request_says_it():
     wire = Wire(answer())
-    assert (await sender(wire, policy=AddressPolicy()).send(post("https://A.example:8443/hook?x=1"))).status == 200
+    assert (
+        await sender(wire, policy=AddressPolicy()).send(post("https://A.example:8443/hook?x=1"))
+    ).status == 200
     assert wire.dialled == [("1.1.1.1", 8443)]
     assert wire.tls == [("a.example", ssl.CERT_REQUIRED, True)]
     head, _, body = wire.sent.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     assert lines[0] == b"POST /hook?x=1 HTTP/1.1"
     assert body == b'{"a":1}'
-    for line in (b"host: a.example:8443", b"webhook-id: msg_1", b"accept-encoding: identity", b"connection: close"):
+    for line in (
+        b"host: a.example:8443",
+        b"webhook-id: msg_1",
+        b"accept-encoding: identity",
+        b"connection: close",
+    ):
         assert lines.count(line) == 1
     assert lines.count(b"content-length: 7") == 1
 
@@ -246,7 +255,10 @@ async def test_a_head_is_bounded(pieces):
 
 
 async def test_nobody_reads_what_is_not_wanted():
-    for wire, wants in ((Wire(answer(b"x" * 10**6)), False), (Wire(answer(b"x" * 10**6, status=b"500 No")), True)):
+    for wire, wants in (
+        (Wire(answer(b"x" * 10**6)), False),
+        (Wire(answer(b"x" * 10**6, status=b"500 No")), True),
+    ):
         reply = await sender(wire).send(post(wants_body=wants))
         assert reply.body == b""
         assert wire.read <= LIMITS.head_bytes
@@ -288,7 +300,9 @@ async def test_whatever_a_receiver_does_is_a_value(pieces, fault):
 
 
 async def test_a_change_of_protocol_that_was_not_asked_for_is_a_failure():
-    reply = await sender(Wire(b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n")).send(post())
+    reply = await sender(Wire(b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n")).send(
+        post()
+    )
     assert reply.fault is Fault.PROTOCOL
 
 

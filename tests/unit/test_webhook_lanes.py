@@ -145,7 +145,9 @@ def test_an_endpoint_that_is_no_more():
 
 
 def test_a_replay_is_nobodys_call():
-    lanes = filled(Lanes(Places(each=2, all=8)), *(event("a", str(n), replays=1, deadline=1.0) for n in range(3)))
+    lanes = filled(
+        Lanes(Places(each=2, all=8)), *(event("a", str(n), replays=1, deadline=1.0) for n in range(3))
+    )
     assert taken(lanes, 50.0) == ["a0"]
     assert lanes.hopeless(50.0) == []
 
@@ -160,7 +162,14 @@ def test_wild_histories_deliver_all(seed):
         make = choose.choice([call, event])
         waiting[Key(choose.choice("abcde"), str(n))] = make
     for key, make in waiting.items():
-        lanes.put(make(key.endpoint, key.event, at=choose.random() * 50, **({"deadline": 1e9} if make is call else {})))
+        lanes.put(
+            make(
+                key.endpoint,
+                key.event,
+                at=choose.random() * 50,
+                **({"deadline": 1e9} if make is call else {}),
+            )
+        )
     for _ in range(10_000):
         for key in lanes.take(now):
             running[key] = waiting.pop(key)

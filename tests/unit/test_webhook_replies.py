@@ -63,7 +63,9 @@ def test_results(body, result):
     msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=ToolResult)
 
 
-@pytest.mark.parametrize(("body", "status"), [(b"", 200), (b" \r\n", 200), (b"", 201), (b"x", 202), (b"", 204)])
+@pytest.mark.parametrize(
+    ("body", "status"), [(b"", 200), (b" \r\n", 200), (b"", 201), (b"x", 202), (b"", 204)]
+)
 def test_the_result_comes_later(body, status):
     assert tool(body, status, "text/plain") == Taken(None)
 
@@ -74,7 +76,11 @@ def test_the_result_comes_later(body, status):
         *({}, [], "ok", 1, None, {"status": "ok"}, {"success": True}, {"output": "x", "error": "y"}),
         *({"output": "x", "success": "yes"}, {"error": {"a": 1}}, {"error": "x"}),
         *(b"ok", b"{", b'{"output": "\xff"}', b'{"output": "x"} x', b"\xff\xfe{\0}\0"),
-        *(b'{"output": "\\ud800"}', b'{"output": {"a": "\\udfff"}}', b'{"success": false, "error": "\\ud800"}'),
+        *(
+            b'{"output": "\\ud800"}',
+            b'{"output": {"a": "\\udfff"}}',
+            b'{"success": false, "error": "\\ud800"}',
+        ),
         b'{"output": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
         b'{"output": NaN}',
     ],
@@ -86,7 +92,9 @@ def test_garbage_is_a_defined_failure_that_does_not_repeat_it(body):
     assert len(verdict.error) < 200
 
 
-@pytest.mark.parametrize("media", ["", "text/html", "text/plain; x=application/json", "json", "application/xml"])
+@pytest.mark.parametrize(
+    "media", ["", "text/html", "text/plain; x=application/json", "json", "application/xml"]
+)
 def test_only_json_is_a_result(media):
     assert tool({"output": "x"}, content_type=media).why is Why.BAD_REPLY
 

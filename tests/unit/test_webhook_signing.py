@@ -21,7 +21,13 @@ from tools_bridge.webhooks.signing import (
 )
 
 BODY = json.dumps(
-    {"id": "evt_1", "object": "event", "type": "agent.session.idle", "created_at": 1, "data": {"id": "sess_ü"}},
+    {
+        "id": "evt_1",
+        "object": "event",
+        "type": "agent.session.idle",
+        "created_at": 1,
+        "data": {"id": "sess_ü"},
+    },
     ensure_ascii=False,
 ).encode()
 OLD, NEW, OTHER = (make_secret(bytes([number]) * 32) for number in (1, 2, 3))
@@ -81,7 +87,10 @@ def test_we_accept_what_the_package_signs():
     made = standardwebhooks.Webhook(NEW).sign("evt_1", stamp, BODY.decode())
     headers = {"Webhook-Id": "evt_1", "Webhook-Timestamp": "1800000000", "Webhook-Signature": made}
     assert verify([OLD, NEW], headers, BODY, 1_800_000_100) == "evt_1"
-    assert headers["Webhook-Signature"] == signed([Secret(NEW)], "evt_1", 1_800_000_000.9, BODY)["webhook-signature"]
+    assert (
+        headers["Webhook-Signature"]
+        == signed([Secret(NEW)], "evt_1", 1_800_000_000.9, BODY)["webhook-signature"]
+    )
 
 
 GOOD = signed([Secret(NEW)], "evt_1", 1000.0, BODY)

@@ -228,7 +228,7 @@ class Courier:
         now = self._clock.now()
         for key, blocked in self._lanes.hopeless(now):
             self._lanes.drop(key)
-            detail = "the endpoint keeps failing, and is left alone for a while"
+            detail = "the endpoint keeps failing, or asked for a pause: it is not tried before the deadline"
             ending = GaveUp(Why.CIRCUIT_OPEN, detail) if blocked else GaveUp(Why.DEADLINE, "no time was left")
             self._spawn(self._finish(self.outbox.end(key, ending)))
         for key in list(self._lanes.take(now)):

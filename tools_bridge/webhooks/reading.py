@@ -61,14 +61,20 @@ def _rows(told: bytes, names: list[bytes]) -> tuple[list[Row], bool]:
 
 
 def write_rows(path: str, tables: list[str], out: BinaryIO) -> None:
-    """lmdb.Error, or the end of the process, where the file is damaged."""
+    """lmdb.Error, ValueError, or the end of the process, where the file is damaged."""
     env = lmdb.open(path, subdir=False, readonly=True, lock=False, max_dbs=len(tables))
     with env.begin() as txn:
         for number, name in enumerate(tables):
             table = env.open_db(name.encode(), txn=txn, create=False)
+            count, last = 0, b""
             with txn.cursor(table) as cursor:
                 for key, value in cursor:
                     out.write(_FRAME.pack(number, len(key), len(value)) + key + value)
+                    if key <= last:
+                        raise ValueError("rows out of order: a page is not where it was written")
+                    count, last = count + 1, key
+            if count != txn.stat(table)["entries"]:
+                raise ValueError("rows are missing")
     out.write(_END)
     out.flush()
 
