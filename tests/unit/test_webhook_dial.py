@@ -331,7 +331,7 @@ async def test_nobody_there():
 async def test_being_cancelled_closes_the_connection():
     wire = Wire(FOREVER)
     task = asyncio.create_task(sender(wire).send(post()))
-    while not wire.sent:
+    while not wire.sent:  # noqa: ASYNC110
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
