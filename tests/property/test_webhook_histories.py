@@ -173,7 +173,7 @@ class World:
         await self.courier.disable(self.ids.get(self.some(number), "none"), "by an operator")
 
     async def enable(self, number):
-        await self.box.enable_endpoint(self.ids.get(self.some(number), "none"))
+        await self.courier.enable(self.ids.get(self.some(number), "none"))
         self.synced = len(self.disk.groups)
 
     async def delete(self, number):

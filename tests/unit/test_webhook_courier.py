@@ -8,6 +8,7 @@ from tests.webhook_rig import Desk, result, settle
 from tools_bridge.webhooks.breaker import BreakerSettings, Circuit
 from tools_bridge.webhooks.courier import CourierSettings
 from tools_bridge.webhooks.lanes import Places
+from tools_bridge.webhooks.ledger import OutboxLimits
 from tools_bridge.webhooks.replies import Answered, Failed, Fault
 from tools_bridge.webhooks.signing import BadSignature
 from tools_bridge.webhooks.store import StorageError
@@ -18,6 +19,7 @@ from tools_bridge.webhooks.types import (
     EndpointDisabled,
     GaveUp,
     Key,
+    OutboxFull,
     Outcome,
     State,
     ToolResult,
@@ -150,7 +152,7 @@ async def test_410_takes_the_endpoint_out_of_use_with_all_that_is_pending(desk):
         await desk.call(endpoint, "msg_7")
     await desk.clock.pass_by(10_000)
     assert len(desk.sender.ids(endpoint.url)) <= 4
-    await desk.outbox.enable_endpoint(endpoint.id)
+    await desk.courier.enable(endpoint.id)
     await desk.call(endpoint, "msg_8")
     await settle()
     assert desk.sender.ids()[-1] == "msg_8"
@@ -419,3 +421,41 @@ async def test_a_disk_that_fails_holds_back_no_outcome(tmp_path):
     again = Desk(tmp_path, clock=desk.clock)
     assert [found.key for found in again.outbox.ledger.unacknowledged()] == [outcome.key]
     await again.close()
+
+
+async def test_an_endpoint_that_is_changed_is_tried_anew():
+    desk = Desk(settings=CourierSettings(breaker=BreakerSettings(failures=1, cooldown=300.0)))
+    desk.courier.start()
+    endpoint = await desk.endpoint()
+    desk.sender.answer(endpoint.url, DOWN, DOWN)
+    await desk.call(endpoint, seconds=1000)
+    await settle()
+    assert desk.courier.circuit(endpoint.id) is Circuit.OPEN
+    assert await desk.courier.update(endpoint.id, name="other")
+    await desk.clock.pass_by(2)
+    assert len(desk.sender.posts) == 1
+    await desk.courier.enable(endpoint.id)
+    await desk.clock.pass_by(1)
+    assert desk.courier.circuit(endpoint.id) is Circuit.OPEN
+    await desk.courier.update(endpoint.id, url="https://new.example/")
+    await desk.clock.pass_by(10)
+    assert [post.url for post in desk.sender.posts] == [endpoint.url, endpoint.url, "https://new.example/"]
+    assert len(desk.told()) == 1
+    await desk.close()
+
+
+async def test_an_endpoint_that_is_owed_too_much_keeps_no_event_from_others():
+    desk = Desk(limits=OutboxLimits(owed_to_endpoint=2))
+    desk.courier.start()
+    full, other = await desk.endpoint("full", ["t"]), await desk.endpoint("other", ["t"])
+    desk.sender.hold(full.url)
+    for n in range(2):
+        assert await desk.courier.publish("ann", f"evt_{n}", "t", b"{}") == [full.id, other.id]
+        await settle()
+    assert await desk.courier.publish("ann", "evt_2", "t", b"{}") == [other.id]
+    await desk.courier.update(other.id, event_types=["u"])
+    with pytest.raises(OutboxFull):
+        await desk.courier.publish("ann", "evt_3", "t", b"{}")
+    await settle()
+    assert desk.sender.ids(other.url) == ["evt_0", "evt_1", "evt_2"]
+    await desk.close()

@@ -3,11 +3,13 @@
 import asyncio
 import gzip
 import ssl
+import threading
 
 import httpcore
 import pytest
 
 from tests.unit.test_webhook_address import BROKEN, INSIDE, NOBODYS, TRICKS
+from tools_bridge.webhooks import dial
 from tools_bridge.webhooks.address import AddressPolicy, Refused
 from tools_bridge.webhooks.attempt import HttpSender, Post, SendLimits
 from tools_bridge.webhooks.dial import NotResolved, PinnedBackend, SystemResolver
@@ -344,4 +346,26 @@ async def test_the_machine_resolves_names_and_says_which_it_cannot():
     assert await resolver.resolve("127.0.0.1", 80) == ["127.0.0.1"]
     with pytest.raises(NotResolved):
         await resolver.resolve("a" * 70 + ".invalid", 80)  # no name: nobody is asked
+    resolver.close()
+
+
+async def test_who_asks_for_a_name_that_is_being_asked_for_waits_for_that(monkeypatch):
+    asked, gate = [], threading.Event()
+
+    def slow(host, port):
+        asked.append(host)
+        assert gate.wait(60)
+        return [(0, 0, 0, "", ("1.1.1.1", port))]
+
+    monkeypatch.setattr(dial, "_look_up", slow)
+    resolver = SystemResolver()
+    tasks = [asyncio.create_task(resolver.resolve("a.example", 443)) for _ in range(5)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    assert await asyncio.gather(*tasks[1:]) == [["1.1.1.1"]] * 4
+    assert asked == ["a.example"]
+    assert await resolver.resolve("a.example", 443) == ["1.1.1.1"]
+    assert len(asked) == 2
     resolver.close()

@@ -12,6 +12,7 @@ from tools_bridge.webhooks.types import (
     Delivery,
     Endpoint,
     EndpointDisabled,
+    EventTooLarge,
     GaveUp,
     Key,
     Kind,
@@ -88,7 +89,7 @@ def test_an_id_is_accepted_once(ledger):
 def test_what_cannot_be_accepted(ledger):
     with pytest.raises(UnknownEndpoint):
         accept(ledger, "c", "1")
-    with pytest.raises(ValueError, match="100 bytes"):
+    with pytest.raises(EventTooLarge, match="100 bytes"):
         accept(ledger, "a", "1", bytes(101))
     with pytest.raises(ValueError, match="event id"):
         accept(ledger, "a", "1.2")

@@ -80,6 +80,12 @@ class Breaker:
     def pause(self, until: float) -> None:
         self._paused = max(self._paused, until)
 
+    def reset(self) -> None:
+        """The endpoint was changed: it is tried anew."""
+        self._failures = self._opens = 0
+        self._until = self._probe = None
+        self._paused = 0.0
+
     def cancelled(self, ticket: int) -> None:
         """It says nothing about the endpoint."""
         if ticket == self._probe:

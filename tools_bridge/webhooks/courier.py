@@ -126,18 +126,19 @@ class Courier:
         """Deliver a tool call; its `Outcome` comes by `deadline` (Unix time, as `clock.now`). On return it is
         kept. With an id that was used it changes nothing: what became of that one is told, or was.
 
-        UnknownEndpoint, EndpointDisabled, OutboxFull, Conflict, NotKept; ValueError.
+        UnknownEndpoint, EndpointDisabled, EventTooLarge, OutboxFull, Conflict, NotKept; ValueError.
         """
         await self._accept([self._delivery(endpoint_id, event, type, body, deadline)], body)
 
     async def publish(self, owner: str, event: str, type: str, body: bytes) -> list[str]:
-        """Deliver an event to all of an owner's endpoints that want it: those. OutboxFull (then to none),
-        Conflict, NotKept; ValueError."""
+        """Deliver an event to all of an owner's endpoints that want it and are not owed too much: those.
+        OutboxFull where that is none of several, EventTooLarge, Conflict, NotKept; ValueError."""
         endpoints = self.outbox.ledger.subscribed(owner, type)
         deliveries = [self._delivery(each.id, event, type, body) for each in endpoints]
-        if deliveries:
-            await self._accept(deliveries, body)
-        return [each.id for each in endpoints]
+        if not deliveries:
+            return []
+        await self._accept(deliveries, body, spare=True)
+        return [each.endpoint for each in deliveries if self.outbox.ledger.find(each.key) is not None]
 
     async def replay(self, key: Key) -> None:
         """Deliver once more, as an event: nobody waits for its outcome. Errors of `Outbox.replay`."""
@@ -166,6 +167,30 @@ class Courier:
         reply = await self._post(endpoint, event, body, self._settings.attempt_seconds, wants_body=False)
         attempt = _attempt(reply, began, self._clock.now())
         return Tested(attempt.status, attempt.error, attempt.seconds)
+
+    async def update(
+        self,
+        endpoint_id: str,
+        *,
+        name: str | None = None,
+        url: str | None = None,
+        event_types: Sequence[str] | None = None,
+    ) -> Endpoint:
+        """What is None stays. What is pending goes to the new URL. Errors of `Outbox.update_endpoint`."""
+        endpoint = await self.outbox.update_endpoint(endpoint_id, name=name, url=url, event_types=event_types)
+        if url is not None:
+            self._anew(endpoint_id)
+        return endpoint
+
+    async def enable(self, endpoint_id: str) -> Endpoint:
+        """UnknownEndpoint, NotKept."""
+        endpoint = await self.outbox.enable_endpoint(endpoint_id)
+        self._anew(endpoint_id)
+        return endpoint
+
+    def _anew(self, endpoint_id: str) -> None:
+        self._lanes.reset(endpoint_id)
+        self._wake()
 
     async def disable(self, endpoint_id: str, why: str) -> None:
         """UnknownEndpoint."""
@@ -202,8 +227,8 @@ class Courier:
             deadline=deadline,
         )
 
-    async def _accept(self, deliveries: Sequence[Delivery], body: bytes) -> None:
-        for key in await self.outbox.accept(deliveries, body):
+    async def _accept(self, deliveries: Sequence[Delivery], body: bytes, *, spare: bool = False) -> None:
+        for key in await self.outbox.accept(deliveries, body, spare=spare):
             self._due(key)
 
     def _due(self, key: Key) -> None:

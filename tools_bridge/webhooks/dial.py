@@ -21,7 +21,7 @@ import httpcore
 
 from tools_bridge.webhooks.address import Address, Refused
 
-_RESOLVERS = 16  # threads: a name server that is slow holds those who ask it, for as long as it likes
+_RESOLVERS = 64  # threads: a name server that is slow holds those who ask it, for as long as it likes
 
 
 class NotResolved(Exception):
@@ -39,15 +39,22 @@ class Resolver(Protocol):
 
 
 class SystemResolver:
-    """As the machine resolves names, on threads of its own."""
+    """As the machine resolves names, on threads of its own; who asks for what is being asked waits for that,
+    so that a name holds one of them."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="resolve")
+        self._asked: dict[tuple[str, int], asyncio.Future[list[Any]]] = {}
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        loop = asyncio.get_running_loop()
+        place = (host, port)
+        asked = self._asked.get(place)
+        if asked is None:
+            asked = asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host, port)
+            self._asked[place] = asked
+            asked.add_done_callback(lambda _: self._asked.pop(place))
         try:
-            found = await loop.run_in_executor(self._threads, _look_up, host, port)
+            found = await asyncio.shield(asked)
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else None
             raise NotResolved(reason or type(error).__name__) from error

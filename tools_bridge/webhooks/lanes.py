@@ -86,11 +86,16 @@ class Lanes:
             self._leave(lane, entry)
 
     def forget(self, endpoint: str) -> None:
-        """An endpoint that is no more, or begins anew. Nothing is owed to it."""
+        """An endpoint that is no more. Nothing is owed to it."""
         lane = self._lanes.pop(endpoint, None)
         if lane is not None:
             assert not lane.entries
             self._order.remove(endpoint)
+
+    def reset(self, endpoint: str) -> None:
+        """An endpoint that was changed is tried anew."""
+        if (lane := self._lanes.get(endpoint)) is not None:
+            lane.breaker.reset()
 
     def take(self, now: float) -> Iterator[Key]:
         """What to begin now; each has a place from here on until `succeeded`, `failed` or `drop`."""

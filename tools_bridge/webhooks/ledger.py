@@ -21,6 +21,7 @@ from tools_bridge.webhooks.types import (
     Ending,
     Endpoint,
     EndpointDisabled,
+    EventTooLarge,
     GaveUp,
     Key,
     Kind,
@@ -142,7 +143,7 @@ class Ledger:
 
     def accept(self, delivery: Delivery, body: bytes) -> bool:
         """False: it was accepted before, and is what it has become. UnknownEndpoint, EndpointDisabled,
-        OutboxFull, Conflict; ValueError for an id that cannot be."""
+        EventTooLarge, OutboxFull, Conflict; ValueError for an id that cannot be."""
         check_event_id(delivery.event)
         key, limits = delivery.key, self.limits
         if self.find(key) is not None:
@@ -151,7 +152,7 @@ class Ledger:
             return False
         self._check_enabled(delivery.endpoint)
         if len(body) > limits.body:
-            raise ValueError(f"an event has at most {limits.body} bytes")
+            raise EventTooLarge(f"an event has at most {limits.body} bytes")
         self._find_room(delivery.endpoint, len(body), delivery.kind is Kind.TOOL)
         self._owe(delivery, body)
         return True

@@ -29,6 +29,7 @@ from tools_bridge.webhooks.types import (
     Endpoint,
     Key,
     NotKept,
+    OutboxFull,
     WebhookError,
     Why,
 )
@@ -181,15 +182,24 @@ class Outbox:
 
     # --- deliveries ------------------------------------------------------------------
 
-    async def accept(self, deliveries: Sequence[Delivery], body: bytes) -> list[Key]:
-        """One event's, all or none: those that are new. Errors of `Ledger.accept`; NotKept."""
+    async def accept(self, deliveries: Sequence[Delivery], body: bytes, *, spare: bool = False) -> list[Key]:
+        """One event's: those that are new. All or none; with `spare`, those that there is room for, if there
+        is for any. Errors of `Ledger.accept`; NotKept."""
         if self.hung:
             raise NotKept("the disk does not answer")
         new: list[Delivery] = []
         try:
-            new += (delivery for delivery in deliveries if self.ledger.accept(delivery, body))
+            taken: list[Delivery] = []
+            for delivery in deliveries:
+                try:
+                    if self.ledger.accept(delivery, body):
+                        new.append(delivery)
+                    taken.append(delivery)
+                except OutboxFull:
+                    if not spare or (delivery is deliveries[-1] and not taken):
+                        raise
             await self._keep(lasting=False)
-            if not all(self.ledger.find(delivery.key) for delivery in deliveries):
+            if not all(self.ledger.find(delivery.key) for delivery in taken):
                 raise NotKept("the disk did not take it")  # for who asked first and was waited for
         except BaseException:  # also who stops waiting: it was promised nothing
             for delivery in new:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from tools_bridge.webhooks.signing import Secret
+from tools_bridge.webhooks.signing import Secret, hint
 
 
 class WebhookError(Exception):
@@ -33,6 +33,10 @@ class EndpointDisabled(WebhookError):
 
 class OutboxFull(WebhookError):
     """A bound is reached: it may be tried again later."""
+
+
+class EventTooLarge(WebhookError):
+    pass
 
 
 class Conflict(WebhookError):
@@ -100,6 +104,11 @@ class Endpoint(msgspec.Struct, frozen=True):
     created: float
     updated: float
     disabled: str = ""  # why; empty: it is not
+
+    @property
+    def secret_hint(self) -> str:
+        """What may be shown of the secret that signs."""
+        return hint(self.secrets[0].text)
 
 
 class Attempt(msgspec.Struct, frozen=True):
