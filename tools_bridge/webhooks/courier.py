@@ -123,8 +123,8 @@ class Courier:
     # --- what is sent ----------------------------------------------------------------
 
     async def call(self, endpoint_id: str, event: str, type: str, body: bytes, deadline: float) -> None:
-        """Deliver a tool call; its `Outcome` comes by `deadline` (Unix time, as `clock.now`), or as soon as the
-        disk has its end. On return it is kept. With an id that was used it changes nothing: what became of
+        """Deliver a tool call; its `Outcome` comes by `deadline` (Unix time, as `clock.now`), or as soon as
+        the disk has its end. On return it is kept. With an id that was used it changes nothing: what became of
         that one is told, or was.
 
         UnknownEndpoint, EndpointDisabled, EventTooLarge, OutboxFull, Conflict, NotKept; ValueError.
@@ -147,8 +147,8 @@ class Courier:
         self._due(key)
 
     async def withdraw(self, key: Key) -> bool:
-        """Whoever sent it needs it no more; there is no outcome. False: it has ended (its outcome may be on its
-        way, and is not told again after a restart), or never was."""
+        """Whoever sent it needs it no more; there is no outcome. False: it never was, or it has ended (its
+        outcome may be on its way, and is not told again after a restart)."""
         found = self.outbox.ledger.find(key)
         if found is None or found.state is not State.PENDING:
             self.outbox.acknowledge(key)
