@@ -231,6 +231,25 @@ async def test_two_who_ask_for_the_same_are_told_the_same():
     await box.close()
 
 
+async def test_who_asks_for_what_somebody_waits_for_is_told_what_became_of_that():
+    store = FakeStore()
+    box = outbox(store)
+    endpoint = await made(box)
+    while store.asked.acquire(blocking=False):
+        pass
+    store.open.clear()
+    first = asyncio.ensure_future(box.accept([delivery(endpoint.id)], b"body"))
+    await asyncio.sleep(0)
+    assert await asyncio.to_thread(store.asked.acquire, timeout=60)  # the disk has it in its hands
+    store.errors = [StorageError("full")]
+    second = asyncio.ensure_future(box.accept([delivery(endpoint.id)], b"body"))
+    await asyncio.sleep(0)
+    store.open.set()
+    found = await asyncio.gather(first, second, return_exceptions=True)
+    assert all(isinstance(each, NotKept) for each in found)
+    await box.close()
+
+
 async def test_who_stops_waiting_was_promised_nothing():
     store = FakeStore()
     box = outbox(store)

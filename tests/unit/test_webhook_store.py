@@ -264,6 +264,7 @@ class MemoryDisk:
     def __init__(self):
         self.records, self.groups, self.rebuilt = {}, [], []
         self.error = None
+        self.errors = []  # of the next writes, before `error`
         self.open = threading.Event()
         self.open.set()
         self.asked = threading.Semaphore(0)
@@ -271,6 +272,8 @@ class MemoryDisk:
     def write(self, changes):
         self.asked.release()
         assert self.open.wait(60)
+        if self.errors:
+            raise self.errors.pop(0)
         if self.error is not None:
             raise self.error
         self.groups.append(list(changes))

@@ -124,8 +124,8 @@ class Courier:
 
     async def call(self, endpoint_id: str, event: str, type: str, body: bytes, deadline: float) -> None:
         """Deliver a tool call; its `Outcome` comes by `deadline` (Unix time, as `clock.now`), or as soon as
-        the disk has its end. On return it is kept. With an id that was used it changes nothing: what became of
-        that one is told, or was.
+        the disk has its end. On return it is kept. With an id that was used it changes nothing: what became
+        of that one is told, or was.
 
         UnknownEndpoint, EndpointDisabled, EventTooLarge, OutboxFull, Conflict, NotKept; ValueError.
         """

@@ -162,11 +162,15 @@ class Outbox:
         """What was pending for it ends: those. UnknownEndpoint."""
         was, now = self.ledger.endpoint(endpoint_id), self._now()
         self.ledger.change_endpoint(msgspec.structs.replace(was, disabled=why, updated=now))
-        return self.ledger.close_endpoint(endpoint_id, Why.ENDPOINT_DISABLED, why, now)
+        ended = self.ledger.close_endpoint(endpoint_id, Why.ENDPOINT_DISABLED, why, now)
+        self._put_touched(lasting=True)
+        return ended
 
     def delete_endpoint(self, endpoint_id: str) -> list[Delivery]:
         """What was pending for it ends: those. UnknownEndpoint."""
-        return self.ledger.remove_endpoint(endpoint_id, self._now())
+        ended = self.ledger.remove_endpoint(endpoint_id, self._now())
+        self._put_touched(lasting=True)
+        return ended
 
     async def _change(self, was: Endpoint, new: Endpoint) -> Endpoint:
         new = msgspec.structs.replace(new, updated=self._now())
