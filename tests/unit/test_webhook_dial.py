@@ -7,6 +7,8 @@ import threading
 
 import httpcore
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.unit.test_webhook_address import BROKEN, INSIDE, NOBODYS, TRICKS
 from tools_bridge.webhooks import dial
@@ -219,7 +221,10 @@ async def test_tls_is_of_the_name_and_the_request_says_it():
 
 
 async def test_a_large_body_is_cut_while_it_comes():
+    one_more = b"x" * (LIMITS.body_bytes + 1)
     for wire in (
+        Wire(answer(one_more)),
+        Wire(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2711\r\n" + one_more + b"\r\n0\r\n\r\n"),
         Wire(answer(b"x" * 50_000_000)),
         Wire(b"HTTP/1.1 200 OK\r\n\r\n", *[b"x" * 1000] * 100_000),
         Wire(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *[b"1\r\nx\r\n"] * 100_000),
@@ -369,3 +374,43 @@ async def test_who_asks_for_a_name_that_is_being_asked_for_waits_for_that(monkey
     assert await resolver.resolve("a.example", 443) == ["1.1.1.1"]
     assert len(asked) == 2
     resolver.close()
+
+
+HEADS = [
+    b"HTTP/1.1 200 OK\r\n",
+    b"HTTP/1.0 200 OK\r\n",
+    b"HTTP/1.1 100 x\r\n\r\n",
+    b"HTTP/1.1 204\r\n",
+    b"HTTP/2 200\r\n",
+]
+LINES = [
+    *(
+        b"content-length: 5\r\n",
+        b"content-length: -1\r\n",
+        b"content-length: 99999999999999999999\r\n",
+        b"x\r\n",
+    ),
+    *(b"transfer-encoding: chunked\r\n", b"transfer-encoding: gzip, chunked\r\n", b": y\r\n", b" folded\r\n"),
+    *(b"content-encoding: gzip\r\n", b"connection: keep-alive\r\n", b"upgrade: h2c\r\n", b"x: \xff\0\r\n"),
+    *(b"retry-after: x\r\n", b"content-type: application/json\r\n", b"\r\n", b"\n", b"\r\n\r\n"),
+]
+REST = [
+    b"{}",
+    b"hello",
+    b"5\r\nhello\r\n",
+    b"0\r\n\r\n",
+    b"0\r\nx: y\r\n\r\n",
+    b"fffffffffffffffff\r\n",
+    b"5;ext=1\r\n",
+]
+ANYTHING = st.lists(st.sampled_from([*HEADS, *LINES, *REST]) | st.binary(max_size=20), max_size=12)
+
+
+@given(st.sampled_from([*HEADS, b""]), ANYTHING)
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_an_answer_or_a_defined_failure(first, pieces):
+    wire = Wire(first, *pieces)
+    reply = asyncio.run(sender(wire).send(post()))
+    assert isinstance(reply, Answered | Failed)
+    assert getattr(reply, "fault", None) is not Fault.INTERNAL
+    assert wire.closed

@@ -31,6 +31,12 @@ def test_an_event_is_tried_for_three_days():
     )
 
 
+def test_who_asks_for_a_time_beyond_the_last_is_not_asked_again():
+    near = 72 * HOUR - 100.0
+    assert next_attempt(LIFECYCLE, 9, 0.0, near, half, retry_after=99.0) == 72 * HOUR
+    assert next_attempt(LIFECYCLE, 9, 0.0, near, half, retry_after=101.0) is None
+
+
 @pytest.mark.parametrize("drawn", [0.0, 0.25, 0.999])
 def test_jitter_is_a_tenth_either_way(drawn):
     second = attempts(LIFECYCLE, lambda: drawn)[1]
