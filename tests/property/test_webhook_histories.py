@@ -29,6 +29,7 @@ LIMITS = OutboxLimits(
     logged=12, logged_of_endpoint=6, logged_bytes=60,
 )  # fmt: skip
 SETTINGS = CourierSettings(places=Places(each=2, all=5), breaker=BreakerSettings(failures=3, cooldown=20.0))
+OWNERS = ["ann", "bob"]
 REPLIES = [
     *(Answered(200), Answered(204), result("x"), result("y"), Answered(500), Answered(302), Answered(410)),
     *(Answered(429, retry_after="30"), Answered(503, retry_after="7"), Answered(200, body=b"garbage")),
@@ -137,7 +138,7 @@ class World:
     async def create(self, number):
         name = f"e{len(self.ids)}"
         url = f"https://a.example/{name}"
-        endpoint, secret = await self.box.create_endpoint("ann", name, url, ["t"])
+        endpoint, secret = await self.box.create_endpoint(OWNERS[number % 2], name, url, ["t"])
         self.secrets[name], self.ids[name] = [(secret, None)], endpoint.id
         self.synced = len(self.disk.groups)
 
@@ -153,7 +154,7 @@ class World:
         event = f"e{number}"
         if any(key.event == event for key in self.events):
             return
-        for endpoint in await self.courier.publish("ann", event, "t", event.encode()):
+        for endpoint in await self.courier.publish(OWNERS[number % 2], event, "t", event.encode()):
             self.events.add(Key(endpoint, event))
         self.synced = len(self.disk.groups)
 

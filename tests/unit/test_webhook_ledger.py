@@ -25,7 +25,7 @@ from tools_bridge.webhooks.types import (
 )
 
 LIMITS = OutboxLimits(
-    endpoints=4, endpoints_of_owner=2, body=100, owed=8, owed_to_endpoint=5, owed_bytes=400,
+    endpoints=4, endpoints_of_owner=2, body=100, owed=8, owed_to_endpoint=5, owed_bytes=400, owners_share=1.0,
     logged=6, logged_of_endpoint=3, logged_bytes=200,
 )  # fmt: skip
 SECRET = Secret(make_secret(bytes(32)))
@@ -252,3 +252,38 @@ def test_a_clock_that_was_set_back_delays_nothing(ledger):
     again = restored(ledger, 10.0).delivery(key)
     assert (again.began, again.next_at, again.deadline) == (10.0, 15.0, 60.0 - 990.0)
     assert restored(ledger, 1000.0).delivery(key) == ledger.delivery(key)
+
+
+def test_no_owner_takes_the_room_of_others():
+    ledger = Ledger(
+        OutboxLimits(owed=16, owed_bytes=1600, logged=6, logged_bytes=10_000, logged_of_endpoint=4)
+    )
+    for name, owner in [("a", "ann"), ("b", "ann"), ("c", "bob")]:
+        ledger.add_endpoint(endpoint(name, owner))
+
+    def take(name, event, size=0, kind=Kind.LIFECYCLE):
+        owner = ledger.endpoint(name).owner
+        given = msgspec.structs.replace(delivery(name, event, bytes(size), kind), owner=owner)
+        assert ledger.accept(given, bytes(size))
+        ledger.check()
+        return given.key
+
+    for n in range(6):
+        take("ab"[n % 2], str(n))
+    with pytest.raises(OutboxFull):
+        take("b", "6")
+    take("b", "6", kind=Kind.TOOL)
+    take("b", "7", kind=Kind.TOOL)
+    with pytest.raises(OutboxFull):
+        take("a", "8", kind=Kind.TOOL)
+    with pytest.raises(OutboxFull):
+        take("c", "0", 801, kind=Kind.TOOL)
+    first = take("c", "0", 600)
+    ledger.end(first, Delivered(), 0.0)
+    for pending in ledger.pending():
+        ledger.end(pending.key, Delivered(), 0.0)
+        for told in ledger.unacknowledged():
+            ledger.acknowledge(told.key)
+        ledger.check()
+    assert len(ledger.of_endpoint("a")) + len(ledger.of_endpoint("b")) == 5
+    assert ledger.delivery(first)  # the oldest, but its owner has least

@@ -219,6 +219,7 @@ class Courier:
         now = self._clock.now()
         return Delivery(
             endpoint=endpoint_id,
+            owner=self.outbox.ledger.endpoint(endpoint_id).owner,
             event=event,
             type=type,
             kind=Kind.LIFECYCLE if deadline is None else Kind.TOOL,

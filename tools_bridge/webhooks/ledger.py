@@ -6,12 +6,13 @@ that is made of the kept records goes on where this one was.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
+from tools_bridge.webhooks.history import History
 from tools_bridge.webhooks.signing import check_event_id
 from tools_bridge.webhooks.types import (
     Attempt,
@@ -47,6 +48,7 @@ class OutboxLimits:
     owed: int = 10_000
     owed_to_endpoint: int = 1000
     owed_bytes: int = 64 << 20
+    owners_share: float = 0.5  # of what is owed
     logged: int = 5000
     logged_of_endpoint: int = 100
     logged_bytes: int = 32 << 20
@@ -61,11 +63,12 @@ class Ledger:
         self.endpoints: dict[str, Endpoint] = {}
         self._owed: dict[Key, Delivery] = {}  # pending, or ended and not acknowledged
         self._owed_to: dict[str, dict[Key, None]] = {}
-        self._log: OrderedDict[Key, Delivery] = OrderedDict()  # the oldest first
-        self._log_of: dict[str, OrderedDict[Key, None]] = {}
+        self._owed_of: Counter[str] = Counter()  # to an owner's endpoints; and bytes of bodies
+        self._owed_bytes_of: Counter[str] = Counter()
+        self._log = History(self.limits.logged, self.limits.logged_of_endpoint, self.limits.logged_bytes)
         self._bodies: dict[Key, bytes] = {}
         self._results: dict[Key, int] = {}  # bytes of what was answered, until it is acknowledged
-        self._owed_bytes = self._logged_bytes = 0
+        self._owed_bytes = 0
         self._touched: dict[str | Key, None] = {}
 
     # --- what there is ---------------------------------------------------------------
@@ -79,13 +82,13 @@ class Ledger:
 
     def delivery(self, key: Key) -> Delivery:
         """UnknownDelivery, also where the log has forgotten it."""
-        found = self._owed.get(key) or self._log.get(key)
+        found = self.find(key)
         if found is None:
             raise UnknownDelivery(f"nothing is known of a delivery of {key.event[:80]!r}")
         return found
 
     def find(self, key: Key) -> Delivery | None:
-        return self._owed.get(key) or self._log.get(key)
+        return self._owed.get(key) or self._log.entries.get(key)
 
     def body(self, key: Key) -> bytes:
         return self._bodies[key]
@@ -99,7 +102,7 @@ class Ledger:
     def of_endpoint(self, name: str) -> list[Delivery]:
         """The newest first: what is owed, then the log."""
         owed = [self._owed[key] for key in self._owed_to.get(name, ())]
-        return [*reversed(owed), *(self._log[key] for key in reversed(self._log_of.get(name, {})))]
+        return [*reversed(owed), *self._log.of_endpoint(name)]
 
     def subscribed(self, owner: str, type: str) -> list[Endpoint]:
         return [
@@ -135,8 +138,7 @@ class Ledger:
         ended = self.close_endpoint(name, Why.ENDPOINT_DELETED, "the endpoint was deleted", now)
         del self.endpoints[name]
         self._touched[name] = None
-        for key in list(self._log_of.get(name, ())):
-            self._forget(key)
+        self._forget(self._log.remove_endpoint(name))
         return ended
 
     # --- deliveries ------------------------------------------------------------------
@@ -151,9 +153,10 @@ class Ledger:
                 raise Conflict("another event had this id")
             return False
         self._check_enabled(delivery.endpoint)
+        assert delivery.size == len(body)
         if len(body) > limits.body:
             raise EventTooLarge(f"an event has at most {limits.body} bytes")
-        self._find_room(delivery.endpoint, len(body), delivery.kind is Kind.TOOL)
+        self._find_room(delivery, urgent=delivery.kind is Kind.TOOL)
         self._owe(delivery, body)
         return True
 
@@ -182,8 +185,7 @@ class Ledger:
             ended=now,
         )
         self._put(delivery)
-        self._results[key] = len(msgspec.msgpack.encode(ending))
-        self._owed_bytes += self._results[key]
+        self._hold_result(delivery)
         withdrawn = isinstance(ending, GaveUp) and ending.why is Why.WITHDRAWN
         if not delivery.waited_for or withdrawn:
             self.acknowledge(key)
@@ -216,9 +218,9 @@ class Ledger:
         if was.state is not State.LOGGED:
             raise Conflict("it has not ended yet")
         self._check_enabled(key.endpoint)
-        self._find_room(key.endpoint, was.size, urgent=False)
+        self._find_room(was, urgent=False)
         body = self._bodies[key]
-        self._forget(key)
+        self._forget([self._log.remove(key)])
         delivery = msgspec.structs.replace(
             was,
             state=State.PENDING,
@@ -243,12 +245,18 @@ class Ledger:
         if disabled := self.endpoint(name).disabled:
             raise EndpointDisabled(f"the endpoint is disabled: {disabled}")
 
-    def _find_room(self, endpoint: str, size: int, urgent: bool) -> None:
-        """Events leave room for tool calls: an endpoint that is down for days may be owed many."""
-        limits, share = self.limits, 1.0 if urgent else EVENTS_SHARE
-        if len(self._owed) >= limits.owed * share or self._owed_bytes + size > limits.owed_bytes * share:
-            raise OutboxFull("too many webhook deliveries are pending")
-        if len(self._owed_to.get(endpoint, ())) >= limits.owed_to_endpoint:
+    def _find_room(self, delivery: Delivery, urgent: bool) -> None:
+        """Events leave room for tool calls: an endpoint that is down for days may be owed many. And no owner
+        takes the room of others."""
+        owner, size, limits = delivery.owner, delivery.size, self.limits
+        share = 1.0 if urgent else EVENTS_SHARE
+        for owed, owed_bytes, part in (
+            (len(self._owed), self._owed_bytes, share),
+            (self._owed_of[owner], self._owed_bytes_of[owner], share * limits.owners_share),
+        ):
+            if owed >= limits.owed * part or owed_bytes + size > limits.owed_bytes * part:
+                raise OutboxFull("too many webhook deliveries are pending")
+        if len(self._owed_to.get(delivery.endpoint, ())) >= limits.owed_to_endpoint:
             raise OutboxFull("too many deliveries are pending for this endpoint")
 
     # --- records ---------------------------------------------------------------------
@@ -261,7 +269,7 @@ class Ledger:
     def everything(self) -> Iterator[tuple[str | Key, Touched]]:
         yield from self.endpoints.items()
         yield from self._owed.items()
-        yield from self._log.items()
+        yield from self._log.entries.items()
 
     def restore(
         self, endpoints: Iterable[Endpoint], kept: Iterable[tuple[Delivery, bytes]], now: float
@@ -282,8 +290,7 @@ class Ledger:
                 continue
             self._owe(delivery, body, new=False)
             if delivery.ending is not None:
-                self._results[delivery.key] = len(msgspec.msgpack.encode(delivery.ending))
-                self._owed_bytes += self._results[delivery.key]
+                self._hold_result(delivery)
             if delivery.state is State.PENDING and delivery.endpoint not in self.endpoints:
                 self.end(delivery.key, GaveUp(Why.ENDPOINT_DELETED, "the endpoint is gone"), now)
 
@@ -299,64 +306,60 @@ class Ledger:
     def _owe(self, delivery: Delivery, body: bytes, new: bool = True) -> None:
         self._bodies[delivery.key] = body
         self._owed_to.setdefault(delivery.endpoint, {})[delivery.key] = None
-        self._owed_bytes += len(body)
+        self._weigh(delivery, 1, len(body))
         self._put(delivery, new)
 
+    def _weigh(self, delivery: Delivery, count: int, size: int) -> None:
+        self._owed_bytes += size
+        self._owed_of[delivery.owner] += count
+        self._owed_bytes_of[delivery.owner] += size
+        if not self._owed_of[delivery.owner]:
+            del self._owed_of[delivery.owner], self._owed_bytes_of[delivery.owner]
+
+    def _hold_result(self, delivery: Delivery) -> None:
+        self._results[delivery.key] = len(msgspec.msgpack.encode(delivery.ending))
+        self._weigh(delivery, 0, self._results[delivery.key])
+
     def _disown(self, key: Key) -> None:
-        del self._owed[key]
-        own = self._owed_to[key.endpoint]
+        delivery, own = self._owed.pop(key), self._owed_to[key.endpoint]
         del own[key]
         if not own:
             del self._owed_to[key.endpoint]
-        self._owed_bytes -= len(self._bodies[key]) + self._results.pop(key, 0)
+        self._weigh(delivery, -1, -len(self._bodies[key]) - self._results.pop(key, 0))
         self._touched[key] = None
 
     def _remember(self, delivery: Delivery, new: bool = True) -> None:
-        key, own = delivery.key, self._log_of.setdefault(delivery.endpoint, OrderedDict())
-        self._log[key] = delivery
-        own[key] = None
-        self._logged_bytes += len(self._bodies[key])
         if new:
-            self._touched[key] = None
-        while len(own) > self.limits.logged_of_endpoint:
-            self._forget(next(iter(own)))
-        while len(self._log) > self.limits.logged or self._logged_bytes > self.limits.logged_bytes:
-            self._forget(next(iter(self._log)))
+            self._touched[delivery.key] = None
+        self._forget(self._log.add(delivery))
 
-    def _forget(self, key: Key) -> None:
-        del self._log[key]
-        own = self._log_of[key.endpoint]
-        del own[key]
-        if not own:
-            del self._log_of[key.endpoint]
-        self._logged_bytes -= len(self._bodies[key])
-        self._touched[key] = None
-        self._lose_body(key)
+    def _forget(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._touched[key] = None
+            self._lose_body(key)
 
     def _lose_body(self, key: Key) -> None:
         del self._bodies[key]
 
     def check(self) -> None:
         """What is counted is there, and within its bounds. For tests."""
-        limits = self.limits
-        assert not self._owed.keys() & self._log.keys()
-        assert self._bodies.keys() == self._owed.keys() | self._log.keys()
+        limits, log = self.limits, self._log.entries
+        self._log.check()
+        assert not self._owed.keys() & log.keys()
+        assert self._bodies.keys() == self._owed.keys() | log.keys()
         bodies = sum(len(self._bodies[key]) for key in self._owed)
         assert bodies <= limits.owed_bytes
-        assert self._owed_bytes == bodies + sum(self._results.values())
+        assert self._owed_bytes == bodies + sum(self._results.values()) == self._owed_bytes_of.total()
         assert self._results.keys() == {delivery.key for delivery in self.unacknowledged()}
-        assert self._logged_bytes == sum(len(self._bodies[key]) for key in self._log) <= limits.logged_bytes
+        assert self._owed_of == Counter(delivery.owner for delivery in self._owed.values())
         assert {key for own in self._owed_to.values() for key in own} == self._owed.keys()
-        assert {key for own in self._log_of.values() for key in own} == self._log.keys()
         assert len(self._owed) <= limits.owed
-        assert len(self._log) <= limits.logged
-        assert all(0 < len(own) <= limits.logged_of_endpoint for own in self._log_of.values())
         assert all(0 < len(own) <= limits.owed_to_endpoint for own in self._owed_to.values())
-        for key, delivery in (*self._owed.items(), *self._log.items()):
+        for key, delivery in (*self._owed.items(), *log.items()):
             assert delivery.key == key
             assert delivery.size == len(self._bodies[key])
             assert (delivery.ending is None) == (delivery.state is State.PENDING)
-            assert (key in self._log) == (delivery.state is State.LOGGED)
+            assert (key in log) == (delivery.state is State.LOGGED)
             assert len(delivery.attempts) <= MOST_ATTEMPTS
 
 

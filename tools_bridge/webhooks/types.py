@@ -138,6 +138,7 @@ class Delivery(msgspec.Struct, frozen=True):
     next_at: float
     size: int  # bytes of the body
     deadline: float | None = None
+    owner: str = ""  # the endpoint's
     state: State = State.PENDING
     tries: int = 0
     attempts: tuple[Attempt, ...] = ()
@@ -157,7 +158,8 @@ class Delivery(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a tool call's delivery. It is told again after a restart until it was acknowledged."""
+    """Of a tool call's delivery. It is told again after a restart until it was acknowledged, and counts as
+    owed until then: also one that means nothing to who hears it is to be acknowledged."""
 
     key: Key
     ending: Ending
