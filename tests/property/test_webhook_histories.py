@@ -28,7 +28,9 @@ LIMITS = OutboxLimits(
     endpoints=4, endpoints_of_owner=4, owed=30, owed_to_endpoint=12,
     logged=12, logged_of_endpoint=6, logged_bytes=60,
 )  # fmt: skip
-SETTINGS = CourierSettings(places=Places(each=2, all=5), breaker=BreakerSettings(failures=3, cooldown=20.0))
+SETTINGS = CourierSettings(
+    places=Places(each=2, all=5, owner=3), breaker=BreakerSettings(failures=3, cooldown=20.0)
+)
 OWNERS = ["ann", "bob"]
 REPLIES = [
     *(Answered(200), Answered(204), result("x"), result("y"), Answered(500), Answered(302), Answered(410)),

@@ -13,8 +13,8 @@ def event(endpoint, name, at=0.0, **more):
     return Delivery(endpoint, name, "t", Kind.LIFECYCLE, 0.0, 0.0, at, 0, **more)
 
 
-def call(endpoint, name, at=0.0, deadline=100.0):
-    return Delivery(endpoint, name, "t", Kind.TOOL, 0.0, 0.0, at, 0, deadline)
+def call(endpoint, name, at=0.0, deadline=100.0, **more):
+    return Delivery(endpoint, name, "t", Kind.TOOL, 0.0, 0.0, at, 0, deadline, **more)
 
 
 def taken(lanes, now=0.0):
@@ -54,6 +54,17 @@ def test_slow_endpoints_leave_places_to_others():
     assert lanes.next_moment(0.0) == 100.0  # the deadlines of those that wait
     lanes.succeeded(Key("d", "0"))
     assert taken(lanes) == ["h0"]
+
+
+def test_an_owners_endpoints_leave_places_to_others():
+    lanes = Lanes(Places(each=2, all=8, owner=3))
+    filled(lanes, *(call(name, "0", owner="ann") for name in "abcde"), call("x", "0", owner="bob"))
+    assert taken(lanes) == ["a0", "b0", "c0", "x0"]
+    assert lanes.next_moment(0.0) == 100.0
+    lanes.succeeded(Key("x", "0"))
+    assert taken(lanes) == []
+    lanes.succeeded(Key("b", "0"))
+    assert taken(lanes) == ["d0"]
 
 
 def test_nothing_is_taken_before_it_is_due():

@@ -2,13 +2,13 @@
 
 Pure: it is told what there is, what time it is and what came of attempts, and says what to begin. In a
 lane tool calls go before events, and events leave one place to them. Of all places, the second half is for
-endpoints that have none: many slow ones do not take all.
+endpoints that have none: many slow ones do not take all. And no owner's endpoints take all of them.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -18,10 +18,11 @@ from tools_bridge.webhooks.types import Delivery, Key, Kind
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Attempts at one time: to one endpoint, and to all."""
+    """Attempts at one time: to one endpoint, to all, and to all of one owner."""
 
     each: int = 4
     all: int = 128
+    owner: int = 96
 
     def __post_init__(self) -> None:
         if self.each < 2 or self.all < 2:
@@ -39,6 +40,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Lane:
+    owner: str
     breaker: Breaker
     entries: dict[Key, _Entry] = field(default_factory=dict)
     tools: list[tuple[float, int, Key]] = field(default_factory=list)  # heaps; may name what is gone
@@ -54,6 +56,7 @@ class Lanes:
         self._lanes: dict[str, _Lane] = {}
         self._order: deque[str] = deque()  # endpoints, whose turn is next first
         self._running = 0
+        self._running_of: Counter[str] = Counter()  # an owner's
         self._numbers = 0
 
     def __len__(self) -> int:
@@ -68,7 +71,7 @@ class Lanes:
         key = delivery.key
         lane = self._lanes.get(key.endpoint)
         if lane is None:
-            lane = self._lanes[key.endpoint] = _Lane(Breaker(self._settings))
+            lane = self._lanes[key.endpoint] = _Lane(delivery.owner, Breaker(self._settings))
             self._order.append(key.endpoint)
         deadline = delivery.deadline if delivery.waited_for else None
         kind = delivery.kind if delivery.waited_for else Kind.LIFECYCLE
@@ -165,6 +168,7 @@ class Lanes:
                 lane.running += 1
                 lane.running_events += entry.kind is Kind.LIFECYCLE
                 self._running += 1
+                self._running_of[lane.owner] += 1
                 return entry
         return None
 
@@ -173,6 +177,8 @@ class Lanes:
         if lane.running >= self._places.each or self._running >= self._places.all:
             return
         if lane.running and self._running >= self._places.all // 2:
+            return
+        if self._running_of[lane.owner] >= self._places.owner:
             return
         yield lane.tools
         if lane.running_events < self._places.each - 1:
@@ -199,16 +205,21 @@ class Lanes:
         lane.running -= 1
         lane.running_events -= entry.kind is Kind.LIFECYCLE
         self._running -= 1
+        self._running_of[lane.owner] -= 1
+        if not self._running_of[lane.owner]:
+            del self._running_of[lane.owner]
 
     def check(self) -> None:
         """Counts agree with what is there. For tests."""
-        running = 0
+        running: Counter[str] = Counter()
         for lane in self._lanes.values():
             tickets = [entry for entry in lane.entries.values() if entry.ticket is not None]
             assert lane.running == len(tickets) <= self._places.each
             assert lane.running_events == sum(entry.kind is Kind.LIFECYCLE for entry in tickets)
-            running += lane.running
+            running[lane.owner] += lane.running
             waiting = {key for key, entry in lane.entries.items() if entry.ticket is None}
             assert waiting <= {key for _, _, key in (*lane.tools, *lane.events)}
-        assert running == self._running <= self._places.all
+        assert running == self._running_of
+        assert running.total() == self._running <= self._places.all
+        assert all(count <= self._places.owner for count in running.values())
         assert sorted(self._order) == sorted(self._lanes)
