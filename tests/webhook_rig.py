@@ -101,12 +101,16 @@ def result(text, **more):
 
 
 class Desk:
-    """An outbox, a courier, and whom they deliver to."""
+    """An outbox, a courier, and whom they deliver to. `store` instead of `folder`: what it is kept in."""
 
-    def __init__(self, folder=None, limits=None, settings=None, draw=lambda: 0.5, clock=None, sender=None):
+    def __init__(
+        self, folder=None, limits=None, settings=None, draw=lambda: 0.5, clock=None, sender=None, store=None
+    ):
         self.clock = clock or VirtualTime()
         self.sender = sender or ScriptedSender(self.clock)
-        self.outbox = Outbox(folder, AddressPolicy(), self.clock.now, limits)
+        kept = {} if store is None else {"open_store": lambda folder: store}
+        folder = folder if store is None else "folder"
+        self.outbox = Outbox(folder, AddressPolicy(), self.clock.now, limits, **kept)
         self.courier = Courier(self.outbox, self.sender, self.clock, settings or CourierSettings(), draw)
         self.secrets = {}
 

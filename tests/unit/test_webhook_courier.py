@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.unit.test_webhook_outbox import FakeStore
 from tests.webhook_rig import Desk, result, settle
 from tools_bridge.webhooks.breaker import BreakerSettings, Circuit
 from tools_bridge.webhooks.courier import CourierSettings
@@ -458,4 +459,63 @@ async def test_an_endpoint_that_is_owed_too_much_keeps_no_event_from_others():
         await desk.courier.publish("ann", "evt_3", "t", b"{}")
     await settle()
     assert desk.sender.ids(other.url) == ["evt_0", "evt_1", "evt_2"]
+    await desk.close()
+
+
+async def slow_desk():
+    """With a disk that does not go on until it is told to."""
+    store = FakeStore()
+    desk = Desk(store=store)
+    desk.courier.start()
+    endpoint = await desk.endpoint()
+    await desk.outbox.kept()
+    while store.asked.acquire(blocking=False):
+        pass
+    store.open.clear()
+    return desk, store, endpoint
+
+
+async def test_nothing_is_attempted_before_it_is_kept_and_no_end_is_told_before():
+    desk, store, endpoint = await slow_desk()
+    desk.sender.answer(endpoint.url, result("x"))
+    desk.sender.hold(endpoint.url)
+    asked = asyncio.create_task(desk.call(endpoint))
+    assert await asyncio.to_thread(store.asked.acquire, timeout=60)
+    await settle()
+    assert not asked.done()
+    assert desk.sender.posts == []
+    store.open.set()
+    await asked
+    await settle()
+    store.open.clear()
+    desk.sender.held[endpoint.url].set()
+    assert await asyncio.to_thread(store.asked.acquire, timeout=60)
+    await settle()
+    assert desk.sender.ids() == ["msg_1"]
+    assert desk.told() == []
+    store.open.set()
+    assert isinstance(await asyncio.wait_for(desk.courier.outcomes.get(), 60), Outcome)
+    await desk.close()
+
+
+@pytest.mark.parametrize("end", ["withdraw", "disable", "delete"])
+async def test_what_ends_while_the_disk_is_waited_for_is_not_attempted(end):
+    desk, store, endpoint = await slow_desk()
+    asked = asyncio.create_task(desk.call(endpoint))
+    await settle()
+    ended = asyncio.create_task(
+        {
+            "withdraw": lambda: desk.courier.withdraw(Key(endpoint.id, "msg_1")),
+            "disable": lambda: desk.courier.disable(endpoint.id, "x"),
+            "delete": lambda: desk.courier.delete(endpoint.id),
+        }[end]()
+    )
+    await settle()
+    store.open.set()
+    await asyncio.gather(asked, ended)
+    await desk.outbox.kept()
+    await settle()
+    assert desk.sender.posts == []
+    assert desk.courier.owed == 0
+    assert len([told for told in desk.told() if isinstance(told, Outcome)]) == (end != "withdraw")
     await desk.close()

@@ -144,6 +144,21 @@ def test_a_file_that_was_cut(folder, size):
     assert not reopened(folder).damages
 
 
+def test_a_page_that_lists_less_than_it_has_is_missed(folder):
+    made = Store(folder)
+    made.write([ONE, *MANY])
+    made.close()
+    path = folder / storage.DATA
+    data = bytearray(path.read_bytes())
+    at = data.index(MANY[50][2]) // 4096 * 4096
+    lower = int.from_bytes(data[at + 12 : at + 14], "little")  # where the page's list of records ends
+    data[at + 12 : at + 14] = (lower - 2).to_bytes(2, "little")
+    path.write_bytes(data)
+    again = reopened(folder)
+    assert len(found(again)) == len(MANY)
+    assert again.damages == ["the file is damaged (kept as damaged-1.mdb)"]
+
+
 def test_one_flipped_bit_costs_one_record(folder):
     made = Store(folder)
     made.write([ONE, *MANY])
@@ -183,6 +198,8 @@ def test_a_file_that_goes_while_it_is_used_is_made_again(folder):
                 made.write([BODY])
         made.rebuild([ONE, *MANY], "it was deleted")
         made.write([BODY])
+        with pytest.raises(ValueError, match="another server"):
+            Store(folder)
     made.close()
     assert found(reopened(folder)) == as_found([ONE, BODY, *MANY])
     assert len(made.damages) == 3
