@@ -351,7 +351,6 @@ async def test_the_machine_resolves_names_and_says_which_it_cannot():
     assert await resolver.resolve("127.0.0.1", 80) == ["127.0.0.1"]
     with pytest.raises(NotResolved):
         await resolver.resolve("a" * 70 + ".invalid", 80)  # no name: nobody is asked
-    resolver.close()
 
 
 async def test_who_asks_for_a_name_that_is_being_asked_for_waits_for_that(monkeypatch):
@@ -360,7 +359,7 @@ async def test_who_asks_for_a_name_that_is_being_asked_for_waits_for_that(monkey
     def slow(host, port):
         asked.append(host)
         assert gate.wait(60)
-        return [(0, 0, 0, "", ("1.1.1.1", port))]
+        return ["1.1.1.1"]
 
     monkeypatch.setattr(dial, "_look_up", slow)
     resolver = SystemResolver()
@@ -373,7 +372,6 @@ async def test_who_asks_for_a_name_that_is_being_asked_for_waits_for_that(monkey
     assert asked == ["a.example"]
     assert await resolver.resolve("a.example", 443) == ["1.1.1.1"]
     assert len(asked) == 2
-    resolver.close()
 
 
 HEADS = [
@@ -414,3 +412,17 @@ def test_any_bytes_are_an_answer_or_a_defined_failure(first, pieces):
     assert isinstance(reply, Answered | Failed)
     assert getattr(reply, "fault", None) is not Fault.INTERNAL
     assert wire.closed
+
+
+async def test_names_that_are_being_resolved_are_bounded(monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(dial, "_MOST_ASKED", 2)
+    monkeypatch.setattr(dial, "_look_up", lambda host, port: gate.wait(60) and ["1.1.1.1"])
+    resolver = SystemResolver()
+    tasks = [asyncio.create_task(resolver.resolve(f"{name}.example", 443)) for name in "ab"]
+    await asyncio.sleep(0)
+    with pytest.raises(NotResolved, match="too many"):
+        await resolver.resolve("c.example", 443)
+    gate.set()
+    assert await asyncio.gather(*tasks) == [["1.1.1.1"]] * 2
+    assert await resolver.resolve("c.example", 443) == ["1.1.1.1"]

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ import httpcore
 
 from tools_bridge.webhooks.address import Address, Refused
 
-_RESOLVERS = 64  # threads: a name server that is slow holds those who ask it, for as long as it likes
+_MOST_ASKED = 256  # threads: a name server that is slow holds those who ask it, for as long as it likes
 
 
 class NotResolved(Exception):
@@ -39,33 +40,52 @@ class Resolver(Protocol):
 
 
 class SystemResolver:
-    """As the machine resolves names, on threads of its own; who asks for what is being asked waits for that,
-    so that a name holds one of them."""
+    """As the machine resolves names. Who asks for what is being asked waits for that, so that a name holds
+    one thread; threads do not hold up the end of the process."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="resolve")
-        self._asked: dict[tuple[str, int], asyncio.Future[list[Any]]] = {}
+        self._asked: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        place = (host, port)
-        asked = self._asked.get(place)
+        asked = self._asked.get((host, port))
         if asked is None:
-            asked = asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host, port)
-            self._asked[place] = asked
-            asked.add_done_callback(lambda _: self._asked.pop(place))
+            if len(self._asked) >= _MOST_ASKED:
+                raise NotResolved("too many names are being resolved")
+            asked = self._ask(host, port)
         try:
-            found = await asyncio.shield(asked)
+            return await asyncio.shield(asked)
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else None
             raise NotResolved(reason or type(error).__name__) from error
-        return [str(place[0]) for *_, place in found]
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def _ask(self, host: str, port: int) -> asyncio.Future[list[str]]:
+        loop = asyncio.get_running_loop()
+        asked: asyncio.Future[list[str]] = loop.create_future()
+
+        def ended(found: list[str] | Exception) -> None:
+            del self._asked[host, port]
+            if isinstance(found, Exception):
+                asked.set_exception(found)
+                asked.exception()  # whoever asked may be gone
+            else:
+                asked.set_result(found)
+
+        def work() -> None:
+            try:
+                found: list[str] | Exception = _look_up(host, port)
+            except Exception as error:
+                found = error
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(ended, found)
+
+        self._asked[host, port] = asked
+        threading.Thread(target=work, name="resolve", daemon=True).start()
+        return asked
 
 
-def _look_up(host: str, port: int) -> list[Any]:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+def _look_up(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return [str(place[0]) for *_, place in found]
 
 
 class Allowance:
