@@ -16,8 +16,15 @@ from typing import Protocol
 
 import httpcore
 
-from tools_bridge.webhooks.address import AddressPolicy, Refused, Target, checked, parse
-from tools_bridge.webhooks.dial import Allowance, NotResolved, PinnedBackend, Resolver, TooLarge
+from tools_bridge.webhooks.address import AddressPolicy, Refused, Target, parse
+from tools_bridge.webhooks.dial import (
+    Allowance,
+    NotResolved,
+    PinnedBackend,
+    Resolver,
+    TooLarge,
+    addresses_of,
+)
 from tools_bridge.webhooks.replies import Answered, Failed, Fault, Reply
 
 log = logging.getLogger(__name__)
@@ -72,10 +79,7 @@ class HttpSender:
             return Failed(Fault.INTERNAL, type(error).__name__)
 
     async def _send(self, post: Post, target: Target) -> Reply:
-        answers = [str(target.address)]
-        if target.address is None:
-            answers = list(await self.resolver.resolve(target.host, target.port))
-        addresses = checked(target.host, answers, self.policy)
+        addresses = await addresses_of(target, self.policy, self.resolver)
         allowance = Allowance(self.limits.head_bytes, self.limits.body_bytes)
         if target.secure and self.trust is None:
             self.trust = await asyncio.to_thread(ssl.create_default_context)  # it reads files

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import httpcore
 
-from tools_bridge.webhooks.address import Address, Refused
+from tools_bridge.webhooks.address import Address, AddressPolicy, Refused, Target, checked
 
 _MOST_ASKED = 256  # threads: a name server that is slow holds those who ask it, for as long as it likes
 
@@ -86,6 +86,15 @@ class SystemResolver:
 def _look_up(host: str, port: int) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return [str(place[0]) for *_, place in found]
+
+
+async def addresses_of(target: Target, policy: AddressPolicy, resolver: Resolver) -> tuple[Address, ...]:
+    """What is to be dialled for a URL that was parsed, found once and judged. Whoever dials an address that
+    somebody named dials these, and asks for no other. Refused, NotResolved."""
+    answers = [str(target.address)]
+    if target.address is None:
+        answers = list(await resolver.resolve(target.host, target.port))
+    return checked(target.host, answers, policy)
 
 
 class Allowance:
