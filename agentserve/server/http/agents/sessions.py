@@ -22,7 +22,7 @@ from agentserve.server.http.agents.stream import opened
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import SESSION_HEADER
 from agentserve.server.http.reading import read_body
-from agentserve.server.http.responses.lists import page
+from agentserve.server.http.responses.lists import page, wanted
 from agentserve.server.http.schemas import decode
 from agentserve.server.sessions.book import booked
 from agentserve.server.text_port import JsonObject
@@ -141,7 +141,7 @@ async def list_sessions(request: Request) -> Response:
         if (agent is None or history.head.config.id == agent) and _has(history.head.metadata, wanted)
     ]
     by_id = {history.id: history for history in found}
-    shown = page([{"id": history.id} for history in found], request.query_params)
+    shown = page([{"id": history.id} for history in found], wanted(request))
     shown["data"] = [session_object(by_id[one["id"]]) for one in shown["data"]]
     return json_response(shown)
 
