@@ -129,7 +129,7 @@ async def update_session(request: Request) -> Response:
 async def list_sessions(request: Request) -> Response:
     """`after`, `limit`, `order`, `agent_id` and `metadata[key]=value`."""
     context = context_of(request)
-    wanted = {
+    tags = {
         name[len("metadata[") : -1]: value
         for name, value in request.query_params.items()
         if name.startswith("metadata[") and name.endswith("]")
@@ -138,7 +138,7 @@ async def list_sessions(request: Request) -> Response:
     found = [
         history
         for history in context.agents.shelf.sessions(whose(request))
-        if (agent is None or history.head.config.id == agent) and _has(history.head.metadata, wanted)
+        if (agent is None or history.head.config.id == agent) and _has(history.head.metadata, tags)
     ]
     by_id = {history.id: history for history in found}
     shown = page([{"id": history.id} for history in found], wanted(request))
