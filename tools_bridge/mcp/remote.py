@@ -1,0 +1,58 @@
+"""MCP servers, for whoever has tools there. The `mcp` package is loaded when it is first needed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from typing import TYPE_CHECKING
+
+from tools_bridge.mcp.results import Unread
+from tools_bridge.mcp.types import Answer, Fault, JsonObject, ListedTool, McpFailed, Place
+from tools_bridge.webhooks.address import AddressPolicy, parse
+from tools_bridge.webhooks.dial import Resolver, SystemResolver
+
+if TYPE_CHECKING:
+    from tools_bridge.mcp.client import McpClient
+
+MISSING = "this server is installed without the extra `mcp`: pip install 'agentserve-llm[mcp]'"
+
+
+def installed() -> bool:
+    return importlib.util.find_spec("mcp") is not None and importlib.util.find_spec("mcp_types") is not None
+
+
+class RemoteMcp:
+    """An `Mcp`."""
+
+    def __init__(
+        self, policy: AddressPolicy, unread: Unread, *, version: str = "0", resolver: Resolver | None = None
+    ) -> None:
+        self.policy = policy
+        self._unread = unread
+        self._version = version
+        self._resolver = resolver or SystemResolver()
+        self._client: McpClient | None = None
+
+    def check(self, url: str) -> None:
+        if not installed():
+            raise McpFailed(Fault.REFUSED, MISSING)
+        parse(url, self.policy)
+
+    async def list_tools(self, place: Place, seconds: float) -> list[ListedTool]:
+        return await (await self._made()).list_tools(place, seconds)
+
+    async def call(self, place: Place, tool: str, arguments: JsonObject, seconds: float) -> Answer:
+        return await (await self._made()).call(place, tool, arguments, seconds)
+
+    async def _made(self) -> McpClient:
+        if not installed():
+            raise McpFailed(Fault.REFUSED, MISSING)
+        if self._client is None:
+            made = await asyncio.to_thread(self._make)
+            self._client = self._client or made
+        return self._client
+
+    def _make(self) -> McpClient:
+        from tools_bridge.mcp.client import McpClient
+
+        return McpClient(self.policy, self._resolver, self._unread, version=self._version)
