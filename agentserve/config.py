@@ -68,6 +68,7 @@ class HttpConfig(msgspec.Struct, frozen=True):
     session_ttl_seconds: float | None = 86400.0  # then an idle session is forgotten; None: never for age
     keep_responses: int = 256 << 20  # bytes of stored responses; the oldest go
     tools: tuple[str, ...] = ()  # modules whose @agentserve.tool functions agents may call
+    private_hosts: tuple[str, ...] = ()  # names or addresses that may be dialled though they are private
     response_ttl_days: int = 30  # then a stored response is gone, as at OpenAI
 
 
@@ -154,6 +155,7 @@ _FLAGS: dict[str, _Key] = {
     "drain_seconds": _Key("http", "drain_seconds", seconds),
     "tool_wait_seconds": _Key("http", "tool_wait_seconds", seconds),
     "tools": _Key("http", "tools", text_list),
+    "private_host": _Key("http", "private_hosts", text_list),
     "keep_responses": _Key("http", "keep_responses", size),
     "response_ttl_days": _Key("http", "response_ttl_days", at_least(1, 36500)),
     "session_ttl_seconds": _Key("http", "session_ttl_seconds", optional(positive_seconds)),

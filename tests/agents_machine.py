@@ -111,9 +111,12 @@ class Sleeper:
 
 
 class Machine:
-    def __init__(self, engine: ScriptedEngine, tools: Mapping[str, Tool] | None = None) -> None:
+    def __init__(
+        self, engine: ScriptedEngine, tools: Mapping[str, Tool] | None = None, mcp: Any = None
+    ) -> None:
         self.engine = engine
         self.tools = tools
+        self.mcp = mcp
         self.time = Sleeper()
         self.store = MemoryStore()
         self.book = MemoryBook()
@@ -138,6 +141,7 @@ class Machine:
             chronicle=Chronicle(transcripts, EventLogs(lambda: "epoch")),
             agents=shelf,
             tools=self.tools,
+            mcp=self.mcp,
             sleep=self.time.sleep,
             wall=self.time.wall,
         )

@@ -19,6 +19,7 @@ WEATHER: dict[str, Any] = {
 NOW: dict[str, Any] = {"type": "function", "name": "now", "description": "", "parameters": {"type": "object"}}
 CALL = hermes("weather", '{"city": "Oslo"}')
 TWO = CALL + hermes("now", "{}")
+CALLS = ("function_call", "mcp_call")
 ENDS = ("completed", "failed", "cancelled")
 
 
@@ -151,7 +152,7 @@ def check_events(events: list[dict[str, Any]]) -> None:
             if "output_index" in event:
                 assert event["output_index"] == index
                 index += 1
-                if item["type"] != "function_call":
+                if item["type"] not in CALLS:
                     open_items[item["id"]] = ""
         elif kind in ("turn.output_text.delta", "turn.reasoning_summary_text.delta"):
             assert event["delta"]
@@ -162,6 +163,6 @@ def check_events(events: list[dict[str, Any]]) -> None:
             item = event["item"]
             assert item["id"] not in closed
             closed.add(item["id"])
-            if item["type"] != "function_call":
+            if item["type"] not in CALLS:
                 parts = item["content"] if item["type"] == "message" else item["summary"]
                 assert "".join(part["text"] for part in parts) == open_items.pop(item["id"])

@@ -60,6 +60,7 @@ class Rig:
         reply_form: ReplyForm | None = None,
         agents: Any = None,
         tools: Any = None,
+        mcp: Any = None,
         sleep: Any = asyncio.sleep,
         wall: Any = time.time,
         **options: Any,
@@ -82,6 +83,7 @@ class Rig:
             responses=responses,
             agents=agents,
             tools=tools,
+            mcp=mcp,
             sleep=sleep,
             wall=wall,
         )

@@ -120,6 +120,10 @@ def serve(
         list[str] | None,
         typer.Option(help="A module whose @agentserve.tool functions agents may call; may be repeated."),
     ] = None,
+    private_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A host that tools may be reached at though it is private; may be repeated."),
+    ] = None,
     hang_seconds: Annotated[
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
     ] = None,

@@ -35,8 +35,12 @@ from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.text_port import JsonObject
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.text import TextModel, canonical, load
+from agentserve.text.conversation import unread
 from agentserve.tools import Tool, load_tools
 from tools_bridge.compiler import GrammarCompiler
+from tools_bridge.mcp.remote import RemoteMcp
+from tools_bridge.mcp.types import Mcp
+from tools_bridge.webhooks.address import AddressPolicy
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +102,8 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         shelf = open_shelf(folder / "agents", patience)
     desk = Desk(time.time, bounds, records)
     tools = load_tools(config.http.tools)
-    return Prepared(names[0], http_app(text, options, kept, desk, agents=shelf, tools=tools))
+    mcp = RemoteMcp(AddressPolicy(hosts=config.http.private_hosts), unread, version=__version__)
+    return Prepared(names[0], http_app(text, options, kept, desk, agents=shelf, tools=tools, mcp=mcp))
 
 
 def open_sessions(store: SessionStore, text: TextModel, max_wait: float, patience: float) -> Kept:
@@ -144,6 +149,7 @@ def http_app(
     *,
     agents: Shelf | None = None,
     tools: Mapping[str, Tool] | None = None,
+    mcp: Mcp | None = None,
 ) -> Callable[[Engine], Starlette]:
     """In two steps: this one may run in a thread while workers start, the result takes the engine."""
     shown = shown_bytes(text.tokenizer)
@@ -166,6 +172,7 @@ def http_app(
             responses=responses,
             agents=agents,
             tools=tools,
+            mcp=mcp,
         )
 
     return build

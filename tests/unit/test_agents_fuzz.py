@@ -83,6 +83,7 @@ async def _events(data: st.DataObject) -> None:
     rig.engine.reply = say("Done.")
     valid: list[Any] = [message("x"), CANCEL, result(call), {"type": "agent.session.input.other"}]
     valid.append({"type": "agent.session.input.mcp_approval_request_result", "request_id": "r"})
+    valid[-1]["response"] = {"type": "mcp_tool_call", "decision": "deny"}
     events = data.draw(st.lists(st.sampled_from(valid), max_size=3))
     names = ("type", "input", "turn_id", "call_id", "success", "output", "error", "role")
     events = [

@@ -64,6 +64,7 @@ session_ttl_seconds = 120
 keep_responses = "1GiB"
 response_ttl_days = 7
 tools = ["my_tools"]
+private_hosts = ["127.0.0.1"]
 [engine]
 page_size = 32
 max_num_seqs = 3

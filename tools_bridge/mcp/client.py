@@ -87,7 +87,9 @@ class McpClient:
                 await _all_tools(client)  # it wants arguments in headers, as its listing says which
                 result = await _sent(client, tool, arguments)
             if not isinstance(result, mcp_types.CallToolResult):
-                raise McpFailed(Fault.PROTOCOL, "The tool asks for more input, which this server does not give.")
+                raise McpFailed(
+                    Fault.PROTOCOL, "The tool asks for more input, which this server does not give."
+                )
             blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
             found = answer(
                 blocks, result.structured_content, failed=bool(result.is_error), unread=self._unread
@@ -158,7 +160,7 @@ async def _all_tools(client: Client) -> list[mcp_types.Tool]:
 
 
 async def _sent(client: Client, tool: str, arguments: JsonObject) -> object:
-    """Not by `call_tool`: it would hold results to schemas of the server's, whose patterns may take for ever."""
+    """Not by `call_tool`, which holds results to the server's schemas: their patterns may take for ever."""
     params = mcp_types.CallToolRequestParams(name=tool, arguments=arguments)
     return await client.session.send_request(mcp_types.CallToolRequest(params=params), _RESULT)
 

@@ -1,4 +1,4 @@
-"""What is taken of a server's listing: sorted and bounded, so that a prompt made of it stays as it is. Pure."""
+"""What is taken of a server's listing: sorted and bounded, for prompts begin with it. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ MOST_ALL = 256 << 10  # characters of all tools together
 _ODD = re.compile(r"[^a-zA-Z0-9_.-]")
 
 
-def taken(tools: Iterable[ListedTool], allowed: Collection[str] | None = None) -> tuple[list[ListedTool], int]:
+def taken(
+    tools: Iterable[ListedTool], allowed: Collection[str] | None = None
+) -> tuple[list[ListedTool], int]:
     """The tools that a session gets, by name; how many were left out because they are too large or too many.
     `allowed`: those that are wanted; None: all."""
     wanted = [tool for tool in tools if allowed is None or tool.name in allowed]
@@ -40,7 +42,11 @@ def _size(tool: ListedTool) -> int | None:
     if not 0 < len(tool.name) <= MOST_NAME or not _shallow(tool.parameters, MOST_DEPTH):
         return None
     schema = len(json.dumps(tool.parameters))
-    return None if schema > MOST_SCHEMA else schema + len(tool.name) + min(len(tool.description), MOST_DESCRIPTION)
+    return (
+        None
+        if schema > MOST_SCHEMA
+        else schema + len(tool.name) + min(len(tool.description), MOST_DESCRIPTION)
+    )
 
 
 def _shallow(value: object, depth: int) -> bool:

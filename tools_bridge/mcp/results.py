@@ -13,7 +13,9 @@ Unread = Callable[[str], str | None]
 MOST_REASON = 500  # characters of a server's own words about an error
 
 
-def answer(content: Sequence[Mapping[str, object]], structured: object, *, failed: bool, unread: Unread) -> Answer:
+def answer(
+    content: Sequence[Mapping[str, object]], structured: object, *, failed: bool, unread: Unread
+) -> Answer:
     """`content`: blocks as the protocol has them; `structured`: a JSON value that says the same, or None.
 
     Texts are joined. Where there is no text, the structured content is read as JSON; a server that has both

@@ -11,7 +11,7 @@ from agentserve.server.agents.means import Means
 from agentserve.server.agents.ports import Line
 from agentserve.server.agents.records import CallItem, Output, OutputItem, Turn
 from agentserve.server.agents.runners import INTERRUPTED, ToolCall, ToolOutcome, ToolRunner
-from agentserve.server.agents.texts import BROKE, STARTED, TOO_LONG, timed_out
+from agentserve.server.agents.texts import BROKE, DENIED, STARTED, TOO_LONG, timed_out
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ class Calls:
         self._heard = heard
         self._outcomes: dict[str, ToolOutcome] = {}  # of calls whose results are held
         self._running: dict[str, asyncio.Task[None]] = {}
+        said = history.approvals().values()  # before anything began here
+        self._approved = {item.call for item in said if item.decision == "approve"}
 
     def outstanding(self) -> list[CallItem]:
         """Calls that are waited for and have no result, in call order."""
@@ -56,7 +58,8 @@ class Calls:
         """Run what is waited for and does not run yet, and say by when all will be there."""
         waiting = self.outstanding()
         for call in waiting:
-            if call.call not in self._running:
+            unasked = call.kind == "mcp" and self._history.awaits_client(call)
+            if not unasked and call.call not in self._running:
                 self._running[call.call] = asyncio.create_task(self._run(call))
         ends = [call.deadline for call in waiting if call.deadline is not None]
         if waiting and len(ends) == len(waiting):
@@ -96,21 +99,32 @@ class Calls:
         self.take_in()
         for call in self.outstanding():
             runner = self._means.runners.get(call.kind)
-            if runner is not None and not runner.lasting:
+            if (
+                runner is not None
+                and not runner.lasting
+                and (not call.approval or call.call in self._approved)
+            ):
                 outcome = ToolOutcome(error=INTERRUPTED)
                 await self._line.hold({call.call: outcome.content})
                 self._outcomes[call.call] = outcome
         self.take_in()
 
+    def _unrun(self, call: CallItem) -> bool:
+        """It waits for its user's word, or has had none that lets it run."""
+        said = self._history.approvals().get(call.call)
+        return call.approval and (said is None or said.decision != "approve")
+
     def deadline(self, name: str) -> float | None:
         """Of a call that is made now."""
-        tool = self._history.head.config.tool(name)
+        tool = self._history.config.tool(name)
         return None if tool is None or tool.timeout is None else self._means.wall() + tool.timeout
 
     async def _run(self, call: CallItem) -> None:
         """One call, from its start to its result in the session."""
         runner = self._means.runners.get(call.kind)
-        if runner is None:
+        if self._unrun(call):
+            outcome = ToolOutcome(error=DENIED)
+        elif runner is None:
             outcome = ToolOutcome(error=f"This server cannot run tools of kind {call.kind!r}.")
         else:
             outcome = await self._in_time(runner, call)
@@ -124,10 +138,11 @@ class Calls:
         self._heard()
 
     async def _in_time(self, runner: ToolRunner, call: CallItem) -> ToolOutcome:
-        tool = self._history.head.config.tool(call.name)
+        tool = self._history.config.tool(call.name)
+        server = self._history.head.config.server(call.server) if call.server else None
         timeout = (tool.timeout if tool is not None else None) or self._means.most_wait
         left = timeout if call.deadline is None else max(0.0, call.deadline - self._means.wall())
-        work = asyncio.ensure_future(runner.run(ToolCall(self._history.id, self._turn.id, call)))
+        work = asyncio.ensure_future(runner.run(ToolCall(self._history.id, self._turn.id, call, server)))
         timer = asyncio.ensure_future(self._means.sleep(left))
         try:
             await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)

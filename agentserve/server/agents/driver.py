@@ -19,7 +19,15 @@ from agentserve.server.agents.fold import Fold, items_of_message
 from agentserve.server.agents.history import History
 from agentserve.server.agents.means import Means
 from agentserve.server.agents.ports import Generation, Line, NotYet
-from agentserve.server.agents.records import Failure, Turn, TurnStatus, Usage
+from agentserve.server.agents.records import (
+    ApprovalItem,
+    CallItem,
+    Decision,
+    Failure,
+    Turn,
+    TurnStatus,
+    Usage,
+)
 from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.agents.texts import (
     ELSEWHERE,
@@ -111,6 +119,17 @@ class Driver:
             self._calls.take_in()
             self.heard()
 
+    async def decide(self, call: CallItem, decision: Decision) -> None:
+        """What a user says to a call that needs approval."""
+        item = ApprovalItem(self._means.new_id("apr"), call.call, decision)
+        kept = self._means.shelf.add(self.history, self.turn, item)
+        try:
+            await booked(kept)
+        finally:
+            if not (self._cancelled or self._ending):
+                self._calls.start()
+            self.heard()
+
     # --- the loop ----------------------------------------------------------------------
 
     async def _run(self, generation: Generation | None) -> None:
@@ -158,7 +177,7 @@ class Driver:
         told += [late_result(call, output) for call, output in late]
         while True:
             try:
-                generation = await self.line.begin(self.history.head.config, told, first=first)
+                generation = await self.line.begin(self.history.config, told, first=first)
                 self._told = tuple(call.call for call, _ in late)
                 return generation
             except NotYet:
@@ -199,7 +218,7 @@ class Driver:
     async def _generate(self, generation: Generation) -> None:
         """One model call, from its lease to what it leaves in the history."""
         history, turn, means = self.history, self.turn, self._means
-        fold = Fold(history.head.config, means.new_id, history.said_by(turn.id), self._calls.deadline)
+        fold = Fold(history.config, means.new_id, history.said_by(turn.id), self._calls.deadline)
         told, self._told = self._told, ()
         turn.steps += 1
         finished = False
@@ -246,7 +265,7 @@ class Driver:
             if self._calls.elsewhere():
                 raise _Failed(Failure("invalid_request", ELSEWHERE))
             self._calls.take_in()
-            required = {call.call for call in waiting if call.kind == "function"}
+            required = {call.call for call in waiting if history.awaits_client(call)}
             status = "waiting" if required else "in_progress"
             if status != turn.status:
                 turn.status = "waiting" if required else "in_progress"
@@ -308,7 +327,7 @@ class Driver:
         seen = max([turn.base, *(batch.step or 0 for batch in history.batches if batch.turn == turn.id)])
         if reply is not None and reply[0] > seen:  # committed, and then the server died
             number, message = reply
-            items = items_of_message(history.head.config, message, means.new_id, self._calls.deadline)
+            items = items_of_message(history.config, message, means.new_id, self._calls.deadline)
             turn.steps += 1
             await booked(means.shelf.add(history, turn, *items, step=number))
         last = history.last_reply(turn)

@@ -121,7 +121,7 @@ def calls_of(
         tool = config.tool(call.name)
         found.append(
             CallItem(
-                id=new_id("fc"),
+                id=new_id("mcp" if tool is not None and tool.kind == "mcp" else "fc"),
                 call=call.id,
                 name=call.name,
                 arguments=call.arguments,
@@ -129,6 +129,9 @@ def calls_of(
                 background=tool is not None and tool.background,
                 deadline=deadline(call.name),
                 whole=call.complete,
+                server="" if tool is None else tool.server,
+                remote="" if tool is None else tool.remote,
+                approval=tool is not None and tool.approval,
             )
         )
     return found

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from agentserve.server.agents.records import (
+    AgentConfig,
+    AgentTool,
+    ApprovalItem,
     Batch,
     CallItem,
     Failure,
     Head,
     Item,
+    ListingItem,
+    McpServer,
+    MessageItem,
     OutputItem,
+    ReasoningItem,
     Turn,
     Usage,
     UserItem,
@@ -19,6 +28,8 @@ from agentserve.server.agents.records import (
 
 _ITEM_BYTES = 200
 _SESSION_BYTES = 2048
+_NOT_SAID = (UserItem, OutputItem, ListingItem, ApprovalItem)
+"""What the agent does not bring forth."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +41,44 @@ class History:
     @property
     def id(self) -> str:
         return self.head.id
+
+    @property
+    def config(self) -> AgentConfig:
+        """With the tools of its MCP servers, as they were listed first: a prompt begins with them."""
+        given = self.head.config
+        if not given.servers:
+            return given
+        tools = list(given.tools)
+        names = {tool.name for tool in tools}
+        for server in given.servers:
+            listing = self.listing(server)
+            for tool in () if listing is None else listing.tools:
+                if tool.name not in names:  # else a tool that came later has its name
+                    names.add(tool.name)
+                    tools.append(
+                        AgentTool(
+                            kind="mcp",
+                            name=tool.name,
+                            description=tool.description,
+                            parameters=tool.parameters,
+                            server=server.label,
+                            remote=tool.remote,
+                            approval=server.asks(tool.remote),
+                        )
+                    )
+        return msgspec.structs.replace(given, tools=tuple(tools))
+
+    def listing(self, server: McpServer) -> ListingItem | None:
+        """The server's tools; None where they are not known yet."""
+        found = (item for item, _ in self.items() if isinstance(item, ListingItem))
+        return next((item for item in found if item.key == server.key and item.error is None), None)
+
+    def approvals(self) -> dict[str, ApprovalItem]:
+        return {item.call: item for item, _ in self.items() if isinstance(item, ApprovalItem)}
+
+    def awaits_client(self, call: CallItem) -> bool:
+        """An open call that the client has to do something for."""
+        return call.kind == "function" or (call.approval and call.call not in self.approvals())
 
     @property
     def active(self) -> Turn | None:
@@ -80,7 +129,7 @@ class History:
 
     def said_by(self, turn: str) -> int:
         """How many items the agent brought forth in it."""
-        return sum(not isinstance(item, UserItem | OutputItem) for item, _ in self.items(turn))
+        return sum(not isinstance(item, _NOT_SAID) for item, _ in self.items(turn))
 
     def open_calls(self, turn: Turn) -> list[CallItem]:
         """Calls of the turn that are waited for, in call order."""
@@ -92,9 +141,9 @@ class History:
         ]
 
     def required(self) -> list[CallItem]:
-        """Calls that the client has to run before the session can go on."""
+        """Calls that the client has to run, or to approve, before the session can go on."""
         turn = self.active
-        return [] if turn is None else [call for call in self.open_calls(turn) if call.kind == "function"]
+        return [] if turn is None else [call for call in self.open_calls(turn) if self.awaits_client(call)]
 
     def untold(self) -> list[tuple[CallItem, OutputItem]]:
         """Results of background calls that the model has not been told of."""
@@ -127,7 +176,7 @@ class History:
         """Why a turn whose last reply is there has failed nevertheless."""
         reply = self.last_reply(turn)
         if reply is not None and not all(
-            item.whole for item in reply.items if not isinstance(item, UserItem | OutputItem)
+            item.whole for item in reply.items if isinstance(item, CallItem | MessageItem | ReasoningItem)
         ):
             return Failure("max_output_tokens", "The model reached its limit before its answer was whole.")
         return None

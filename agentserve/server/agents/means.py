@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from agentserve.server.agents.fold import NewId
 from agentserve.server.agents.ports import Teller
+from agentserve.server.agents.remote import McpTools
 from agentserve.server.agents.runners import ToolRunner
 from agentserve.server.agents.shelf import Shelf
 
@@ -22,5 +23,6 @@ class Means:
     wall: Callable[[], float]  # Unix time
     sleep: Sleep  # seconds
     new_id: NewId
+    mcp: McpTools  # lists what its servers have
     most_wait: float  # seconds that a call may take where its tool says nothing
     most_steps: int = MOST_STEPS

@@ -11,7 +11,7 @@ from agentserve.server.agents.driver import Driver
 from agentserve.server.agents.history import History
 from agentserve.server.agents.means import Means
 from agentserve.server.agents.ports import Line
-from agentserve.server.agents.records import CallItem, OutputItem, Turn, UserItem
+from agentserve.server.agents.records import CallItem, Item, OutputItem, Turn, UserItem
 from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.agents.texts import user_message
 from agentserve.server.sessions.book import booked
@@ -45,7 +45,7 @@ class Office:
 
     async def ask(self, history: History, messages: Sequence[Sequence[str]], key: str | None = None) -> Turn:
         """A turn on what a user says, the texts of each message. When this returns it runs, and is on disk.
-        Busy, TooManyTurns, SessionClosed; what the line raises."""
+        Busy, TooManyTurns, SessionClosed, ServerMissing; what the line raises."""
         if history.active is not None or history.id in self._starting:
             raise Busy
         if len(self._drivers) >= MOST_RUNNING:
@@ -56,8 +56,17 @@ class Office:
             number = history.turns[-1].number + 1 if history.turns else 1
             turn = Turn(means.new_id("turn"), number, now, key=key)
             items = [UserItem(means.new_id("msg"), tuple(texts)) for texts in messages]
+            listings = await means.mcp.listings(history, means.new_id)
+            if not self.shelf.has(history):
+                raise SessionClosed
+            if listings:
+                self.shelf.add(history, turn, *listings)
             driver = Driver(means, history, turn, self._lines(history))
-            generation = await driver.prepare([user_message(item) for item in items])
+            try:
+                generation = await driver.prepare([user_message(item) for item in items])
+            except BaseException:
+                self.shelf.undo(history, turn)
+                raise
             turn.base = generation.number - 1
             history.turns.append(turn)
             history.head.active = now
@@ -77,7 +86,8 @@ class Office:
             starting.set_result(None)
         means.teller.turn_created(history, turn)
         means.teller.in_progress(history, turn)
-        for item in items:
+        told: list[Item] = [*listings, *items]
+        for item in told:
             means.teller.added(history, turn, item)
         self._drivers[history.id] = driver
         driver.start(generation).add_done_callback(partial(self._over, driver))

@@ -6,6 +6,7 @@ call stands is read from what followed it.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from typing import Literal, TypeVar
 
@@ -14,8 +15,8 @@ import msgspec
 from agentserve.server.sessions.transcript import write_json
 from agentserve.server.text_port import JsonObject
 
-ToolKind = Literal["function", "python"]
-"""Who runs a tool: the client, or a function registered in this process."""
+ToolKind = Literal["function", "python", "mcp"]
+"""Who runs a tool: the client, a function registered in this process, or an MCP server."""
 
 TurnStatus = Literal["in_progress", "waiting", "completed", "failed", "cancelled"]
 OVER: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
@@ -39,6 +40,38 @@ class AgentTool(msgspec.Struct, frozen=True, omit_defaults=True):
     background: bool = False  # the agent goes on without its result
     defer_loading: bool = False
     timeout: float | None = None  # seconds; None: as long as the server waits for tools
+    server: str = ""  # of an MCP tool: the label of its server
+    remote: str = ""  # and what that calls it
+    approval: bool = False  # each call is shown to a user first
+
+
+class McpServer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A remote MCP server whose tools an agent has."""
+
+    label: str
+    url: str
+    headers: dict[str, str] = {}  # secrets: nothing shows them
+    allowed: tuple[str, ...] | None = None  # names of its tools; None: all
+    approve_all: bool = True  # its calls need a user's approval,
+    approve: tuple[str, ...] = ()  # or those of these tools do,
+    trusted: tuple[str, ...] = ()  # and those of these do not
+    required: bool = False  # no turn begins without its listing
+    timeout: float | None = None  # seconds of a call
+
+    def __repr__(self) -> str:
+        return f"McpServer({self.label!r})"
+
+    @property
+    def key(self) -> str:
+        """What its listing depends on."""
+        said = msgspec.json.encode((self.label, self.url, self.allowed))
+        return hashlib.sha256(said).hexdigest()[:16]
+
+    def asks(self, tool: str) -> bool:
+        """A call of this tool needs approval."""
+        if tool in self.trusted:
+            return False
+        return self.approve_all or tool in self.approve
 
 
 class AgentConfig(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,6 +80,7 @@ class AgentConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str | None = None
     instructions: str | None = None
     tools: tuple[AgentTool, ...] = ()
+    servers: tuple[McpServer, ...] = ()
     effort: str | None = None
     summary: str | None = None
     verbosity: str = "medium"
@@ -56,6 +90,9 @@ class AgentConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def tool(self, name: str) -> AgentTool | None:
         return next((tool for tool in self.tools if tool.name == name), None)
+
+    def server(self, label: str) -> McpServer | None:
+        return next((server for server in self.servers if server.label == label), None)
 
 
 class SavedAgent(msgspec.Struct, frozen=True):
@@ -151,6 +188,9 @@ class CallItem(msgspec.Struct, frozen=True, tag="call", omit_defaults=True):
     background: bool = False
     deadline: float | None = None  # Unix time; after it the call has failed
     whole: bool = True
+    server: str = ""  # of an MCP tool, as in `AgentTool`
+    remote: str = ""
+    approval: bool = False
 
 
 class OutputItem(msgspec.Struct, frozen=True, tag="output", omit_defaults=True):
@@ -160,7 +200,37 @@ class OutputItem(msgspec.Struct, frozen=True, tag="output", omit_defaults=True):
     error: str | None = None
 
 
-Item = UserItem | MessageItem | ReasoningItem | CallItem | OutputItem
+class ListedMcpTool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`name`: what the model calls it; `remote`: what its server does."""
+
+    name: str
+    remote: str
+    description: str
+    parameters: JsonObject
+
+
+class ListingItem(msgspec.Struct, frozen=True, tag="listing", omit_defaults=True):
+    """The tools of an MCP server, as they are for this session from now on."""
+
+    id: str
+    server: str
+    key: str
+    tools: tuple[ListedMcpTool, ...] = ()
+    error: str | None = None
+
+
+Decision = Literal["approve", "deny", "cancel"]
+
+
+class ApprovalItem(msgspec.Struct, frozen=True, tag="approval"):
+    """What a user said to a call."""
+
+    id: str
+    call: str
+    decision: Decision
+
+
+Item = UserItem | MessageItem | ReasoningItem | CallItem | OutputItem | ListingItem | ApprovalItem
 Said = MessageItem | ReasoningItem | CallItem
 """What the model brings forth."""
 

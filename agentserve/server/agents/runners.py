@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from agentserve.server.agents.records import CallItem, Output
+from agentserve.server.agents.records import CallItem, McpServer, Output
 from agentserve.tools import BadArguments, Tool
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ class ToolCall:
     session: str  # public id
     turn: str
     item: CallItem
+    server: McpServer | None = None  # of an MCP tool
 
     @property
     def id(self) -> str:

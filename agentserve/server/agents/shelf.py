@@ -135,7 +135,8 @@ class Shelf:
 
     def undo(self, history: History, turn: Turn) -> None:
         """A turn that could not begin."""
-        history.turns.remove(turn)
+        if turn in history.turns:
+            history.turns.remove(turn)
         gone = [batch for batch in history.batches if batch.turn == turn.id]
         for batch in gone:
             history.batches.remove(batch)

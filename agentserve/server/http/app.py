@@ -58,7 +58,11 @@ from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
+from agentserve.text.conversation import unread
 from agentserve.tools import Tool
+from tools_bridge.mcp.remote import RemoteMcp
+from tools_bridge.mcp.types import Mcp
+from tools_bridge.webhooks.address import AddressPolicy
 
 LOOK_SECONDS = 1.0  # between looks for waits that are over
 DISK_LOOKS = 5  # at every how many of them it is seen whether the disk of the sessions is there
@@ -82,6 +86,7 @@ def create_app(
     responses: Desk | None = None,
     agents: Shelf | None = None,
     tools: Mapping[str, Tool] | None = None,
+    mcp: Mcp | None = None,
     sleep: Sleep = asyncio.sleep,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
@@ -92,7 +97,7 @@ def create_app(
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
     canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
     `directory`; it is closed when the application ends, as is `agents`. `tools` are the Python functions that
-    agents may call; `sleep` is how their time is measured.
+    agents may call; `mcp` is how they have the tools of remote servers, `sleep` how their time is measured.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -115,12 +120,15 @@ def create_app(
     started, epoch = wall(), clock.now()
     if directory is None:  # one that is empty is false
         directory = SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds)
+    if mcp is None:
+        mcp = RemoteMcp(AddressPolicy(), unread, version=options.version)
     telling = Telling(lambda: secrets.token_hex(4))
     office = office_of(
         Shelf() if agents is None else agents,
         telling,
         tools or {},
         tool_pool,
+        mcp=mcp,
         context=lambda: context,
         wall=wall,
         most_wait=options.tool_wait_seconds,
@@ -152,6 +160,7 @@ def create_app(
         agents=office,
         telling=telling,
         python_tools=tools or {},
+        mcp=mcp,
     )
 
     app = Starlette(

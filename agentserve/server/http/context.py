@@ -33,6 +33,7 @@ from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 from agentserve.tools import Tool
+from tools_bridge.mcp.types import Mcp
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -82,6 +83,7 @@ class ServerContext:
     agents: Office  # agents' sessions, and their turns
     telling: Telling  # the events of agents' sessions
     python_tools: Mapping[str, Tool]  # that agents may call in this process
+    mcp: Mcp  # remote servers whose tools agents have
     text_pool: Executor  # rendering and encoding long prompts stays off the event loop
     journal: Journal | None = None  # keeps the directory on disk; None: sessions end with the server
 

@@ -13,6 +13,7 @@ from agentserve.server.agents.records import AgentConfig, AgentTool, Output
 from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.errors import ApiError
 from agentserve.server.http.agents.schemas import AgentFields, Input, InputMessage, ResultInput
+from agentserve.server.http.agents.servers import read_servers
 from agentserve.server.http.schemas import (
     ChatRequest,
     FunctionDef,
@@ -49,6 +50,7 @@ def configured(
         changes["service_tier"] = fields.service_tier or "auto"
     if fields.tools is not UNSET:
         changes["tools"] = read_tools(fields.tools or (), registered, f"{place}.tools")
+        changes["servers"] = read_servers(fields.tools or (), f"{place}.tools")
     if fields.reasoning is None:
         changes |= {"effort": None, "summary": None}
     elif fields.reasoning is not UNSET:
@@ -92,7 +94,7 @@ def read_tools(
             found.append(_function(tool, where))
         elif kind == "python":
             found.append(_registered(tool, registered, where))
-        else:
+        elif kind != "mcp":  # `read_servers`
             log.warning("agents: tools of type %r are left out", str(kind)[:40])
     names = [tool.name for tool in found]
     for name in names:

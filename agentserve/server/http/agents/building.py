@@ -9,12 +9,14 @@ from concurrent.futures import Executor
 from agentserve.server.agents.means import Means, Sleep
 from agentserve.server.agents.office import Office
 from agentserve.server.agents.records import new_id
+from agentserve.server.agents.remote import McpTools
 from agentserve.server.agents.runners import ClientTools, PythonTools
 from agentserve.server.agents.shelf import Shelf
 from agentserve.server.http.agents.line import ChatLine
 from agentserve.server.http.agents.telling import Telling
 from agentserve.server.http.context import ServerContext
 from agentserve.tools import Tool
+from tools_bridge.mcp.types import Mcp
 
 
 def office_of(
@@ -23,6 +25,7 @@ def office_of(
     tools: Mapping[str, Tool],
     pool: Executor,
     *,
+    mcp: Mcp,
     context: Callable[[], ServerContext],
     wall: Callable[[], float],
     most_wait: float,
@@ -30,13 +33,15 @@ def office_of(
 ) -> Office:
     """`context` is asked for when the first session begins a turn. `pool` runs Python tools."""
     shelf.forget = telling.forget
+    remote = McpTools(mcp)
     means = Means(
         shelf=shelf,
         teller=telling,
-        runners={"function": ClientTools(), "python": PythonTools(tools, pool)},
+        runners={"function": ClientTools(), "python": PythonTools(tools, pool), "mcp": remote},
         wall=wall,
         sleep=sleep,
         new_id=new_id,
+        mcp=remote,
         most_wait=most_wait,
     )
     return Office(means, lambda history: ChatLine(context(), history))

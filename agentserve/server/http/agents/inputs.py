@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.agents.history import History
-from agentserve.server.agents.records import CallItem, OutputItem, Turn
+from agentserve.server.agents.records import CallItem, Decision, OutputItem, Turn
 from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.errors import ApiError
 from agentserve.server.http.agents.asked import input_texts, outcome_of
@@ -21,6 +21,7 @@ from agentserve.server.http.agents.schemas import (
     ResultInput,
 )
 from agentserve.server.http.agents.sessions import ask
+from agentserve.server.http.agents.shown import request_id
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.idempotency import HEADER
 from agentserve.server.http.reading import read_body
@@ -31,7 +32,7 @@ from agentserve.server.sessions.transcript import result_digest
 
 
 async def send_events(request: Request) -> Response:
-    """Tool results, all of which are taken or none; or a cancel, a message, or both in that order."""
+    """Tool results or approvals, all of which are taken or none; or a cancel, a message, or both so."""
     context = context_of(request)
     limits = context.options.limits
     session_of(context, request)  # before the body is read: most mistakes are told early
@@ -39,8 +40,10 @@ async def send_events(request: Request) -> Response:
     history = session_of(context, request)
     events = body.events
     results = [event for event in events if isinstance(event, ResultInput)]
-    if any(isinstance(event, ApprovalInput) for event in events):
-        raise ApiError("events: no approval is asked for here", param="events", code="invalid_value")
+    approvals = [event for event in events if isinstance(event, ApprovalInput)]
+    if approvals and len(approvals) == len(events) <= MOST_RESULTS:
+        await _decisions(context, history, approvals)
+        return Response(status_code=202)
     if results and len(results) == len(events) <= MOST_RESULTS:
         await _results(context, history, results)
         return Response(status_code=202)
@@ -61,7 +64,7 @@ async def send_events(request: Request) -> Response:
             await ask(context, session_of(context, request), texts, key)
         case _:
             raise ApiError(
-                f"events: up to {MOST_RESULTS} tool results, or a cancel, a message, or both in that order",
+                f"events: up to {MOST_RESULTS} tool results or approvals; or a cancel, a message, or both so",
                 param="events",
                 code="invalid_value",
             )
@@ -94,6 +97,51 @@ async def _results(context: ServerContext, history: History, results: Sequence[R
     for call, turn, outcome in late.values():
         if call.call not in history.outputs():
             await context.agents.background_result(history, turn, call, outcome)
+
+
+async def _decisions(context: ServerContext, history: History, given: Sequence[ApprovalInput]) -> None:
+    said = history.approvals()
+    fresh: dict[str, tuple[CallItem, Decision]] = {}
+    for event in given:
+        call, turn = _asked(history, event.request_id)
+        decision = event.response.decision
+        before = said.get(call.call)
+        known = before.decision if before is not None else fresh[call.call][1] if call.call in fresh else None
+        if known is not None and known != decision:
+            raise ApiError(
+                f"{event.request_id[:80]!r} has another decision already.",
+                status=409,
+                param="request_id",
+                code="decision_conflict",
+            )
+        if before is None and turn.over:
+            raise _unknown_request(event.request_id)
+        if known is None:
+            fresh[call.call] = (call, decision)
+    driver = context.agents.driver(history)
+    for call, decision in fresh.values():
+        if driver is None:
+            raise _unknown_request(request_id(call))
+        await driver.decide(call, decision)
+
+
+def _asked(history: History, id_: str) -> tuple[CallItem, Turn]:
+    """The call that is to be approved by this name."""
+    for item, of in history.items():
+        if isinstance(item, CallItem) and item.approval and item.whole and request_id(item) == id_:
+            turn = history.turn(of)
+            if turn is not None:
+                return item, turn
+    raise _unknown_request(id_)
+
+
+def _unknown_request(id_: str) -> ApiError:
+    return ApiError(
+        f"No approval is asked for as {id_[:80]!r}.",
+        status=400,
+        param="request_id",
+        code="unknown_approval_request",
+    )
 
 
 def sort_out(history: History, result: ResultInput, outcome: ToolOutcome) -> tuple[CallItem, Turn] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from agentserve.server.agents.history import History
-from agentserve.server.agents.records import AgentConfig, SavedAgent, Turn
+from agentserve.server.agents.records import AgentConfig, McpServer, SavedAgent, Turn
 from agentserve.server.errors import ApiError
 from agentserve.server.http import sampling
 from agentserve.server.http.agents.asked import chat_request
@@ -13,6 +13,8 @@ from agentserve.server.http.chat_request import check_supported
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.history import tool_dicts
 from agentserve.server.sessions.identity import DEFAULT_TENANT
+from tools_bridge.mcp.types import McpFailed
+from tools_bridge.webhooks.address import Refused
 
 
 def whose(request: Request) -> str:
@@ -53,6 +55,8 @@ def check_config(context: ServerContext, config: AgentConfig) -> None:
     """Refuse now what would be refused at every model call. ApiError."""
     if not config.model:
         raise ApiError("model: missing", param="model", code="missing_required_parameter")
+    for server in config.servers:
+        _check_server(context, server)
     limits = context.options.limits
     fields = chat_request(config, [], first=True)
     context.check_model(fields.model)
@@ -61,3 +65,13 @@ def check_config(context: ServerContext, config: AgentConfig) -> None:
     most = fields.max_completion_tokens
     sampling.build(fields, context.facts, limits, prompt=1, max_tokens=most, seed=0, logprobs=None)
     tool_dicts(fields.tools, limits)
+
+
+def _check_server(context: ServerContext, server: McpServer) -> None:
+    where = f"tools: MCP server {server.label!r}"
+    try:
+        context.mcp.check(server.url)
+    except Refused as error:
+        raise ApiError(f"{where}: {error}", param="tools", code="mcp_address_refused") from None
+    except McpFailed as error:
+        raise ApiError(f"{where}: {error}", param="tools", code="mcp_not_installed") from None

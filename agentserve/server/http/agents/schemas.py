@@ -110,8 +110,14 @@ class CancelInput(msgspec.Struct, tag_field="type", tag="agent.session.input.can
     pass
 
 
+class ApprovalResponse(msgspec.Struct):
+    decision: Literal["approve", "deny", "cancel"]
+    type: Literal["mcp_tool_call"] = "mcp_tool_call"
+
+
 class ApprovalInput(msgspec.Struct, tag_field="type", tag="agent.session.input.mcp_approval_request_result"):
     request_id: str
+    response: ApprovalResponse
 
 
 class EventsRequest(msgspec.Struct):

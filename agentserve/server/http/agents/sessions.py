@@ -12,6 +12,7 @@ from starlette.responses import Response
 from agentserve.server.agents.history import History
 from agentserve.server.agents.office import Busy, TooManyTurns
 from agentserve.server.agents.records import AgentConfig, Head, new_id
+from agentserve.server.agents.remote import ServerMissing
 from agentserve.server.agents.shelf import Full
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.agents.asked import BLANK, check_metadata, configured, input_texts
@@ -86,6 +87,12 @@ async def ask(
             status=409,
             code="turn_running",
             details={"turn": history.active.id if history.active else None},
+        ) from None
+    except ServerMissing as error:
+        raise ApiError(
+            f"An MCP server that is required cannot be had: {error}",
+            status=424,
+            code="mcp_server_unavailable",
         ) from None
     except TooManyTurns:
         raise ApiError(

@@ -8,8 +8,10 @@ from agentserve.server.agents.history import History
 from agentserve.server.agents.records import (
     AgentConfig,
     AgentTool,
+    ApprovalItem,
     CallItem,
     Item,
+    ListingItem,
     MessageItem,
     Output,
     OutputItem,
@@ -19,6 +21,7 @@ from agentserve.server.agents.records import (
     Usage,
     UserItem,
 )
+from agentserve.server.http.agents.servers import listed_object, server_object
 from agentserve.server.text_port import JsonObject
 
 
@@ -41,13 +44,7 @@ def session_object(history: History) -> JsonObject:
         "environment": {"type": "none"},
         "status": history.status,
         "required_actions": [
-            {
-                "type": "function_call",
-                "call_id": call.call,
-                "name": call.name,
-                "arguments": arguments(call),
-                "turn_id": turn.id,
-            }
+            _action(call, turn)
             for turn in [history.active]
             if turn is not None
             for call in history.required()
@@ -86,7 +83,47 @@ def item_objects(history: History, turn: str | None = None) -> list[JsonObject]:
     """Oldest first."""
     over = {t.id for t in history.turns if t.over}
     outputs = history.outputs()
-    return [item_object(item, of, outputs, over=of in over) for item, of in history.items(turn)]
+    return [
+        item_object(item, of, outputs, over=of in over)
+        for item, of in history.items(turn)
+        if is_shown(history, item)
+    ]
+
+
+def is_shown(history: History, item: Item) -> bool:
+    """What MCP tools return is shown with their calls; a decision is shown by what came of it."""
+    if isinstance(item, OutputItem):
+        called = history.call(item.call)
+        return called is None or called[0].kind != "mcp"
+    return not isinstance(item, ApprovalItem)
+
+
+def request_id(call: CallItem) -> str:
+    """By which a user's decision names the call."""
+    return f"mcpr_{call.id.rpartition('_')[2]}"
+
+
+def _action(call: CallItem, turn: Turn) -> JsonObject:
+    if call.kind != "mcp":
+        return {
+            "type": "function_call",
+            "call_id": call.call,
+            "name": call.name,
+            "arguments": arguments(call),
+            "turn_id": turn.id,
+        }
+    return {
+        "type": "mcp_approval_request",
+        "request_id": request_id(call),
+        "turn_id": turn.id,
+        "request": {
+            "type": "mcp_tool_call",
+            "server_label": call.server,
+            "name": call.remote,
+            "arguments": arguments(call),
+            "message": f"Allow {call.server} to run {call.remote}?",
+        },
+    }
 
 
 def item_object(
@@ -106,6 +143,17 @@ def item_object(
         case ReasoningItem():
             shown |= {"type": "reasoning", "status": _status(item.whole, begun)}
             shown["summary"] = [] if begun else [{"type": "summary_text", "text": item.text}]
+        case CallItem(kind="mcp"):
+            output = outputs.get(item.call)
+            shown |= {"type": "mcp_call", "server_label": item.server, "name": item.remote}
+            shown["arguments"] = arguments(item)
+            shown["output"] = None if output is None or output.output is None else _output(output.output)
+            shown["error"] = None if output is None else output.error
+            shown["approval_request_id"] = request_id(item) if item.approval else None
+            shown["status"] = _call_status(item, output, over=over)
+        case ListingItem():
+            shown |= {"type": "mcp_list_tools", "server_label": item.server, "error": item.error}
+            shown["tools"] = [listed_object(tool) for tool in item.tools]
         case CallItem():
             shown |= {"type": "function_call", "call_id": item.call, "name": item.name}
             shown["arguments"] = arguments(item)
@@ -164,7 +212,7 @@ def _config(config: AgentConfig) -> JsonObject:
         "name": config.name,
         "model": config.model,
         "instructions": config.instructions,
-        "tools": [_tool(tool) for tool in config.tools],
+        "tools": [*map(_tool, config.tools), *map(server_object, config.servers)],
         "reasoning": {"effort": config.effort, "summary": config.summary},
         "text": {"format": form, "verbosity": config.verbosity},
         "service_tier": config.service_tier,

@@ -7,8 +7,14 @@ from collections.abc import Callable, Sequence
 
 from agentserve.server.agents.fold import Closed, Grew, Opened, Step
 from agentserve.server.agents.history import History
-from agentserve.server.agents.records import CallItem, Failure, Item, MessageItem, Turn
-from agentserve.server.http.agents.shown import item_object, session_object, turn_object, usage_object
+from agentserve.server.agents.records import CallItem, Failure, Item, MessageItem, ReasoningItem, Turn
+from agentserve.server.http.agents.shown import (
+    is_shown,
+    item_object,
+    session_object,
+    turn_object,
+    usage_object,
+)
 from agentserve.server.sessions.events import EventLog, EventLogs
 from agentserve.server.text_port import JsonObject
 from agentserve.types import SessionId
@@ -65,7 +71,8 @@ class Telling:
                 self._closed(history, turn, step)
 
     def added(self, history: History, turn: Turn, item: Item) -> None:
-        self._item(history, turn, "added", self._shown(history, turn, item))
+        if is_shown(history, item):
+            self._item(history, turn, "added", self._shown(history, turn, item))
 
     def call_done(self, history: History, turn: Turn, call: str) -> None:
         index = 0
@@ -73,7 +80,7 @@ class Telling:
             if isinstance(item, CallItem) and item.call == call:
                 shown = item_object(item, of, history.outputs(), over=turn.over)
                 self._item(history, turn, "done", shown, output_index=index)
-            index += item.__struct_config__.tag not in ("user", "output")
+            index += isinstance(item, CallItem | MessageItem | ReasoningItem)
 
     def _opened(self, history: History, turn: Turn, step: Opened) -> None:
         item = step.item

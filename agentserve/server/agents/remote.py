@@ -1,0 +1,102 @@
+"""Tools of MCP servers: their listings, and calls of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+
+from agentserve.server.agents.fold import NewId
+from agentserve.server.agents.history import History
+from agentserve.server.agents.records import ListedMcpTool, ListingItem, McpServer
+from agentserve.server.agents.runners import ToolCall, ToolOutcome
+from tools_bridge.mcp.listing import called, taken
+from tools_bridge.mcp.types import ListedTool, Mcp, McpFailed, Place
+
+log = logging.getLogger(__name__)
+
+LIST_SECONDS = 10.0
+CALL_SECONDS = 60.0  # where the server's definition says nothing
+FAILED = "The tool failed."
+
+
+class ServerMissing(Exception):
+    """A server that no turn begins without has no listing."""
+
+
+class McpTools:
+    """A `ToolRunner`."""
+
+    lasting = False  # a call may have had its effect
+
+    def __init__(self, mcp: Mcp) -> None:
+        self._mcp = mcp
+
+    async def listings(self, history: History, new_id: NewId) -> list[ListingItem]:
+        """Of servers that the session has none of yet, asked all at once. ServerMissing."""
+        servers = history.head.config.servers
+        fresh = [server for server in servers if history.listing(server) is None]
+        if not fresh:
+            return []
+        found = await asyncio.gather(*(self._list(server) for server in fresh))
+        for server, listed in zip(fresh, found, strict=True):
+            if server.required and isinstance(listed, str):
+                raise ServerMissing(f"{server.label}: {listed}")
+        return _items(history, fresh, found, new_id)
+
+    async def _list(self, server: McpServer) -> list[ListedTool] | str:
+        """Its tools, or why there are none."""
+        try:
+            listed = await self._mcp.list_tools(Place(server.url, server.headers), LIST_SECONDS)
+            tools, left_out = await asyncio.to_thread(taken, listed, server.allowed)
+        except McpFailed as error:
+            log.warning("agents: the tools of MCP server %r are not there: %s", server.label, error.fault)
+            return str(error)
+        if left_out:
+            log.warning("agents: %d tool(s) of MCP server %r are left out", left_out, server.label)
+        return tools
+
+    async def run(self, call: ToolCall) -> ToolOutcome:
+        server = call.server
+        if server is None:
+            return ToolOutcome(error=f"The session has no MCP server {call.item.server!r} any more.")
+        try:
+            arguments = json.loads(call.item.arguments or "{}", parse_constant=_refuse)
+            json.dumps(arguments, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):  # half a surrogate pair among them
+            arguments = None
+        if not isinstance(arguments, dict):
+            return ToolOutcome(error="Bad arguments. They are no JSON object.")
+        seconds = CALL_SECONDS if server.timeout is None else server.timeout
+        try:
+            answer = await self._mcp.call(
+                Place(server.url, server.headers), call.item.remote, arguments, seconds
+            )
+        except McpFailed as error:
+            return ToolOutcome(error=str(error))
+        return ToolOutcome(error=answer.text or FAILED) if answer.failed else ToolOutcome(answer.text)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _items(
+    history: History, fresh: Sequence[McpServer], found: Sequence[list[ListedTool] | str], new_id: NewId
+) -> list[ListingItem]:
+    names = {tool.name for tool in history.config.tools}
+    lists = [
+        (server, [] if isinstance(listed, str) else listed)
+        for server, listed in zip(fresh, found, strict=True)
+    ]
+    shown = called([(server.label, [tool.name for tool in tools]) for server, tools in lists], names)
+    items = []
+    for (server, tools), listed in zip(lists, found, strict=True):
+        listing = tuple(
+            ListedMcpTool(shown[server.label, tool.name], tool.name, tool.description, tool.parameters)
+            for tool in tools
+        )
+        error = listed if isinstance(listed, str) else None
+        items.append(ListingItem(new_id("mcpl"), server.label, server.key, listing, error))
+    return items
