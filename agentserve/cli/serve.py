@@ -84,6 +84,9 @@ def serve(
     api_key: Annotated[
         list[str] | None, typer.Option(help="A key clients must send; may be repeated.")
     ] = None,
+    admin_key: Annotated[
+        list[str] | None, typer.Option(help="A key for metrics and the like; may be repeated.")
+    ] = None,
     chat_template: Annotated[Path | None, typer.Option(help="A Jinja file instead of the model's.")] = None,
     tool_parser: Annotated[
         str | None, typer.Option(help="The form of the model's tool calls.", show_default="as its template")

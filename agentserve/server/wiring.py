@@ -30,6 +30,11 @@ from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal, OpenStore
 from agentserve.server.sessions.store import SessionStore
 from agentserve.server.sessions.transcript import Transcripts
+from agentserve.server.tenants.audit import FOLDER as AUDIT_FOLDER
+from agentserve.server.tenants.audit import Audit, AuditLog, to_log
+from agentserve.server.tenants.keyfile import FOLDER as KEYS_FOLDER
+from agentserve.server.tenants.keyfile import KeyFile
+from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import JsonObject
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.text import TextModel, canonical, load
@@ -49,6 +54,14 @@ class Kept:
     chronicle: Chronicle
 
 
+@dataclass(frozen=True, slots=True)
+class Keepers:
+    """Who is let in, and where it is written down what they did."""
+
+    keyring: Keyring
+    audit: Audit | None
+
+
 def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Prepared:
     """Everything of the API side that needs no worker. Raises ModelError or TextError (ValueErrors),
     and a ValueError or OSError where sessions cannot be kept in the data directory."""
@@ -66,8 +79,10 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         aliases=names[1:],
         version=__version__,
         api_keys=config.api_keys,
+        admin_keys=config.http.admin_keys,
+        tenants=config.tenants,
         host=config.http.host,
-        limits=Limits(body_bytes=config.http.max_body),
+        limits=Limits(body_bytes=config.http.max_body, body_seconds=config.http.body_seconds),
         force_usage=config.http.force_usage,
         reasoning_fields=REASONING_FIELDS
         if config.http.reasoning_field == "both"
@@ -79,12 +94,16 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
     bounds = Bounds(
         responses_bytes=config.http.keep_responses, ttl=config.http.response_ttl_days * SECONDS_PER_DAY
     )
-    kept, records = None, None
+    kept, records, audit = None, None, None
+    file = None if folder is None else KeyFile(folder / KEYS_FOLDER)
+    keyring = Keyring(config.api_keys, config.http.admin_keys, file)
     if folder is not None:
+        audit = AuditLog(folder / AUDIT_FOLDER)
         patience = options.limits.storage_seconds
         kept = open_sessions(open_store(folder / "sessions"), text, options.tool_wait_seconds, patience)
         records = open_records(folder / "responses", patience)
-    return Prepared(names[0], http_app(text, options, kept, Desk(time.time, bounds, records)))
+    guards = Keepers(keyring, audit or (to_log if keyring.closed else None))
+    return Prepared(names[0], http_app(text, options, kept, Desk(time.time, bounds, records), guards))
 
 
 def open_sessions(store: SessionStore, text: TextModel, max_wait: float, patience: float) -> Kept:
@@ -112,7 +131,11 @@ def open_records(folder: Path, patience: float) -> Records:
 
 
 def http_app(
-    text: TextModel, options: ServerOptions, kept: Kept | None = None, responses: Desk | None = None
+    text: TextModel,
+    options: ServerOptions,
+    kept: Kept | None = None,
+    responses: Desk | None = None,
+    keepers: Keepers | None = None,
 ) -> Callable[[Engine], Starlette]:
     """In two steps: this one may run in a thread while workers start, the result takes the engine."""
     shown = shown_bytes(text.tokenizer)
@@ -133,6 +156,8 @@ def http_app(
             journal=kept.journal if kept else None,
             chronicle=kept.chronicle if kept else None,
             responses=responses,
+            keyring=keepers.keyring if keepers else None,
+            audit=keepers.audit if keepers else None,
         )
 
     return build

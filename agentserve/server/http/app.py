@@ -23,11 +23,12 @@ from agentserve.metrics import Metrics
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http import housekeeping, sessions_api
+from agentserve.server.http.access import guard, open_paths
 from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import ServerContext, ServerOptions
-from agentserve.server.http.gate import Gate
+from agentserve.server.http.gate import Gate, Guards
 from agentserve.server.http.idempotency import Idempotency
 from agentserve.server.http.openapi import openapi
 from agentserve.server.http.residency import follow_decisions
@@ -52,6 +53,9 @@ from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
+from agentserve.server.tenants.accounts import Accounts
+from agentserve.server.tenants.audit import Audit
+from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 
 LOOK_SECONDS = 1.0  # between looks for waits that are over
@@ -73,6 +77,8 @@ def create_app(
     journal: Journal | None = None,
     chronicle: Chronicle | None = None,
     responses: Desk | None = None,
+    keyring: Keyring | None = None,
+    audit: Audit | None = None,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
     wall: Callable[[], float] = time.time,
@@ -81,7 +87,8 @@ def create_app(
 
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
     canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
-    `directory`; it is closed when the application ends.
+    `directory`; it is closed when the application ends. `keyring`: without one it has the keys of
+    `options`.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -123,13 +130,17 @@ def create_app(
         started=started,
         clock_at_start=epoch,
         new_seed=lambda: secrets.randbits(63),
+        keyring=keyring or Keyring(options.api_keys, options.admin_keys),
+        accounts=Accounts(options.tenants, clock.now),
         text_pool=text_pool,
         journal=journal,
         responses=responses or Desk(wall),
     )
 
+    routes = _routes()
+    guard(routes, context.accounts)
     app = Starlette(
-        routes=_routes(),
+        routes=routes,
         lifespan=_lifespan(context, text_pool, grammar_pool),
         exception_handlers={
             **dict.fromkeys(KNOWN, _known_error),
@@ -140,7 +151,8 @@ def create_app(
     app.state.context = context
     follow_decisions(context)
     app.add_middleware(Idempotency, clock=clock.now)
-    app.add_middleware(Gate, options=options, metrics=metrics)
+    guards = Guards(context.keyring, context.accounts, open_paths(), wall, clock.now, audit)
+    app.add_middleware(Gate, options=options, metrics=metrics, guards=guards)
     return app
 
 
@@ -186,6 +198,7 @@ async def _look(context: ServerContext) -> None:
             context.end_waits()
         if context.journal is not None and looks % DISK_LOOKS == 0:
             context.journal.look()
+        context.keyring.look()
 
 
 def _routes() -> list[Route]:

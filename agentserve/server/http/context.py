@@ -29,7 +29,10 @@ from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.turns import TurnRunner
+from agentserve.server.tenants.accounts import Accounts
+from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import ChatTemplate, Tokenizer
+from agentserve.tenant_limits import TenantsConfig
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -43,7 +46,9 @@ class ServerOptions:
     model: str  # the name clients use
     aliases: tuple[str, ...] = ()
     version: str = "0"
-    api_keys: tuple[str, ...] = ()  # empty: open, to requests that name this machine only
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # of the default tenant
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    tenants: TenantsConfig = field(default_factory=TenantsConfig)  # what each may ask for
     host: str = "127.0.0.1"  # that the server is bound to
     force_usage: bool = False  # send the usage chunk although nobody asked
     reasoning_fields: tuple[str, ...] = REASONING_FIELDS  # where replies show it
@@ -76,6 +81,8 @@ class ServerContext:
     clock_at_start: float
     new_seed: Callable[[], int]
     responses: Desk  # what the Responses API remembers
+    keyring: Keyring  # who is let in, and as whom
+    accounts: Accounts  # what tenants have used of their limits
     text_pool: Executor  # rendering and encoding long prompts stays off the event loop
     journal: Journal | None = None  # keeps the directory on disk; None: sessions end with the server
 

@@ -15,8 +15,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.callers import caller_in
 from agentserve.server.http.sse import DONE
 from agentserve.server.http.voice import error_response
+from agentserve.server.tenants.keys import ANYBODY
 
 HEADER = "idempotency-key"
 REPLAYED = (b"idempotent-replayed", b"true")
@@ -25,7 +27,7 @@ _ENDS = (DONE, b'data: {"type":"message_stop"}\n\n')  # of streams that tell of 
 _FAILED = b"event: response.failed\n"  # of a stream that ends as others do
 _KEPT_HEADERS = frozenset({b"content-type", b"x-session-id", b"cache-control"})
 
-Key = tuple[str, str, bytes]
+Key = tuple[str, str, str | None, str | None]  # path, key, and whose it is: tenant and API key
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ class Idempotency:
             refusal = ApiError(f"Idempotency-Key: 1 to {MOST_CHARS} characters", param="Idempotency-Key")
             await error_response(refusal, scope)(scope, receive, send)
             return
-        caller = headers.get("authorization", "") + "\n" + headers.get("x-api-key", "")
-        key = (scope["path"], given, sha256(caller.encode()).digest())
+        caller = caller_in(scope) or ANYBODY
+        key = (scope["path"], given, caller.tenant, caller.key)
         kept = self.replies.get(key, self._now())
         if kept is not None:
             await self._again(kept, scope, receive, send)
