@@ -57,6 +57,8 @@ class Rig:
         chronicle: Any = None,
         responses: Any = None,
         reply_form: ReplyForm | None = None,
+        keyring: Any = None,
+        audit: Any = None,
         **options: Any,
     ) -> None:
         self.engine = engine or ScriptedEngine()
@@ -75,6 +77,8 @@ class Rig:
             clock=clock,
             chronicle=chronicle,
             responses=responses,
+            keyring=keyring,
+            audit=audit,
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"
