@@ -1,4 +1,4 @@
-"""What strangers may do to a connection, over real sockets. Times are set so short that none is waited for."""
+"""What strangers may do to a connection, over real sockets. Times are so short that none is waited for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import uvicorn
 
 from agentserve.server.http.wire_bounds import Connections, WireBounds, bounded_protocol
 from agentserve.server.limits import Limits
-from tests.api_rig import Rig, events
+from tests.api_rig import TOOLS, Rig, events, hermes, settled, user
 from tests.fakes import ScriptedEngine, say
 
 HOST = b"host: localhost\r\n"
@@ -28,13 +28,17 @@ async def server(rig: Rig | None = None, **bounds: Any) -> AsyncIterator[tuple[i
     found = WireBounds(**{"head_seconds": LONG, "linger_seconds": LONG, **bounds})
     connections = Connections(found)
     config = uvicorn.Config(
-        rig.app, host="127.0.0.1", port=0, log_level="error", http=bounded_protocol(found, connections), ws="none"
+        rig.app,
+        host="127.0.0.1",
+        port=0,
+        log_level="error",
+        http=bounded_protocol(found, connections),
+        ws="none",
     )
     running = uvicorn.Server(config)
     task = asyncio.create_task(running.serve())
     try:
-        while not running.started:
-            await asyncio.sleep(0.002)
+        await settled(lambda: running.started)
         yield running.servers[0].sockets[0].getsockname()[1], connections
     finally:
         running.should_exit = True
@@ -112,7 +116,11 @@ async def test_what_is_within_bounds_passes() -> None:
         ([b"not http at all\r\n\r\n"], 400, "invalid_http"),
         ([b"GET /ping HTTP/1.1\r\nhost : x\r\n\r\n"], 400, "invalid_http"),
         ([b"\x16\x03\x01\x02\x00"], 400, "invalid_http"),
-        ([b"POST /x HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"], 400, "invalid_http"),
+        (
+            [b"POST / HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"],
+            400,
+            "invalid_http",
+        ),
     ],
 )
 async def test_heads_without_end_are_refused(pieces: list[bytes], status: int, code: str) -> None:
@@ -123,11 +131,7 @@ async def test_heads_without_end_are_refused(pieces: list[bytes], status: int, c
 
 
 async def gone(connections: Connections) -> None:
-    for _ in range(4000):
-        if not len(connections):
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError(f"{len(connections)} connections stayed")
+    await settled(lambda: not len(connections))
 
 
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\n"
@@ -136,15 +140,19 @@ CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"transfer-encoding
 @pytest.mark.parametrize(
     "rest",
     [
-        b"1;" + b"e" * 100_000,  # an extension of a chunk
-        b"1\r\n \r\n0\r\n" + b"t: r\r\n" * 200 + b"\r\n",  # trailers
-        b"1\r\n \r\n0\r\nt: " + b"r" * 100_000,  # one of them
+        [b"1;", *[b"e" * 60_000] * 20],  # an extension of a chunk
+        [b"1\r\n \r\n0\r\n" + b"t: r\r\n" * 200],  # trailers
+        [b"1\r\n \r\n0\r\nt: ", *[b"r" * 60_000] * 20],  # one of them
     ],
 )
-async def test_what_is_neither_head_nor_body_is_bounded(rest: bytes) -> None:
+async def test_what_is_neither_head_nor_body_is_bounded(rest: list[bytes]) -> None:
     async with server() as (port, connections):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(CHUNKED + rest)
+        with suppress(ConnectionError):
+            for piece in (CHUNKED, *rest):
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.002)
         await until_closed(reader)
         writer.close()
         await gone(connections)
@@ -176,7 +184,8 @@ async def test_bytes_that_drip_do_not_keep_a_connection() -> None:
 
 
 async def test_the_next_head_on_a_connection_has_its_time_too_and_an_answer_is_not_cut() -> None:
-    rig = Rig(ScriptedEngine(say("hello", hold_at=2)))
+    script = say("hello", hold_at=2)
+    rig = Rig(ScriptedEngine(script))
     async with server(rig, head_seconds=SOON) as (port, connections):
         body = json.dumps(
             {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "a"}]}
@@ -185,7 +194,7 @@ async def test_the_next_head_on_a_connection_has_its_time_too_and_an_answer_is_n
         writer.write(post(len(body)) + body + b"GET /pi")  # the next one stays behind
         await reader.readuntil(b"data: ")
         await asyncio.sleep(4 * SOON)
-        rig.engine.release()
+        script.release.set()
         raw = await until_closed(reader)
         assert b"[DONE]" in raw
         writer.close()
@@ -203,13 +212,17 @@ async def test_a_body_that_does_not_come_is_a_408_and_its_connection_ends() -> N
 
 
 async def test_a_tool_s_output_may_come_slowly() -> None:
-    from tests.tenants_rig import Tenants  # noqa: F401  (the rule is the same for every caller)
-
-    rig = Rig(ScriptedEngine(), limits=Limits(body_seconds=SOON))
+    rig = Rig(ScriptedEngine(say(hermes("now", "{}"))), limits=Limits(body_seconds=SOON))
+    answer = await rig.chat([user("a")], tools=TOOLS)
+    call = answer["choices"][0]["message"]["tool_calls"][0]["id"]
     async with server(rig) as (port, _):
-        path = b"/agentserve/sessions/none/tool_results/c/stream"
-        status, told = await said(port, post(10, path=path), whole=True)
-        assert (status, told["error"]["code"]) == (404, "session_not_found")
+        path = f"/agentserve/sessions/{answer['session_id']}/tool_results/{call}/stream".encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(10, b"connection: close\r\n", path=path) + b"12345")
+        await asyncio.sleep(4 * SOON)
+        writer.write(b"67890")
+        assert (await until_closed(reader)).startswith(b"HTTP/1.1 200")
+        writer.close()
 
 
 async def test_fifty_megabytes_are_refused_unread_and_a_sender_who_goes_on_is_cut_off() -> None:
@@ -247,13 +260,11 @@ async def test_connections_in_all_and_of_one_address() -> None:
     async with server(connections=3, per_address=2) as (port, connections):
         first = await asyncio.open_connection("127.0.0.1", port)
         second = await asyncio.open_connection("127.0.0.1", port)
-        while len(connections) < 2:
-            await asyncio.sleep(0.001)
+        await settled(lambda: not len(connections) < 2)
         status, told = await said(port, b"")
         assert (status, told["error"]["code"]) == (503, "too_many_connections")
         third = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
-        while len(connections) < 3:
-            await asyncio.sleep(0.001)
+        await settled(lambda: not len(connections) < 3)
         other = socket.socket()
         other.bind(("127.0.0.3", 0))
         other.setblocking(False)
@@ -264,8 +275,7 @@ async def test_connections_in_all_and_of_one_address() -> None:
         first[1].write(get())  # who is in is served
         assert (await reply(first[0])).startswith(b"HTTP/1.1 200")
         first[1].close()
-        while len(connections) > 2:
-            await asyncio.sleep(0.001)
+        await settled(lambda: not len(connections) > 2)
         assert (await said(port, get(), whole=True))[0] == 200
         for _, held in (second, third):
             held.close()
@@ -273,17 +283,16 @@ async def test_connections_in_all_and_of_one_address() -> None:
         assert connections.refused == 2
 
 
-async def test_a_thousand_slow_clients_leave_room_for_the_others() -> None:
-    async with server(head_seconds=1.0, connections=400, per_address=300) as (port, connections):
+async def test_hundreds_of_slow_clients_leave_room_for_the_others() -> None:
+    async with server(connections=400, per_address=300) as (port, connections):
         slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(350)]
+        await settled(lambda: (len(connections), connections.refused) == (300, 50))
         for _, writer in slow:
             writer.write(b"GET /ping HTTP/1.1\r\n")
         honest = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.9", 0))
         honest[1].write(get())
         assert (await reply(honest[0])).startswith(b"HTTP/1.1 200")
         honest[1].close()
-        for reader, _ in slow:
-            assert parsed(await until_closed(reader))[0] in (408, 503)
         for _, writer in slow:
             writer.close()
         await gone(connections)

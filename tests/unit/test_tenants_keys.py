@@ -28,7 +28,15 @@ def test_a_key_is_found_by_its_id_and_nothing_else_lets_in(tmp_path: Path) -> No
     assert table.caller(key) == Caller("acme", admin=False, key=record.id)
     assert table.caller(admin) == Caller(None, admin=True, key=key_id(admin))
     swapped = key[: -len(other.rpartition("_")[2])] + other.rpartition("_")[2]
-    wrong = (key[:-1] + ("0" if key[-1] != "0" else "1"), swapped, key.upper(), key + "0", key[:-1], "", "ask_")
+    wrong = (
+        key[:-1] + ("0" if key[-1] != "0" else "1"),
+        swapped,
+        key.upper(),
+        key + "0",
+        key[:-1],
+        "",
+        "ask_",
+    )
     for guess in (*wrong, "ask_" + "0" * 12 + "_" + "0" * 64, "\ud800", record.id):
         assert table.caller(guess) is None
 
@@ -63,10 +71,14 @@ def test_keys_made_at_once_are_all_there(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {record.tenant for record in KeyFile(tmp_path / "t").records()} == {f"tenant-{i}" for i in range(8)}
+    assert {record.tenant for record in KeyFile(tmp_path / "t").records()} == {
+        f"tenant-{i}" for i in range(8)
+    }
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[", b'{"version":2,"keys":[]}', b"\xff", b'{"keys":[{"id":1}]}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[", b'{"version":2,"keys":[]}', b"\xff", b'{"keys":[{"id":1}]}']
+)
 def test_a_file_that_is_no_key_file_stops_the_start_and_changes_nothing_later(
     tmp_path: Path, content: bytes
 ) -> None:

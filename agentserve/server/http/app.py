@@ -108,6 +108,7 @@ def create_app(
         },
     )
     started, epoch = wall(), clock.now()
+    accounts = Accounts(options.tenants, clock.now)
     if directory is None:  # one that is empty is false
         directory = SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds)
     context = ServerContext(
@@ -124,14 +125,14 @@ def create_app(
         background=Background(),
         exclusive=Exclusive(),
         metrics=metrics,
-        runner=TurnRunner(engine, metrics, clock),
+        runner=TurnRunner(engine, metrics, clock, accounts),
         clock=clock,
         wall=wall,
         started=started,
         clock_at_start=epoch,
         new_seed=lambda: secrets.randbits(63),
         keyring=keyring or Keyring(options.api_keys, options.admin_keys),
-        accounts=Accounts(options.tenants, clock.now),
+        accounts=accounts,
         text_pool=text_pool,
         journal=journal,
         responses=responses or Desk(wall),
