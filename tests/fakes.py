@@ -286,9 +286,11 @@ class ScriptedEngine:
             if script.hold_at == index:
                 hold = asyncio.ensure_future(script.release.wait())
                 quit_ = asyncio.ensure_future(stop.wait())
-                await asyncio.wait({hold, quit_}, return_when=asyncio.FIRST_COMPLETED)
-                hold.cancel()
-                quit_.cancel()
+                try:
+                    await asyncio.wait({hold, quit_}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    hold.cancel()
+                    quit_.cancel()
             await asyncio.sleep(0)
             if stop.is_set():
                 ids.clear()

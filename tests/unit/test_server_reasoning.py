@@ -42,6 +42,19 @@ async def test_the_answer_has_no_reasoning_in_it() -> None:
     assert message["content"] == "yes"
 
 
+async def test_events_of_a_session_tell_of_no_reasoning() -> None:
+    rig = Rig(ScriptedEngine(say("<think>\nhm and more</think>\n\nyes")))
+    reply = await rig.chat([user("a")])
+    session = rig.context.directory.get("default", reply["session_id"])
+    assert session is not None
+    told = rig.context.chronicle.log_of(session)
+    deltas, number = [], 0
+    while (event := told.since(number)[1]) is not None:
+        number = event.number
+        deltas += [json.loads(event.data)] if event.kind == "delta" else []
+    assert "".join(delta["content"] for delta in deltas) == "yes"
+
+
 async def test_a_prompt_that_ends_in_reasoning() -> None:
     rig = Rig(ScriptedEngine(say("hm</think>\n\n" + hermes("now", "{}"))), template=Thinks())
     choice = (await rig.chat([user("a")], tools=TOOLS))["choices"][0]

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http import history, sampling
+from agentserve.server.http.claims import claim_of, cut_calls
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import NOBODY, Identity, identity
 from agentserve.server.http.said import take_advice
@@ -21,13 +22,11 @@ from agentserve.server.http.structure import Form, chat_form
 from agentserve.server.http.structured import as_response_format, other_form
 from agentserve.server.http.turn_parts import answer_begins_behind, answer_factory, namespace, prompt_end
 from agentserve.server.limits import Limits
-from agentserve.server.sessions.identity import DEFAULT_TENANT
-from agentserve.server.sessions.seats import SessionSeat, chain_keys
+from agentserve.server.sessions.seats import SessionSeat
 from agentserve.server.sessions.session_record import Claim, Lease
 from agentserve.server.sessions.transcript import Told, result_digest
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import ChatTemplate, JsonObject
-from agentserve.text.unfinished import call_ids
 from agentserve.types import Sampling
 
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
@@ -97,25 +96,13 @@ async def prepare_turns(
     sampling.check_fields(fields, context.facts, limits)
     check_supported(fields)
     logprobs = _logprobs(fields, limits.top_logprobs)
-    was_cut = context.directory.cut
-    cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
+    cut = cut_calls(context, fields.messages)
     messages, told = await context.off_loop(_read, fields, limits, cut)
     fields = as_response_format(fields)  # the transcript keeps what was sent
     tools = history.tool_dicts(fields.tools, limits)
     form, grammar = await grammar_of(context, fields, tools)
     template = template_of(context)
-    keyed = messages
-    if cut:  # a history is the same with and without them
-        keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
-    keys = await context.off_loop(chain_keys, context.chain, keyed, fields.cache_salt)
-    claim = Claim(
-        DEFAULT_TENANT,
-        whose.named,
-        history.trailing_call_ids(messages),
-        keys,
-        history.call_ids(messages),
-        whose.parent,
-    )
+    claim = await claim_of(context, fields, messages, cut, whose)
     await context.check_storage()
     lease = begin(claim)
     seats = [_seat(context, lease, told)]
@@ -135,7 +122,7 @@ async def prepare_turns(
             logprobs=logprobs,
         )
         for _ in range(sampling.choices(fields, limits) - 1):
-            sibling = context.directory.sibling(lease.session, keys, context.clock.now())
+            sibling = context.directory.sibling(lease.session, claim.keys, context.clock.now())
             seats.append(_seat(context, sibling, told))
         before = answer_begins_behind(context, messages, prompt, bool(fields.continue_final_message))
         specs = tuple(
