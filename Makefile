@@ -6,16 +6,23 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
-.PHONY: help setup demo serve test check bench prove clean
+# Load generators of others, each in an environment of its own.
+TOOL    ?= abench
+OUTSIDE := .venv-outside
+abench  := agentic-bench==0.2.0
+aiperf  := aiperf==0.13.0
+
+.PHONY: help setup demo serve test check bench outside prove clean
 
 help:
-	@echo "make demo    run the main job: an agent session with a tool call, and end"
-	@echo "make serve   start the server on 127.0.0.1:8000 (ARGS='--port 9000 ...' for more)"
-	@echo "make test    run every test (ARGS='-k name' for some)"
-	@echo "make check   lint, types, arrows"
-	@echo "make bench   print speeds"
-	@echo "make prove   long proofs: soak, crash, big simulations"
-	@echo "make clean   remove .venv and caches"
+	@echo "make demo     run the main job: an agent session with a tool call, and end"
+	@echo "make serve    start the server on 127.0.0.1:8000 (ARGS='--port 9000 ...' for more)"
+	@echo "make test     run every test (ARGS='-k name' for some)"
+	@echo "make check    lint, types, arrows"
+	@echo "make bench    print speeds"
+	@echo "make outside  replay agents' sessions with abench, or TOOL=aiperf (1.2 GB), in .venv-outside"
+	@echo "make prove    long proofs: soak, crash, big simulations"
+	@echo "make clean    remove .venv and caches"
 
 setup: $(STAMP)
 
@@ -53,8 +60,14 @@ bench: $(STAMP)
 	@$(BIN)/agentserve bench $(ARGS)
 	@test -n "$(ARGS)" || $(BIN)/agentserve bench frontend
 
+outside: $(STAMP)
+	@test -n "$($(TOOL))" || { echo "TOOL is abench or aiperf"; exit 1; }
+	@test -x $(OUTSIDE)/$(TOOL)/bin/python || $(PYTHON) -m venv $(OUTSIDE)/$(TOOL)
+	@$(OUTSIDE)/$(TOOL)/bin/python -m pip --quiet --disable-pip-version-check install $($(TOOL))
+	@$(BIN)/agentserve bench outside --tool $(TOOL) --tools-dir $(OUTSIDE) $(ARGS)
+
 prove: $(STAMP)
 	@$(BIN)/python -m pytest -m prove $(ARGS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info build dist
+	rm -rf $(VENV) $(OUTSIDE) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info build dist

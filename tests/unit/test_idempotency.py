@@ -170,6 +170,19 @@ def test_answers_are_bounded_in_number_bytes_and_age() -> None:
     assert len(replies) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_message_that_is_said_again_has_the_ids_of_its_own_request(stream: bool) -> None:
+    rig = Rig()
+    body = BODY | {"max_tokens": 9, "stream": stream}
+    first = await rig.post("/v1/messages", body, KEY)
+    again = await rig.post("/v1/messages", body, KEY)
+    assert again.content == first.content
+    assert again.headers["idempotent-replayed"] == "true"
+    for reply in (first, again):
+        assert reply.headers["request-id"] == reply.headers["x-request-id"]
+    assert again.headers["request-id"] != first.headers["request-id"]
+
+
 async def test_the_messages_routes_are_told_in_their_shape() -> None:
     reply = await Rig().post("/v1/messages", {}, {"idempotency-key": "k" * 300})
     assert reply.status_code == 400

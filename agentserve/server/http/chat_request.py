@@ -20,8 +20,14 @@ from agentserve.server.http.said import take_advice
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.structure import Form, chat_form
 from agentserve.server.http.structured import as_response_format, other_form
-from agentserve.server.http.turn_parts import answer_begins_behind, answer_factory, namespace, prompt_end
-from agentserve.server.limits import Limits
+from agentserve.server.http.turn_parts import (
+    answer_begins_behind,
+    answer_factory,
+    namespace,
+    prompt_end,
+    reasoning_cap,
+)
+from agentserve.server.limits import INT64_MAX, Limits
 from agentserve.server.sessions.seats import SessionSeat
 from agentserve.server.sessions.session_record import Claim, Lease
 from agentserve.server.sessions.transcript import Told, result_digest
@@ -78,9 +84,7 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
             context.metrics.tiers.waited(tool, seconds)
         return lease
 
-    job = await prepare_turns(context, fields, begin, whose)
-    take_advice(context, job.seats[0].lease.session, whose, fields)
-    return job
+    return await prepare_turns(context, fields, begin, whose)
 
 
 async def prepare_turns(
@@ -124,7 +128,10 @@ async def prepare_turns(
         for _ in range(sampling.choices(fields, limits) - 1):
             sibling = context.directory.sibling(lease.session, claim.keys, context.clock.now())
             seats.append(_seat(context, sibling, told))
-        before = answer_begins_behind(context, messages, prompt, bool(fields.continue_final_message))
+        continues = bool(fields.continue_final_message)
+        before = answer_begins_behind(context, messages, prompt, continues)
+        cap = reasoning_cap(context, fields.thinking_token_budget, before, continues=continues)
+        settings = replace(settings, reasoning=cap)
         specs = tuple(
             _spec(
                 context,
@@ -137,6 +144,7 @@ async def prepare_turns(
             )
             for index, seat in enumerate(seats)
         )
+        take_advice(context, lease.session, whose, fields)
     except BaseException:
         for seat in seats:
             seat.rollback("not started")
@@ -215,6 +223,7 @@ def check_supported(fields: ChatRequest) -> None:
             f"reasoning_effort: {fields.reasoning_effort!r} is not one of {', '.join(EFFORTS)}",
             param="reasoning_effort",
         )
+    sampling.integer("thinking_token_budget", fields.thinking_token_budget, 0, 0, INT64_MAX)
 
 
 def _logprobs(fields: ChatRequest, most: int) -> int | None:

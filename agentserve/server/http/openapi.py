@@ -21,17 +21,21 @@ from agentserve.server.http.context import context_of
 from agentserve.server.http.replies import (
     ChatReply,
     CompletionReply,
+    ConversationReply,
+    DeletedReply,
     ErrorReply,
+    InputTokensReply,
+    ItemList,
+    MessageReply,
     MessagesErrorReply,
+    MessageTokens,
     ModelList,
     ModelReply,
+    ResponseReply,
     TokensReply,
 )
-from agentserve.server.http.responses.conversation_routes import (
-    add_items,
-    create_conversation,
-    update_conversation,
-)
+from agentserve.server.http.responses import conversation_routes as conversations
+from agentserve.server.http.responses import retrieve
 from agentserve.server.http.responses.create import count_input, create_response
 from agentserve.server.http.responses.schemas import ConversationRequest, ItemsRequest, ResponsesRequest
 from agentserve.server.http.schemas import (
@@ -61,13 +65,21 @@ class Operation:
 OPERATIONS: Mapping[object, Operation] = {
     chat_completions: Operation(ChatRequest, ChatReply, streams=True),
     completions: Operation(CompletionRequest, CompletionReply, streams=True),
-    messages: Operation(MessagesRequest, streams=True, error=MessagesErrorReply),
-    count_tokens: Operation(CountRequest, error=MessagesErrorReply),
-    create_response: Operation(ResponsesRequest, streams=True),
-    count_input: Operation(ResponsesRequest),
-    create_conversation: Operation(ConversationRequest),
-    update_conversation: Operation(ConversationRequest),
-    add_items: Operation(ItemsRequest),
+    messages: Operation(MessagesRequest, MessageReply, streams=True, error=MessagesErrorReply),
+    count_tokens: Operation(CountRequest, MessageTokens, error=MessagesErrorReply),
+    create_response: Operation(ResponsesRequest, ResponseReply, streams=True),
+    count_input: Operation(ResponsesRequest, InputTokensReply),
+    retrieve.get_response: Operation(reply=ResponseReply, streams=True),
+    retrieve.cancel_response: Operation(reply=ResponseReply),
+    retrieve.delete_response: Operation(reply=DeletedReply),
+    retrieve.input_items: Operation(reply=ItemList),
+    conversations.create_conversation: Operation(ConversationRequest, ConversationReply),
+    conversations.get_conversation: Operation(reply=ConversationReply),
+    conversations.update_conversation: Operation(ConversationRequest, ConversationReply),
+    conversations.delete_conversation: Operation(reply=DeletedReply),
+    conversations.list_items: Operation(reply=ItemList),
+    conversations.add_items: Operation(ItemsRequest, ItemList),
+    conversations.delete_item: Operation(reply=ConversationReply),
     housekeeping.models: Operation(reply=ModelList),
     housekeeping.model: Operation(reply=ModelReply),
     housekeeping.tokenize: Operation(TokenizeRequest, TokensReply),

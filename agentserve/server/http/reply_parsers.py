@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentserve.server.http.structure import Form
+from agentserve.server.http.structure import Form, Reasoning
 from agentserve.server.sessions.answer import Call, CallDelta, CallsOnly, Found, ToolParser
 from agentserve.server.sessions.identity import new_call_id
 from tools_bridge.compiler import GrammarCompiler
@@ -25,6 +25,14 @@ class ReplyParsers:
         inside = self._form.begun(before) if continues else self._form.inside(before)
         parser = self._form.parser(tool_specs(form), calls=form.calls, inside=inside)
         return CallsOnly(CallParser(parser)) if form.forced else CallParser(parser)
+
+    def reasoning(self, before: str, *, continues: bool = False) -> Reasoning | None:
+        """How reasoning is set apart. Families that read whole replies have no one mark for it."""
+        think = self._form.think
+        if think is None or think.tokens or self._form.family.program is not None:
+            return None
+        inside = self._form.begun(before) if continues else self._form.inside(before)
+        return Reasoning(think.open, think.close, inside)
 
 
 class CallParser:

@@ -64,6 +64,19 @@ class ParserMaker(Protocol):
         `continues` one, what that begins with."""
         ...
 
+    def reasoning(self, before: str, *, continues: bool = False) -> Reasoning | None:
+        """How the model sets reasoning apart in such an answer; None where it has no marks for that."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The marks around it, and whether an answer begins behind the first of them."""
+
+    open: str
+    close: str
+    inside: bool
+
 
 class GrammarMaker(Protocol):
     """Compiles forms; thread-safe. A schema it cannot take is a ValueError."""
