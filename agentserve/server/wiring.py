@@ -30,6 +30,7 @@ from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal, OpenStore
 from agentserve.server.sessions.store import SessionStore
 from agentserve.server.sessions.transcript import Transcripts
+from agentserve.server.tenants.accounts import quotas
 from agentserve.server.tenants.audit import FOLDER as AUDIT_FOLDER
 from agentserve.server.tenants.audit import Audit, AuditLog, to_log
 from agentserve.server.tenants.keyfile import FOLDER as KEYS_FOLDER
@@ -100,18 +101,23 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
     if folder is not None:
         audit = AuditLog(folder / AUDIT_FOLDER)
         patience = options.limits.storage_seconds
-        kept = open_sessions(open_store(folder / "sessions"), text, options.tool_wait_seconds, patience)
+        kept = open_sessions(open_store(folder / "sessions"), text, options, patience)
         records = open_records(folder / "responses", patience)
     guards = Keepers(keyring, audit or (to_log if keyring.closed else None))
     return Prepared(names[0], http_app(text, options, kept, Desk(time.time, bounds, records), guards))
 
 
-def open_sessions(store: SessionStore, text: TextModel, max_wait: float, patience: float) -> Kept:
+def open_sessions(store: SessionStore, text: TextModel, options: ServerOptions, patience: float) -> Kept:
     """All sessions of the store, as they were but for turns that ran. `patience`: seconds that a client
     waits for the disk."""
     clock = WallClock()
     journal = Journal(store, text.digest(), clock, time.time, patience)
-    directory = SessionDirectory(new_session_id, max_wait=max_wait, book=journal)
+    directory = SessionDirectory(
+        new_session_id,
+        max_wait=options.tool_wait_seconds,
+        book=journal,
+        quota=quotas(options.tenants),
+    )
     directory.restore(journal.sessions(), clock.now())
     if len(directory) or journal.skipped:
         log.info("%d session(s) are back, %d could not be read", len(directory), journal.skipped)

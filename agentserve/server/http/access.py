@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentserve.server.errors import ApiError
 from agentserve.server.http.callers import caller_in, no_key, not_a_tenant, not_an_admin
 from agentserve.server.http.pace import let_body_take_its_time
+from agentserve.server.http.reading import bound_body
 from agentserve.server.tenants.accounts import Accounts
 from agentserve.server.tenants.keys import Caller
 
@@ -114,8 +115,12 @@ class _Guarded:
         check(rule, caller)
         if rule is not None and rule.slow_body:
             let_body_take_its_time(scope)
-        if rule is not None and rule.turns and caller is not None and caller.tenant is not None:
-            self._accounts.check_turn(caller.tenant)
+        if rule is not None and caller is not None and caller.tenant is not None:
+            limits = self._accounts.limits(caller.tenant)
+            if limits.request_bytes is not None:
+                bound_body(scope, limits.request_bytes)
+            if rule.turns:
+                self._accounts.check_turn(caller.tenant)
         await self._app(scope, receive, send)
 
 

@@ -53,7 +53,7 @@ from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
-from agentserve.server.tenants.accounts import Accounts
+from agentserve.server.tenants.accounts import Accounts, quotas
 from agentserve.server.tenants.audit import Audit
 from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import ChatTemplate, Tokenizer
@@ -110,7 +110,9 @@ def create_app(
     started, epoch = wall(), clock.now()
     accounts = Accounts(options.tenants, clock.now)
     if directory is None:  # one that is empty is false
-        directory = SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds)
+        directory = SessionDirectory(
+            new_session_id, max_wait=options.tool_wait_seconds, quota=quotas(options.tenants)
+        )
     context = ServerContext(
         options=options,
         engine=engine,

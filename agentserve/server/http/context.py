@@ -139,6 +139,10 @@ class ServerContext:
                 code="model_not_found",
             )
 
+    def check_stored(self, tenant: str) -> None:
+        """Whether a tenant may have more responses and conversations kept. OverLimit."""
+        self.accounts.check_stored(tenant, self.responses.bytes_of(tenant))
+
     async def check_storage(self) -> None:
         """Refuse what could not be kept before anything is computed for it. StorageFailed."""
         if self.journal is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from agentserve.server.engine_port import EngineDown
 from agentserve.server.errors import ApiError
 from agentserve.server.http.rates import over_limit
-from agentserve.server.sessions.directory import DirectoryFull
 from agentserve.server.sessions.errors import (
     SessionClosed,
     StorageFailed,
@@ -14,7 +13,8 @@ from agentserve.server.sessions.errors import (
     TurnFailed,
     TurnRefused,
 )
-from agentserve.server.tenants.accounts import OverLimit
+from agentserve.server.sessions.room import DirectoryFull, TenantFull
+from agentserve.server.tenants.accounts import SOON, OverLimit
 from agentserve.text.errors import TextError
 
 KNOWN = (ApiError, TurnError, EngineDown, DirectoryFull, OverLimit)
@@ -40,6 +40,8 @@ def api_error(error: Exception) -> ApiError | None:
             return ApiError(str(error), status=503, headers={"retry-after": "1"})
         case OverLimit():
             return over_limit(error)
+        case TenantFull():
+            return over_limit(OverLimit("sessions", f"{str(error).capitalize()}.", SOON))
         case DirectoryFull():
             return ApiError(f"The server is full: {error}.", status=503, headers={"retry-after": "1"})
     return None

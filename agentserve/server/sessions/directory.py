@@ -23,14 +23,7 @@ from dataclasses import replace
 from agentserve.server.sessions.book import Book
 from agentserve.server.sessions.departures import Departures
 from agentserve.server.sessions.lineage import Lineages
-from agentserve.server.sessions.room import (
-    NO_QUOTA,
-    DirectoryFull,
-    Quota,
-    Room,
-    TenantFull,
-    longest_unused,
-)
+from agentserve.server.sessions.room import NO_QUOTA, DirectoryFull, Quota, Room, TenantFull, longest_unused
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
     Claim,
@@ -86,9 +79,6 @@ class SessionDirectory:
     def count(self, tenant: str) -> int:
         """How many sessions a tenant has."""
         return self._room.of(tenant).sessions
-
-    def bytes_of(self, tenant: str) -> int:
-        return self._room.of(tenant).bytes
 
     def get(self, tenant: str, public_id: str) -> Session | None:
         return self._public.get((tenant, public_id))

@@ -10,9 +10,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from agentserve.server.sessions.room import Quota
 from agentserve.server.tenants.buckets import Bucket
 from agentserve.tenant_limits import TenantLimits, TenantsConfig
 
+LATER = 60.0  # seconds after which to ask again where the tenant itself has to do something
 SOON = 1.0  # seconds after which to ask again where nobody knows when a turn ends
 _SWEEP = 1024  # accounts; with more of them those at rest are looked for now and then
 
@@ -24,6 +26,16 @@ class OverLimit(Exception):
         self.limit = limit
         self.wait = max(1, math.ceil(wait))  # seconds
         super().__init__(f"{reason} Please try again in {self.wait} s.")
+
+
+def quotas(config: TenantsConfig) -> Callable[[str], Quota]:
+    """What each tenant's sessions may take, as the directory asks for it."""
+
+    def of(tenant: str) -> Quota:
+        limits = config.of(tenant)
+        return Quota(limits.sessions, limits.stored_bytes)
+
+    return of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +106,14 @@ class Accounts:
             self._tally(tenant).refused += 1
             raise OverLimit("tokens", f"Rate limit reached: {tokens.per_minute} tokens per minute.", wait)
         self._check_room(tenant, account, 1)
+
+    def check_stored(self, tenant: str, size: int) -> None:
+        """Whether a tenant of whom so many bytes are kept may have more kept. OverLimit."""
+        most = self.limits(tenant).stored_bytes
+        if most is not None and size >= most:
+            self._tally(tenant).refused += 1
+            reason = f"{size} bytes are stored, of {most} at most: delete some, or store nothing."
+            raise OverLimit("stored_bytes", reason, LATER)
 
     def begin(self, tenant: str, turns: int) -> None:
         """So many turns begin, all or none. OverLimit."""
