@@ -78,6 +78,11 @@ class HttpConfig(msgspec.Struct, frozen=True):
     keep_responses: int = 256 << 20  # bytes of stored responses; the oldest go
     response_ttl_days: int = 30  # then a stored response is gone, as at OpenAI
 
+    def __repr__(self) -> str:
+        """Without keys, which are shown to nobody."""
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name not in _SECRET)
+        return f"HttpConfig({', '.join(shown)})"
+
 
 class EngineConfig(msgspec.Struct, frozen=True):
     """One worker's limits."""
