@@ -81,8 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # --- the connection ----------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
         self._admitted = self._shared.admit(self._address)
