@@ -12,7 +12,7 @@ import typer
 
 from agentserve.cli.output import fail
 from agentserve.cli.packages import foreign_kernels
-from agentserve.config import ServeConfig, StorageConfig, load
+from agentserve.config import ServeConfig, StorageConfig, has_keys, load
 from agentserve.values import show_size
 
 if TYPE_CHECKING:
@@ -152,10 +152,15 @@ def ready_text(ready: Ready, settings: ServeConfig) -> str:
     hello = ready.hello
     sized = "" if settings.engine.device_kv else " (from free memory; --device-kv sets it)"
     body = {"model": ready.model, "messages": [{"role": "user", "content": "Say hello."}]}
+    keyed = settings.api_keys or has_keys(settings.storage)
     request = [
         f"curl {ready.url}/v1/chat/completions",
         "-H 'content-type: application/json'",
-        *(["-H 'authorization: Bearer <one of your keys>'"] if settings.api_keys else []),
+        *(
+            ["-H 'authorization: Bearer <one of your keys>'"]
+            if settings.api_keys or has_keys(settings.storage)
+            else []
+        ),
         f"-d {shlex.quote(msgspec.json.encode(body).decode())}",
     ]
     lines = [

@@ -95,7 +95,7 @@ def test_tenants_share_a_machine_and_nothing_else(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline, "a new key is not taken"
                 time.sleep(0.05)
         with server(folder, errors) as (client, _):
-            assert cached(client, b, PROMPTS[4]) == 0
+            assert cached(client, late, PROMPTS[0]) == 0
             assert hits(client, admin)["disk"] == 0
             for text in PROMPTS:
                 cached(client, a, text)
@@ -104,7 +104,7 @@ def test_tenants_share_a_machine_and_nothing_else(tmp_path: Path) -> None:
             assert client.get("/agentserve/sessions/Agent-0", headers={"x-api-key": b}).status_code == 404
         errors.seek(0)
         told = errors.read()
-    assert "uvicorn" in told or "DEBUG" in told, "it was told all that there is to tell"
+    assert "api INFO" in told
     audit = [json.loads(line) for line in (folder / "audit" / "audit.jsonl").read_text().splitlines()]
     assert {line["tenant"] for line in audit if "tenant" in line} == {"a", "b", "default", "late"}
     kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
+from agentserve.metrics import Metrics
 from agentserve.server.errors import json_response
 from agentserve.server.http.access import RULES, Access, guard, undeclared
 from agentserve.server.http.app import _routes
@@ -97,7 +98,8 @@ async def test_a_route_that_nobody_declared_is_refused() -> None:
     guard(routes, accounts, rules)
     rig = Tenants(ScriptedEngine())
     app = Starlette(routes=routes, exception_handlers=rig.app.exception_handlers)
-    guards = Guards(MadeUpKeys(), accounts, frozenset(), lambda: 0.0, lambda: 0.0)  # type: ignore[arg-type]
+    nothing: frozenset[str] = frozenset()
+    guards = Guards(MadeUpKeys(), accounts, nothing, nothing, lambda: 0.0, lambda: 0.0)  # type: ignore[arg-type]
     app.add_middleware(Gate, options=rig.context.options, metrics=rig.context.metrics, guards=guards)
     rig.a._transport.app = app  # type: ignore[attr-defined]
     assert (await rig.a.get("/known")).json() == {"tenant": "a"}
@@ -198,3 +200,30 @@ async def test_the_audit_log_says_who_did_what_and_no_word_of_it() -> None:
     assert nothing.route is None
     assert (foreign.tenant, foreign.status, foreign.route) == ("b", 404, "/agentserve/sessions/{name}")
     assert not re.search(f"secret|{A}|{B}|wrong-key|hello", repr(told))
+
+
+async def test_metrics_tell_the_admin_what_each_tenant_did() -> None:
+    rig = limited({"a": TenantLimits(concurrent_turns=1)})
+    for _ in range(2):
+        await rig.a.post(CHAT, json=body())
+    await rig.a.post(CHAT, json=body() | {"n": 2})
+    await rig.b.get("/v1/models")
+    page = (await rig.admin.get("/metrics")).text
+    found = dict(re.findall(r'^agentserve_tenant_(\w+_total\{tenant="\w+"\}) (\S+)', page, re.MULTILINE))
+    prompt = len(rig.engine.submits[0].tokens) // 4
+    assert {name: float(value) for name, value in found.items() if '"a"' in name} == {
+        'requests_total{tenant="a"}': 3,
+        'refused_total{tenant="a"}': 1,
+        'turns_total{tenant="a"}': 2,
+        'prompt_tokens_total{tenant="a"}': 2 * prompt,
+        'generated_tokens_total{tenant="a"}': 12,
+    }
+    assert found['requests_total{tenant="b"}'] == "1.0"
+
+
+def test_names_of_tenants_in_metrics_are_bounded() -> None:
+    metrics = Metrics()
+    metrics.tenants.set({f"t{i}": (1, 0, 0, 0, 0) for i in range(500)})
+    lines = [line for line in metrics.render().decode().splitlines() if "tenant_requests_total{" in line]
+    assert len(lines) == 101
+    assert lines[-1].endswith('{tenant="(others)"} 400.0')

@@ -80,3 +80,9 @@ def test_what_it_cannot_keep_up_with_is_counted(tmp_path: Path, monkeypatch: pyt
     for number in range(8):
         log(entry(number))
     assert log.lost == 3
+
+
+def test_without_a_folder_lines_go_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "agentserve.audit"):
+        audit.to_log(entry(7))
+    assert json.loads(caplog.records[0].getMessage())["request"] == "req-7"

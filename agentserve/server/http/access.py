@@ -82,9 +82,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 )
 
 
-def open_paths(rules: Mapping[str, Rule] = RULES) -> frozenset[str]:
-    """Those that are served without a key. None of them has parameters."""
-    return frozenset(path for path, rule in rules.items() if rule.access is Access.OPEN and "{" not in path)
+def paths(*kinds: Access, rules: Mapping[str, Rule] = RULES) -> frozenset[str]:
+    """Those of these kinds that have no parameters."""
+    return frozenset(path for path, rule in rules.items() if rule.access in kinds and "{" not in path)
 
 
 def undeclared(routes: Iterable[BaseRoute], rules: Mapping[str, Rule] = RULES) -> list[str]:

@@ -23,7 +23,7 @@ from agentserve.metrics import Metrics
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http import housekeeping, sessions_api
-from agentserve.server.http.access import guard, open_paths
+from agentserve.server.http.access import Access, guard, paths
 from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
@@ -154,7 +154,15 @@ def create_app(
     app.state.context = context
     follow_decisions(context)
     app.add_middleware(Idempotency, clock=clock.now)
-    guards = Guards(context.keyring, context.accounts, open_paths(), wall, clock.now, audit)
+    guards = Guards(
+        keyring=context.keyring,
+        accounts=context.accounts,
+        open_paths=paths(Access.OPEN),
+        free_paths=paths(Access.OPEN, Access.ADMIN),
+        wall=wall,
+        now=clock.now,
+        audit=audit,
+    )
     app.add_middleware(Gate, options=options, metrics=metrics, guards=guards)
     return app
 

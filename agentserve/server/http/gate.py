@@ -36,6 +36,7 @@ class Guards:
     keyring: Keyring
     accounts: Accounts
     open_paths: frozenset[str]  # that need no key
+    free_paths: frozenset[str]  # that count as nobody's requests
     wall: Callable[[], float]  # Unix time
     now: Callable[[], float]
     audit: Audit | None = None
@@ -145,7 +146,7 @@ class Gate:
                 return None if scope["path"] in self._guards.open_paths else no_key()
             let_in(scope, found)
             caller = found
-        if caller.tenant is not None and scope["path"] not in self._guards.open_paths:
+        if caller.tenant is not None and scope["path"] not in self._guards.free_paths:
             try:
                 self._guards.accounts.request(caller.tenant)
             except OverLimit as error:

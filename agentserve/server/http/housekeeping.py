@@ -220,6 +220,7 @@ async def metrics(request: Request) -> Response:
             kept=journal.kept_aside,
         )
     context.metrics.set_responses(context.responses.counts())
+    context.metrics.tenants.set(context.accounts.counts())
     context.metrics.set_sessions(context.directory.by_state(), context.directory.size_bytes)
     return Response(context.metrics.render(), media_type=CONTENT_TYPE)
 

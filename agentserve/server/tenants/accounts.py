@@ -82,6 +82,13 @@ class Accounts:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def counts(self) -> dict[str, tuple[int, ...]]:
+        """What each tenant has done: requests, refusals, turns, tokens of prompts and of answers."""
+        return {
+            tenant: (t.requests, t.refused, t.turns, t.prompt_tokens, t.generated_tokens)
+            for tenant, t in self.tallies.items()
+        }
+
     def limits(self, tenant: str) -> TenantLimits:
         return self.config.of(tenant)
 
