@@ -156,11 +156,7 @@ def ready_text(ready: Ready, settings: ServeConfig) -> str:
     request = [
         f"curl {ready.url}/v1/chat/completions",
         "-H 'content-type: application/json'",
-        *(
-            ["-H 'authorization: Bearer <one of your keys>'"]
-            if settings.api_keys or has_keys(settings.storage)
-            else []
-        ),
+        *(["-H 'authorization: Bearer <one of your keys>'"] if keyed else []),
         f"-d {shlex.quote(msgspec.json.encode(body).decode())}",
     ]
     lines = [
