@@ -201,6 +201,18 @@ async def test_the_next_head_on_a_connection_has_its_time_too_and_an_answer_is_n
         await gone(connections)
 
 
+async def test_a_request_behind_another_has_all_its_time() -> None:
+    async with server(head_seconds=SOON, linger_seconds=SOON) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = json.dumps({"tokens": [97]}).encode()
+        writer.write(get() + post(len(body), path=b"/detokenize"))
+        assert (await reply(reader)).startswith(b"HTTP/1.1 200")
+        await asyncio.sleep(4 * SOON)
+        writer.write(body)
+        assert parsed(await reply(reader))[1] == {"prompt": "a"}
+        writer.close()
+
+
 async def test_a_body_that_does_not_come_is_a_408_and_its_connection_ends() -> None:
     rig = Rig(ScriptedEngine(), limits=Limits(body_seconds=SOON))
     async with server(rig) as (port, connections):

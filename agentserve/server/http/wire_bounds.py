@@ -38,20 +38,23 @@ class Connections:
     def __init__(self, bounds: WireBounds) -> None:
         self._bounds = bounds
         self._of: Counter[str] = Counter()
+        self._all = 0
         self.refused = 0
 
     def __len__(self) -> int:
-        return self._of.total()
+        return self._all
 
     def admit(self, address: str) -> bool:
-        if len(self) >= self._bounds.connections or self._of[address] >= self._bounds.per_address:
+        if self._all >= self._bounds.connections or self._of[address] >= self._bounds.per_address:
             self.refused += 1
             return False
         self._of[address] += 1
+        self._all += 1
         return True
 
     def left(self, address: str) -> None:
         self._of[address] -= 1
+        self._all -= 1
         if not self._of[address]:
             del self._of[address]
 
@@ -151,7 +154,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self._whole and not self.transport.is_closing():
+        answered = self.cycle.response_complete  # the last request that came; others may be before it
+        if answered and not self._whole and not self.transport.is_closing():
             self._disarm()
             self._arm(self._bounds.linger_seconds)
 
