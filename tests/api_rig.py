@@ -119,6 +119,7 @@ class Rig:
         sessions = list(directory.sessions("default"))
         assert all(session.running is None and session.committed for session in sessions)
         assert directory.size_bytes == sum(session.cost for session in sessions)
+        assert directory.count("default") == len(sessions)
 
 
 def events(content: bytes) -> list[Any]:
