@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from agentserve.server.tenants.keyfile import KeyFile
 from tests.process.serving import serving
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -71,7 +72,9 @@ def hits(client: httpx.Client, admin: str) -> dict[str, float]:
 
 def test_tenants_share_a_machine_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    a, b, admin = (new_key(folder, *whose) for whose in (("--tenant", "a"), ("--tenant", "b"), ("--admin",)))
+    file = KeyFile(folder / "tenants")
+    a, b = new_key(folder, "--tenant", "a"), file.create("b", time.time())[1]
+    admin = file.create(None, time.time())[1]
     keys = (a, b, admin, API_KEY)
     with open(tmp_path / "errors", "w+") as errors:
         with server(folder, errors) as (client, _):
@@ -89,7 +92,7 @@ def test_tenants_share_a_machine_and_nothing_else(tmp_path: Path) -> None:
             assert {tier: n for tier, n in hits(client, admin).items() if n > found[tier]} == {}
             for key in (a, b, API_KEY):
                 assert client.get("/metrics", headers={"x-api-key": key}).status_code == 403
-            late = new_key(folder, "--tenant", "late")
+            late = file.create("late", time.time())[1]
             deadline = time.monotonic() + LIMIT
             while client.get("/v1/models", headers={"x-api-key": late}).status_code != 200:
                 assert time.monotonic() < deadline, "a new key is not taken"

@@ -191,8 +191,11 @@ async def test_the_audit_log_says_who_did_what_and_no_word_of_it() -> None:
     await rig.client.get("/metrics", headers=with_key("a-wrong-key"))
     await rig.a.get("/agentserve/sessions/some-name/")
     await rig.nobody.get("/health")
+    await rig.a.get("/v1/models/tiny")
     await rig.b.get(f"/agentserve/sessions/{reply.headers['x-session-id']}")
-    done, refused, nothing, foreign = told
+    done, refused, nothing, model, foreign = told
+    assert (model.route, model.session) == ("/v1/models/{name:path}", None)
+    assert foreign.session == done.session
     assert (done.tenant, done.key, done.method, done.status) == ("a", "id-a", "POST", 200)
     assert (done.route, done.request) == (CHAT, "mine")
     assert done.session == reply.headers["x-session-id"]

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import uvicorn
 
+from agentserve.config import HttpConfig
 from agentserve.server.http.wire_bounds import Connections, WireBounds, bounded_protocol
+from agentserve.server.launch import wire_bounds
 from agentserve.server.limits import Limits
 from tests.api_rig import TOOLS, Rig, events, hermes, settled, user
 from tests.fakes import ScriptedEngine, say
@@ -319,3 +321,14 @@ async def test_streams_pass_as_they_were() -> None:
             line for line in raw.partition(b"\r\n\r\n")[2].split(b"\r\n") if line.startswith((b"data", b"\n"))
         )
         assert events(text)[-1] == "[DONE]"
+
+
+def test_bounds_are_those_of_the_configuration_and_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentserve.server.launch.resource.getrlimit", lambda kind: (1024, 1024))
+    usual = wire_bounds(HttpConfig())
+    assert (usual.connections, usual.per_address, usual.headers) == (768, 384, 100)
+    assert (usual.head_bytes, usual.url_bytes, usual.head_seconds) == (65536, 8192, 10.0)
+    own = wire_bounds(
+        HttpConfig(max_connections=10, max_connections_per_address=9, max_headers=5, max_url=99)
+    )
+    assert (own.connections, own.per_address, own.headers, own.url_bytes) == (10, 9, 5, 99)

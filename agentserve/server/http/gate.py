@@ -28,6 +28,8 @@ from agentserve.server.tenants.keys import ANYBODY
 
 log = logging.getLogger(__name__)
 
+SESSION_PATH = "/agentserve/sessions/{name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Guards:
@@ -127,7 +129,7 @@ class Gate:
                 tenant=caller.tenant if caller is not None else None,
                 key=(caller.key or "open") if caller is not None else None,
                 route=state.get("route"),
-                session=reply.session or scope.get("path_params", {}).get("name"),
+                session=reply.session or _session_in(scope),
                 address=client[0] if client else None,
             )
         )
@@ -174,6 +176,12 @@ class _Reply:
     began: float
     status: int = 0  # 0: no reply has begun
     session: str | None = None
+
+
+def _session_in(scope: Scope) -> str | None:
+    """The session that a path names."""
+    named = scope["state"].get("route", "").startswith(SESSION_PATH)
+    return scope["path_params"]["name"] if named else None
 
 
 def _key(headers: Headers) -> str:
