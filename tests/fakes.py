@@ -113,7 +113,9 @@ def flat(message: Mapping[str, Any]) -> str:
         content = "".join(part["text"] for part in content)
     calls = [
         "<tool_call>\n"
-        + json.dumps({"name": c["function"]["name"], "arguments": json.loads(c["function"]["arguments"])})
+        + json.dumps(
+            {"name": c["function"]["name"], "arguments": json.loads(c["function"]["arguments"] or "{}")}
+        )
         + "\n</tool_call>"
         for c in message.get("tool_calls", ())
     ]

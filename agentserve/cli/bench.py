@@ -16,6 +16,7 @@ from rich.table import Table
 from agentserve.cli.bench_agents import agents
 from agentserve.cli.bench_compare import compare
 from agentserve.cli.bench_frontend import frontend
+from agentserve.cli.bench_grammar import grammar
 from agentserve.cli.bench_kernels import bench_kernels
 from agentserve.cli.bench_outside import outside
 from agentserve.cli.bench_quality import quality_bench
@@ -36,6 +37,7 @@ bench = typer.Typer(
 bench.command("agents")(agents)
 bench.command("compare")(compare)
 bench.command("frontend")(frontend)
+bench.command("grammar")(grammar)
 bench.command("kernels")(bench_kernels)
 bench.command("outside")(outside)
 bench.command("quality")(quality_bench)

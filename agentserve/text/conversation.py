@@ -97,7 +97,9 @@ def parse_message(raw: RawMessage, index: int = 0) -> Message:
     if raw.get("content") is None and role != "assistant":
         raise _broken(f"{where}.content", f"a {role} message needs content")
     call_id = _text(raw, "tool_call_id", where)
-    reasoning = _text(raw, "reasoning_content", where) or _text(raw, "reasoning", where)
+    reasoning = _text(raw, "reasoning_content", where)
+    other = _text(raw, "reasoning", where)
+    reasoning = reasoning or other or (other if reasoning is None else reasoning)
     return Message(
         role=role,
         parts=parts,

@@ -40,7 +40,9 @@ async def prompt_of(context: ServerContext, request: Request, fields: ChatReques
     whose = identity(request.headers, fields.session_id, limits, fields.vllm_xargs)
     tenant = tenant_of(request)
     cut = cut_calls(context, tenant, fields.messages)
-    messages = await context.off_loop(history.message_dicts, fields.messages, limits, cut)
+    messages = await context.off_loop(
+        history.message_dicts, fields.messages, limits, cut, written=context.tool_parser.written
+    )
     tools = history.tool_dicts(fields.tools, limits)
     claim = await claim_of(context, tenant, fields, messages, cut=cut, whose=whose)
     session = context.directory.foresee(claim)

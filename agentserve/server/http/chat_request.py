@@ -35,6 +35,7 @@ from agentserve.server.sessions.transcript import Told, result_digest
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import ChatTemplate, JsonObject
 from agentserve.types import Sampling
+from tools_bridge.call_syntax import CallSyntax
 
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
@@ -103,7 +104,7 @@ async def prepare_turns(
     check_supported(fields)
     logprobs = _logprobs(fields, limits.top_logprobs)
     cut = cut_calls(context, tenant, fields.messages)
-    messages, told = await context.off_loop(_read, fields, limits, cut)
+    messages, told = await context.off_loop(_read, fields, limits, cut, context.tool_parser.written)
     fields = as_response_format(fields)  # the transcript keeps what was sent
     tools = history.tool_dicts(fields.tools, limits)
     form, grammar = await grammar_of(context, fields, tools)
@@ -239,9 +240,11 @@ def _logprobs(fields: ChatRequest, most: int) -> int | None:
     return top
 
 
-def _read(fields: ChatRequest, limits: Limits, cut: Collection[str]) -> tuple[list[JsonObject], Told]:
+def _read(
+    fields: ChatRequest, limits: Limits, cut: Collection[str], written: CallSyntax
+) -> tuple[list[JsonObject], Told]:
     """The messages, checked and in one shape, and what the session's transcript keeps of the request."""
-    messages = history.message_dicts(fields.messages, limits, cut)
+    messages = history.message_dicts(fields.messages, limits, cut, written=written)
     settings = msgspec.to_builtins(replace(fields, messages=[]), str_keys=True)
     kept = {
         name: value for name, value in settings.items() if value is not None and name not in _OF_ONE_REQUEST
