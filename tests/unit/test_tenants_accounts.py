@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentserve.server.tenants.accounts import Accounts, OverLimit
 from agentserve.server.tenants.buckets import Bucket
@@ -31,6 +33,19 @@ def test_a_bucket_fills_evenly_and_never_over() -> None:
     assert bucket.full_in(10.0) == pytest.approx(70)
     assert bucket.level(10_000.0) == 60
     assert bucket.level(5_000.0) == 60  # a clock that goes back takes and gives nothing
+
+
+@given(st.integers(1, 1000), st.lists(st.tuples(st.floats(0, 100), st.integers(1, 50)), max_size=40))
+def test_no_more_is_taken_than_there_was(per_minute: int, steps: list[tuple[float, int]]) -> None:
+    bucket, now, taken = Bucket(per_minute, 0.0), 0.0, 0
+    for seconds, count in steps:
+        now += seconds
+        if not (wait := bucket.wait(count, now)):
+            bucket.take(count, now)
+            taken += count
+        elif count <= per_minute:
+            assert bucket.wait(count, now + wait) < 1e-6  # it is as long as it says
+        assert taken <= per_minute * (1 + now / 60) + 1e-6
 
 
 def test_requests_per_minute() -> None:

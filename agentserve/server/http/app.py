@@ -54,7 +54,7 @@ from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.tenants.accounts import Accounts, quotas
-from agentserve.server.tenants.audit import Audit
+from agentserve.server.tenants.audit import Audit, AuditLog
 from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 
@@ -144,7 +144,7 @@ def create_app(
     guard(routes, context.accounts)
     app = Starlette(
         routes=routes,
-        lifespan=_lifespan(context, text_pool, grammar_pool),
+        lifespan=_lifespan(context, audit, text_pool, grammar_pool),
         exception_handlers={
             **dict.fromkeys(KNOWN, _known_error),
             ClientGone: _client_gone,
@@ -175,7 +175,7 @@ def begin_drain(app: ASGIApp) -> None:
 
 
 def _lifespan(
-    context: ServerContext, *pools: ThreadPoolExecutor
+    context: ServerContext, audit: Audit | None, *pools: ThreadPoolExecutor
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -191,6 +191,8 @@ def _lifespan(
                 pool.shutdown(wait=False, cancel_futures=True)
             if context.journal is not None:
                 await context.journal.close()
+            if isinstance(audit, AuditLog):
+                await asyncio.to_thread(audit.close)
 
     return lifespan
 
