@@ -173,11 +173,11 @@ async def test_a_head_that_does_not_come_ends_the_connection(head: bytes) -> Non
 
 
 async def test_bytes_that_drip_do_not_keep_a_connection() -> None:
-    async with server(head_seconds=SOON) as (port, connections):
+    async with server(head_seconds=SOON, linger_seconds=SOON) as (port, connections):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         closed = asyncio.create_task(until_closed(reader))
         writer.write(b"GET /ping HTTP/1.1\r\n")
-        while not closed.done():
+        while not closed.done():  # it was told, and goes on
             writer.write(b"a: b\r\n")
             await asyncio.sleep(0.005)
         assert parsed(closed.result())[0] == 408

@@ -80,6 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._idle_bytes = 0  # since there was last a whole head, a piece of a body or a whole request
         self._whole = True  # the last request has come to its end
         self._verdict: ApiError | None = None  # why the parser was stopped
+        self._over = False  # all is said; what still comes is not looked at
         self._timer: asyncio.TimerHandle | None = None
 
     # --- the connection ----------------------------------------------------------------
@@ -91,6 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._admitted:
             self.transport = transport
             self._say(_too_many())
+            transport.close()
             return
         super().connection_made(transport)
         self._arm(self._bounds.head_seconds)
@@ -103,11 +105,11 @@ class BoundedProtocol(HttpToolsProtocol):
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._admitted or self.transport.is_closing():
+        if not self._admitted or self._over or self.transport.is_closing():
             return
         self._idle_bytes += len(data)
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._over or self.transport.is_closing():
             return
         if self._idle_bytes > self._bounds.head_bytes:
             self._verdict = _head_too_large(self._bounds)
@@ -185,16 +187,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = None
         if self.transport.is_closing():
             return
-        if self._whole and self.cycle is not None and not self.cycle.response_complete:
+        if self._over:
+            self.transport.close()
+        elif self._whole and self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False  # an answer is still being given: it closes then
-            return
-        if self._whole and self._idle_bytes:
+        elif self._whole and self._idle_bytes:
             self._say(_head_too_slow(self._bounds))
         else:
             self.transport.close()
 
     def _say(self, error: ApiError) -> None:
-        """A whole reply, and the end of the connection."""
+        """A whole reply, and the end of the connection, but not at once: a client that is still sending would
+        be told of a reset, and never read it."""
         body = dump_json(error.body())
         headers = {
             "content-type": "application/json",
@@ -205,7 +209,11 @@ class BoundedProtocol(HttpToolsProtocol):
         }
         head = b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in headers.items())
         self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
-        self.transport.close()
+        self._over = True
+        self._disarm()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._arm(self._bounds.linger_seconds)
 
 
 def _too_many() -> ApiError:
