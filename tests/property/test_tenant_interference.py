@@ -41,8 +41,6 @@ STEPS = st.lists(
 )
 # Of moments, which differ anyway.
 _TIMES = re.compile(r"_at$|^at$|^created$|_seconds$|^(as_of|deadline|until|since)$")
-    r"_at$|^at$|^created$|_seconds$|^(as_of|deadline|until|since)$"
-)  # of moments, which differ anyway
 _ID = re.compile(
     r"\b(?:sess-|call_|msg_\d+_sess-|[a-z]+_|chatcmpl-|cmpl-|req-)[0-9a-f]{16,}\b|\b[0-9a-f]{8}-\d+\b"
 )
