@@ -62,7 +62,6 @@ from agentserve.tools import Tool
 
 LOOK_SECONDS = 1.0  # between looks for waits that are over
 DISK_LOOKS = 5  # at every how many of them it is seen whether the disk of the sessions is there
-TOOL_THREADS = 16  # Python tools that are no coroutines, at once
 CLIENT_GONE_STATUS = 499  # nobody reads it; the access log does
 
 
@@ -100,7 +99,6 @@ def create_app(
     text_pool = ThreadPoolExecutor(2, thread_name_prefix="text")
     # Its threads wait for compilations, which the maker bounds; a slow schema must not hold up others.
     grammar_pool = ThreadPoolExecutor(8, thread_name_prefix="grammar")
-    tool_pool = ThreadPoolExecutor(TOOL_THREADS, thread_name_prefix="tool")
     clock = clock or WallClock()
     metrics = metrics or Metrics()
     metrics.show_as_vllm(
@@ -120,7 +118,6 @@ def create_app(
         Shelf() if agents is None else agents,
         telling,
         tools or {},
-        tool_pool,
         context=lambda: context,
         wall=wall,
         most_wait=options.tool_wait_seconds,
@@ -156,7 +153,7 @@ def create_app(
 
     app = Starlette(
         routes=_routes(),
-        lifespan=_lifespan(context, text_pool, grammar_pool, tool_pool),
+        lifespan=_lifespan(context, text_pool, grammar_pool),
         exception_handlers={
             **dict.fromkeys(KNOWN, _known_error),
             ClientGone: _client_gone,
