@@ -108,7 +108,8 @@ class ChatLine:
     def _restore(self, session: Session) -> None:
         """Its messages had to go while it waited: results need a place to be held."""
         messages = self._rebuilt(self._history.head.config)[: len(session.chain)]
-        marks = ((session.last_turn, len(messages)),)
+        steps = (batch.step for batch in reversed(self._history.batches) if batch.step is not None)
+        marks = ((next(steps, session.last_turn), len(messages)),)
         transcript = Transcript(session.key, write_json(messages), b"{}", marks)
         self._context.chronicle.transcripts.restore(transcript)
 
