@@ -51,6 +51,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     chat_template: Path | None = None  # overrides the model's own
     tool_parser: str | None = None  # the form of the model's tool calls; None: as its template tells
     reasoning_parser: str | None = None  # how it sets reasoning apart; None: as its template tells
+    steady_prompt: bool = False  # what the template moves from turn to turn stays where it was first
 
 
 class HttpConfig(msgspec.Struct, frozen=True):
@@ -143,6 +144,7 @@ _FLAGS: dict[str, _Key] = {
     "chat_template": _Key("model", "chat_template", optional(path)),
     "tool_parser": _Key("model", "tool_parser", optional(choice(*BY_NAME))),
     "reasoning_parser": _Key("model", "reasoning_parser", optional(choice(*REASONING))),
+    "steady_prompt": _Key("model", "steady_prompt", boolean),
     "host": _Key("http", "host", text),
     "port": _Key("http", "port", at_least(0, 65535)),
     "api_key": _Key("http", "api_keys", text_list),

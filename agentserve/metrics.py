@@ -88,6 +88,19 @@ class Metrics:
                 ("damaged_files", "Damaged files that are kept beside the sessions file"),
             )
         ]
+        self._responses = [
+            Gauge(f"agentserve_{name}", text, registry=made)
+            for name, text in (
+                ("responses", "Responses that are kept"),
+                ("responses_bytes", "Estimated size of them"),
+                ("conversations", "Conversations that are kept"),
+                ("conversations_bytes", "Estimated size of them"),
+                ("responses_running", "Responses that are being made in the background"),
+                ("response_events_bytes", "Size of the events of background responses"),
+                ("responses_disk_failing", "1 while the disk does not take responses"),
+                ("responses_disk_skipped", "Responses and conversations that could not be read at the start"),
+            )
+        ]
         self._workers = Gauge("agentserve_workers", "Workers that can take a turn", registry=made)
         self._ages = Gauge(
             "agentserve_worker_report_age_seconds",
@@ -151,6 +164,11 @@ class Metrics:
     def set_storage(self, *, failing: bool, skipped: int, damages: int, missing: int, kept: int) -> None:
         """How the disk that keeps sessions does."""
         for gauge, value in zip(self._storage, (failing, skipped, damages, missing, kept), strict=True):
+            gauge.set(value)
+
+    def set_responses(self, values: Sequence[float]) -> None:
+        """What the Responses API remembers, in the order of the gauges."""
+        for gauge, value in zip(self._responses, values, strict=True):
             gauge.set(value)
 
     def set_workers(self, alive: int, views: Sequence[WorkerView]) -> None:

@@ -43,6 +43,15 @@ class FinishReason(Enum):
     ERROR = "error"  # the executor failed on this turn; the turn is rolled back
 
 
+class ReasoningCap(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How much a turn may reason: behind `tokens` of them comes the token that closes it."""
+
+    tokens: int
+    close: int  # token id
+    open: int | None = None  # token id; None: reasoning begins with the prompt's end or not at all
+    inside: bool = False  # it begins there
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one turn picks its tokens. Validated by whoever builds it; the engine trusts it.
 
@@ -66,6 +75,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()  # stop strings; found by the worker, cut from the text by the API process
     logprobs: int | None = None  # None: none; k: the token's own log-probability and the k best
     grammar: str | None = None  # id of a grammar defined on the worker beforehand
+    reasoning: ReasoningCap | None = None
 
 
 class KVGroup(msgspec.Struct, frozen=True):

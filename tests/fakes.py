@@ -113,7 +113,9 @@ def flat(message: Mapping[str, Any]) -> str:
         content = "".join(part["text"] for part in content)
     calls = [
         "<tool_call>\n"
-        + json.dumps({"name": c["function"]["name"], "arguments": json.loads(c["function"]["arguments"])})
+        + json.dumps(
+            {"name": c["function"]["name"], "arguments": json.loads(c["function"]["arguments"] or "{}")}
+        )
         + "\n</tool_call>"
         for c in message.get("tool_calls", ())
     ]
@@ -286,9 +288,11 @@ class ScriptedEngine:
             if script.hold_at == index:
                 hold = asyncio.ensure_future(script.release.wait())
                 quit_ = asyncio.ensure_future(stop.wait())
-                await asyncio.wait({hold, quit_}, return_when=asyncio.FIRST_COMPLETED)
-                hold.cancel()
-                quit_.cancel()
+                try:
+                    await asyncio.wait({hold, quit_}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    hold.cancel()
+                    quit_.cancel()
             await asyncio.sleep(0)
             if stop.is_set():
                 ids.clear()

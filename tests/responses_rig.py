@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -78,6 +79,41 @@ def check_items(events: list[Any]) -> None:
     if events[-1]["type"] != "response.failed" and events[-1]["response"]["status"] != "cancelled":
         assert open_item is None
         assert events[-1]["response"]["output"] == output
+
+
+class Call:
+    """One request as the HTTP server makes it, by a client that may leave."""
+
+    def __init__(self, rig: Rig, method: str, path: str, body: Any = None, query: str = "") -> None:
+        self.sent: list[Any] = []
+        self.gone = asyncio.Event()
+        self._body: bytes | None = b"" if body is None else json.dumps(body).encode()
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "state": {}}
+        self.task = asyncio.create_task(
+            rig.app({**scope, "query_string": query.encode(), "headers": headers}, self._receive, self.send)
+        )
+
+    async def _receive(self) -> Any:
+        body, self._body = self._body, None
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int:
+        return self.sent[0]["status"] if self.sent else 0
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    def events(self) -> list[Any]:
+        return parsed(self.content)
 
 
 class Client:

@@ -75,6 +75,7 @@ class Said(msgspec.Struct, frozen=True):
     ahead: OneWait = OneWait()  # the one after the turn that runs
     priority: int = 0
     retain: float | tuple[Span, ...] | None = None
+    lent: bool = False  # the priority is not its client's word, but what was made of another
 
     @property
     def final(self) -> bool:
@@ -134,11 +135,18 @@ def receive(raw: Mapping[str, object], now: float) -> tuple[Hints, Mapping[str, 
 
 
 def hear(
-    said: Said, raw: Mapping[str, object], now: float, *, running: bool = False, held: bool = True
+    said: Said,
+    raw: Mapping[str, object],
+    now: float,
+    *,
+    running: bool = False,
+    held: bool = True,
+    lent: bool = False,
 ) -> Heard:
     """Take in fields as a client sent them, of any type; a receipt for each, in their order.
 
     now: of the clock that policies use. running: a turn of the session runs. held: a worker knows it.
+    lent: a priority among them is not the client's own word.
     """
     said = said.heard_from(now)
     receipts: dict[str, Receipt] = {}
@@ -149,6 +157,8 @@ def hear(
         receipts[str(name)[:NAME_SHOWN]] = receipt
         if name in FIELDS and receipt.status is not Status.REJECTED:
             said = _with(said, name, receipt.value, now, running=running)
+            if name == "priority":
+                said = replace(said, lent=lent)
     final = (said.ahead if running else said.wait).final
     for name, receipt in receipts.items():
         why = AT_TURNS_END if running else ""

@@ -7,7 +7,6 @@ Started by `CompileProcess`; ends when its input does.
 from __future__ import annotations
 
 import os
-import re
 import resource
 import signal
 import sys
@@ -17,14 +16,12 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from tools_bridge.compile_messages import MAX_COMPILED_CHARS, Job, Made, Vocabulary, receive, send
+from tools_bridge.json_schema.ebnf import mended
 from tools_bridge.schemas import GrammarError
 from tools_bridge.vocabulary import GrammarVocabulary
 
 if TYPE_CHECKING:
     import xgrammar
-
-_LENGTHS = re.compile(r'"(?:min|max)Length"')
-_BOUNDED_CHAR, _JSON_CHAR = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n]"  # in xgrammar's EBNF
 
 TOO_MUCH_MEMORY = "the schema needs too much memory to compile; simplify it"
 
@@ -82,11 +79,10 @@ class _Compiler:
     def _compiled(self, source: str) -> xgrammar.CompiledGrammar:
         import xgrammar
 
-        if _LENGTHS.search(source) is None:
+        if '"json_schema"' not in source:
             return self._compiler.compile_structural_tag(source)
-        # xgrammar 0.2.9 lets control characters into strings whose length is bounded: no JSON.
-        text = str(xgrammar.Grammar.from_structural_tag(source)).replace(_BOUNDED_CHAR, _JSON_CHAR)
-        return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(text))
+        rules = mended(str(xgrammar.Grammar.from_structural_tag(source)))
+        return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(rules))
 
     def _check_beginning(self, grammar: xgrammar.CompiledGrammar) -> None:
         import xgrammar

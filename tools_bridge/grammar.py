@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from tools_bridge.call_syntax import HERMES_REPLY, NUMBER, CallSyntax, ReplySyntax
+from tools_bridge.json_schema import MARKS, call_schema, exact_schema, looser
 from tools_bridge.schemas import MAX_ENUM, GrammarError, check_json, check_pattern, check_schema
+from tools_bridge.typed import kinds_of, to_json
 from tools_bridge.types import ToolSpec
 
 __all__ = ["GrammarError", "GrammarSource", "ResponseFormat", "ToolChoice", "reply_grammar"]
@@ -64,7 +66,7 @@ class ResponseFormat:
 
     kind: Literal["text", "json_object", "json_schema", "regex", "choice", "ebnf", "structural_tag"] = "text"
     schema: dict[str, object] | None = None
-    strict: bool = False
+    strict: bool = True
     text: str = ""
     choices: tuple[str, ...] = ()
 
@@ -174,8 +176,9 @@ def _response(response: ResponseFormat) -> Format | None:
         case "json_object":
             return _json({"type": "object"})
         case "json_schema":
-            check_schema(response.schema, "response_format.json_schema.schema", strict=response.strict)
-            return _json(response.schema)
+            where = "response_format.json_schema.schema"
+            check_schema(response.schema, where)
+            return _json(_answer_schema(response, where))
         case "regex":
             if not response.text:
                 raise GrammarError("regex: the pattern is empty")
@@ -194,6 +197,13 @@ def _response(response: ResponseFormat) -> Format | None:
     return form
 
 
+def _answer_schema(response: ResponseFormat, where: str) -> dict[str, object]:
+    schema = response.schema
+    if response.strict or schema is None:
+        return exact_schema(schema, where)
+    return _first_held(looser(schema), lambda wanted: exact_schema(wanted, where))
+
+
 def _choices(texts: tuple[str, ...]) -> Format:
     if not texts or not all(texts):
         raise GrammarError("choice: at least one text is needed, and none may be empty")
@@ -204,25 +214,53 @@ def _choices(texts: tuple[str, ...]) -> Format:
 
 
 def _tag(tool: ToolSpec, syntax: CallSyntax, *, held: bool) -> Format:
-    check_schema(tool.parameters, f"tools.{tool.name}.parameters", strict=tool.strict)
-    schema = _arguments_schema(tool.parameters) if held else {"type": "object"}
-    content = _json(schema) if syntax.style == "json" else _json(schema) | {"style": syntax.style}
+    where = f"tools.{tool.name}.parameters"
+    check_schema(tool.parameters, where)
+    schema = _held(tool, syntax, where) if held else {"type": "object"}
+    content = _json(schema)
+    if syntax.style != "json":
+        content |= {"style": syntax.style}
+        if syntax.style != "gemma":  # which has its own
+            content["excludes"] = list(MARKS[syntax.style])
     if syntax.numbered:
         number: Format = {"type": "regex", "pattern": NUMBER}
         content = {"type": "sequence", "elements": [number, _const(syntax.numbered), content]}
     return {"type": "tag", "begin": syntax.begin(tool.name), "content": content, "end": syntax.end}
 
 
-def _arguments_schema(parameters: dict[str, object]) -> dict[str, object]:
+def _held(tool: ToolSpec, syntax: CallSyntax, where: str) -> dict[str, object]:
+    """What the arguments are held to: the parameters by the letter, or as much of them as can be held
+    where the tool is not strict. There the last that is tried is any object, which all forms can write."""
+
+    def read(key: str, text: str) -> object:
+        return json.loads(to_json(text, kinds_of(tool, key)))
+
+    def held(wanted: Format) -> Format:
+        schema = exact_schema(wanted, where)
+        return schema if syntax.style == "json" else call_schema(schema, syntax.style, where, read)
+
+    parameters = _arguments(tool.parameters)
+    return held(parameters) if tool.strict else _first_held(looser(parameters), held)
+
+
+def _first_held(schemas: Iterable[Format], held: Callable[[Format], Format]) -> Format:
+    refusal = GrammarError("a schema is needed")
+    for schema in schemas:
+        try:
+            return held(schema)
+        except GrammarError as error:
+            refusal = error
+    raise refusal
+
+
+def _arguments(parameters: dict[str, object]) -> dict[str, object]:
     """Arguments are always an object; no parameters means the empty one (as OpenAI has it)."""
     if not parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     kind = parameters.get("type")
-    if kind is None and not parameters.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
-        return {"type": "object", **parameters}
     if kind not in (None, "object"):
         raise GrammarError(f"tools: the parameters of a tool must be of type 'object', not {kind!r}")
-    return parameters
+    return {"type": "object", **parameters}
 
 
 def _calls(tags: list[Format], syntax: CallSyntax, single: bool) -> Format:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
+from tools_bridge.parser import Rest
 from tools_bridge.reply import Reply
-from tools_bridge.source import Source, Step
+from tools_bridge.source import Marks, Source, Step
+
+MAX_JUNK = 4096  # characters between an object and its closing mark; after more than that none is awaited
 
 _IN_STRING = re.compile(r'["\\]')
 # Brackets and strings, and what is no JSON at all outside a string: there the object is broken off.
@@ -73,3 +77,29 @@ def give_object(source: Source, reply: Reply, *awaited: str) -> Step[str]:
         if source.ended:
             return "truncated"
         yield
+
+
+class Closing:
+    """The end of a call that is a JSON object and a closing mark. Models forget the mark: then what comes
+    there is text. Something between object and mark, though, belongs to the call and spoils it."""
+
+    def __init__(self, mark: str, opening: Sequence[str]) -> None:
+        """`opening`: marks that begin something else."""
+        self._mark = mark
+        self._marks = Marks(mark, *opening)
+        self._rest = Rest((mark,), opening)
+
+    def read(self, source: Source, reply: Reply, error: str, verdict: str = "") -> Step[None]:
+        """Close the open call, whose object had this `error`. `verdict`: what is wrong with a whole one."""
+        error = error or verdict or ("" if reply.runs else "malformed")
+        if error:
+            yield from self._rest.skip(source)
+            return reply.close(error)
+        blanks = yield from source.blanks()
+        junk, found = yield from source.upto(self._marks, MAX_JUNK)
+        if found == self._mark:
+            return reply.close("malformed" if junk else "")
+        source.at -= len(found)
+        reply.close()
+        if found or not self._mark.startswith(junk):  # the text may end within the mark
+            reply.say(blanks + junk)

@@ -18,13 +18,21 @@ class JsonError(ValueError):
     """Not what is meant by JSON; the message is one line without a place: the caller knows that."""
 
 
-def parse_arguments(value: object) -> dict[str, Json]:
-    """Call arguments as an object: JSON text, an object, or nothing (None, "", blanks, null: {})."""
+def parse_arguments(value: object, *, unique: bool = False) -> dict[str, Json]:
+    """Call arguments as an object: JSON text, an object, or nothing (None, "", blanks, null: {}).
+
+    `unique`: a key that comes twice in an object is an error; else its last value counts.
+    """
     if isinstance(value, str):
         if not value.strip():
             return {}
         try:
-            value = json.loads(value, parse_constant=_no_constant, parse_float=_finite)
+            value = json.loads(
+                value,
+                parse_constant=no_constant,
+                parse_float=_finite,
+                object_pairs_hook=_once if unique else None,
+            )
         except (ValueError, RecursionError):
             raise JsonError("arguments are not valid JSON") from None
     if value is None:
@@ -76,7 +84,8 @@ def _check_text(value: str) -> None:
         raise JsonError("a text holds a lone surrogate, which no UTF-8 text can")
 
 
-def _no_constant(text: str) -> Never:
+def no_constant(text: str) -> Never:
+    """For `json.loads`: NaN and its like are no JSON."""
     raise ValueError(f"{text} is not JSON")
 
 
@@ -84,4 +93,11 @@ def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is too large")
+    return value
+
+
+def _once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key comes twice")
     return value

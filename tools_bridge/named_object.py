@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 
 from tools_bridge.json_scan import ObjectScanner, Piece
-from tools_bridge.json_value import is_text
+from tools_bridge.json_value import is_text, no_constant
 from tools_bridge.reply import Reply
 from tools_bridge.source import Source, Step
 
@@ -31,6 +31,7 @@ class NamedObject:
         self._raw: list[str] = []
         self._held: list[str] = []  # of the arguments, not yet given
         self._name_parts: list[str] = []
+        self._name_size = 0
         self._name_seen = False
         self._given = False
         self._arguments_seen = False  # the whole value
@@ -76,7 +77,8 @@ class NamedObject:
             self._malformed = True
         if piece.key == "name" and not self._name_seen:
             self._name_parts.append(piece.text)
-            self._malformed = sum(map(len, self._name_parts)) > MAX_NAME
+            self._name_size += len(piece.text)
+            self._malformed = self._name_size > MAX_NAME
             if piece.last:
                 self._open("".join(self._name_parts))
         elif piece.key in self._keys and not self._arguments_seen:
@@ -90,12 +92,14 @@ class NamedObject:
     def _open(self, raw: str) -> None:
         self._name_seen = True
         name = _loads(raw)
-        known = self._known is None or name in self._known
-        if not isinstance(name, str) or not name or not is_text(name) or not known:
+        if not (isinstance(name, str) and name and is_text(name) and self._may_be(name)):
             self._malformed = True
         else:
             self.opened = True
             self._reply.open(name)
+
+    def _may_be(self, name: str) -> bool:
+        return self._known is None or name in self._known
 
     def _give_held(self) -> None:
         is_object = self._given or self._held[0].startswith("{")
@@ -114,14 +118,10 @@ class NamedObject:
         self._reply.arguments(text)
 
 
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _loads(raw: str) -> object:
     """The JSON value of `raw`, or a value of no JSON type if there is none."""
     try:
-        value: object = json.loads(raw, parse_constant=_no_constant)
+        value: object = json.loads(raw, parse_constant=no_constant)
     except (ValueError, RecursionError):
         return _BROKEN
     return value

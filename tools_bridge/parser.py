@@ -4,24 +4,32 @@ What a text means is a pure function of it; a parser computes that function piec
 linear in the text, whatever the pieces. The rules all families share:
 
 - A call counts as opened once its name is known. What only looks like the beginning of a call is plain
-  text, and nothing of it is lost.
+  text, and nothing of it is lost: marks and all, as it was written.
+- From then on all of its text is the call's, and none of it is content or reasoning. It ends with what
+  ends it in its form; where something is wrong with it, with its closing mark, before the next call's
+  opening mark, or with the text.
 - A call the text ends within is "truncated", one whose arguments are no JSON object by `json_value` is
-  "malformed". Neither is ever repaired, and neither may be run.
+  "malformed". Neither is ever repaired, and neither may be run. Clients have its name and what there was
+  of its arguments, streamed or not, and a finish reason that is not "tool_calls".
+- A whole call whose closing mark is missing is a call; what comes behind it is text. A closing mark that
+  closes nothing is text before the first call of a reply, and dropped behind it.
 - A call is written out as its arguments become certain, in order, one call at a time.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tools_bridge.deltas import Delta, Parsed
 from tools_bridge.reply import Reply
-from tools_bridge.source import Marks, Source, Step
+from tools_bridge.source import Marks, Source, Step, drop
 from tools_bridge.types import ToolSpec
 
 MAX_NAME = 256  # characters of a tool's name; what is longer is no name
+_NAME = re.compile(r"""[^\s<>{}()\[\]|｜"'`\\]+""")  # where it has no quotes of its own
 
 
 class ReplyParser(Protocol):
@@ -77,6 +85,11 @@ class Calls(Protocol):
         ...
 
     @property
+    def closers(self) -> tuple[str, ...]:
+        """Marks that end a call or a part of one, and mean nothing elsewhere."""
+        ...
+
+    @property
     def ends_thinking(self) -> bool:
         """A call that comes while the model reasons is meant: it forgot to say that it had ended."""
         ...
@@ -105,11 +118,6 @@ class StepParser:
     def thinking(self) -> bool:
         return self._reply.thinking
 
-    @property
-    def undecided(self) -> int:
-        """Characters that have come and not been read."""
-        return len(self._source.text) - self._source.at
-
     def feed(self, text: str) -> list[Delta]:
         if self._source.ended:
             raise RuntimeError("text after the end")
@@ -134,9 +142,9 @@ def tagged(calls: Calls, think: Think | None, asked: Asked, hidden: Sequence[str
     `hidden` marks are dropped wherever they are no part of a call or of reasoning.
     """
     triggers = calls.triggers if asked.calls else ()
-    close = think.close if think else None
+    closers = calls.closers if asked.calls else ()
     hidden = [mark for mark in hidden if mark not in triggers]
-    marks = Marks(*((think.open, think.close) if think else ()), *triggers, *hidden)
+    marks = Marks(*((think.open, think.close) if think else ()), *triggers, *hidden, *closers)
 
     def program(source: Source, reply: Reply) -> Step[None]:
         reply.verbatim = not triggers
@@ -147,11 +155,12 @@ def tagged(calls: Calls, think: Think | None, asked: Asked, hidden: Sequence[str
         while mark := (yield from source.until(marks, reply.say)):
             if mark in triggers and (calls.ends_thinking or not reply.thinking):
                 yield from calls.read(source, reply, mark, asked)
-            elif think and mark == think.close and reply.thinking:
+            elif think and mark == think.close and (reply.thinking or reply.blank):
+                reply.think()  # where it has ended already, it is said once more
                 reply.end_thinking()
             elif think and mark == think.open and reply.blank and not reply.thinking:
                 reply.think()
-            elif reply.thinking or (mark not in hidden and not (mark == close and reply.blank)):
+            elif reply.thinking or not (mark in hidden or (mark in closers and reply.called)):
                 reply.say(mark)
 
     return program
@@ -164,3 +173,22 @@ def give_up(source: Source, reply: Reply, text: str, *awaited: str) -> None:
         reply.cut(text)
     else:
         reply.say(text)
+
+
+def is_name(text: str) -> bool:
+    """Whether this can be a tool's name: without blanks, and without what marks are made of."""
+    return bool(_NAME.fullmatch(text))
+
+
+class Rest:
+    """What remains of a call that something is wrong with: up to its end, or the beginning of another."""
+
+    def __init__(self, closing: Sequence[str], opening: Sequence[str]) -> None:
+        self._opening = opening
+        self._marks = Marks(*closing, *opening)
+
+    def skip(self, source: Source) -> Step[None]:
+        """Read on to behind the next closing mark or before the next opening one."""
+        mark = yield from source.until(self._marks, drop)
+        if mark in self._opening:
+            source.at -= len(mark)

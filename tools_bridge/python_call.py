@@ -8,17 +8,18 @@ import re
 
 from tools_bridge.json_value import MAX_DEPTH, JsonError, check_json
 
-MAX_CHARS = 128 * 1024  # of one call
+MAX_CHARS = 128 * 1024  # of one argument
 
-_TOKEN = re.compile(r"""['"()\[\]{}\\]""")
+_TOKEN = re.compile(r"""['"()\[\]{}\\,]""")
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 
 class CallEnd:
-    """Follows strings and brackets to the parenthesis that ends a call."""
+    """Follows strings and brackets from argument to argument, and to the parenthesis that ends a call."""
 
     def __init__(self) -> None:
         self.done = False
+        self.between = False  # what was read last is the comma behind an argument
         self.failed = False
         self._closers: list[str] = []
         self._quote = ""
@@ -26,8 +27,9 @@ class CallEnd:
 
     def feed(self, text: str, at: int) -> int:
         """Read `text`, a call from its opening parenthesis on, from `at`; the index behind what belongs
-        to it."""
-        while at < len(text) and not (self.done or self.failed):
+        to it, or behind the comma of its next argument."""
+        self.between = False
+        while at < len(text) and not (self.done or self.failed or self.between):
             if self._escaped:
                 self._escaped = False
                 at += 1
@@ -45,6 +47,8 @@ class CallEnd:
             self._quote = "" if char == self._quote else self._quote
         elif char in "'\"":
             self._quote = char
+        elif char == ",":
+            self.between = len(self._closers) == 1
         elif char in _CLOSERS:
             self._closers.append(_CLOSERS[char])
             self.failed = len(self._closers) > MAX_DEPTH

@@ -1,4 +1,16 @@
-"""The families of models by the form of their replies, and which of them a chat template is made for."""
+"""The families of models by the form of their replies, and which of them a chat template is made for.
+
+One rule says, for all of them, what clients see of a reply; how parsers keep it is in `tools_bridge.parser`:
+
+- Every character of a reply is content, reasoning or a call's, and told in order, once; or it is one of the
+  marks and control tokens of the form, or white space beside them, and dropped.
+- What looks like a call and has no name is text, whole, as it was written. What has a name is a call, whole:
+  nothing of it is content, be it malformed or cut. (What stands beside calls in the sections of Kimi, and
+  what is addressed to tools in gpt-oss's and Kimi K3's replies, is no content in any case.)
+- A call that is not malformed or cut has arguments that are a JSON object, no key of which comes twice. One
+  that is: its name, what came of its arguments, and a finish reason other than "tool_calls".
+- All of that is the same at every cut into pieces, streamed or not, in time linear in the text.
+"""
 
 from __future__ import annotations
 
@@ -99,14 +111,14 @@ FAMILIES: tuple[Family, ...] = (
         "deepseek-v32",
         ReplySyntax(call_syntax.DEEPSEEK_V32),
         dsml.DsmlCalls(),
-        (("｜DSML｜function_calls",),),
+        (("｜DSML｜", "function_calls>"),),  # apart: a template may name the token
         markers=dsml.MARKERS,
     ),
     Family(
         "deepseek-v4",
         ReplySyntax(call_syntax.DEEPSEEK_V4),
         dsml.DsmlCalls(),
-        (("｜DSML｜tool_calls",),),
+        (("｜DSML｜", "tool_calls>"),),
         markers=dsml.MARKERS,
     ),
     Family(
@@ -164,7 +176,7 @@ FAMILIES: tuple[Family, ...] = (
         "llama4",
         ReplySyntax(call_syntax.LLAMA),
         pythonic.LlamaPythonicCalls(),
-        (("<|header_start|>",),),
+        (("<|header_start|>",), ("func_name1(params_name1=",)),  # as Meta tells Llama 3.2 and 4 of it
         markers=(*pythonic.MARKERS, *llama.MARKERS),
         ends=("<|eot|>", "<|eom|>"),
     ),

@@ -1,7 +1,7 @@
 """A reply as it is taken apart: content, reasoning and calls, in deltas and as a whole.
 
 White space around calls and reasoning belongs to no one and is dropped; where content goes on after a
-call, the white space before the call stays between the two texts.
+call, that before the call and that behind it stay between the two texts.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class _Text:
         self.parts: list[str] = []
         self.blanks: list[str] = []  # after the last part
         self.fresh = False  # white space that comes next is dropped
+        self.aside = False  # something else came after the last part: `blanks` are dropped at the end
 
     def add(self, text: str, *, verbatim: bool = False) -> str:
         """What of it is certain to be shown. `verbatim`: once there is some, white space is."""
@@ -42,7 +43,7 @@ class _Text:
             shown = "".join(self.blanks) + body
             self.parts.append(shown)
             self.blanks = []
-            self.fresh = False
+            self.fresh = self.aside = False
         if len(body) < len(text):
             self.blanks.append(text[len(body) :])
         return shown
@@ -67,6 +68,21 @@ class Reply:
     def blank(self) -> bool:
         """Nothing but white space was said or called so far."""
         return not self._content.parts and not self._calls and self._name is None
+
+    @property
+    def called(self) -> bool:
+        """There was a call."""
+        return bool(self._calls)
+
+    @property
+    def runs(self) -> bool:
+        """The open call's arguments are what everybody behind this parser takes for arguments."""
+        given = "".join(self._given)
+        try:
+            parse_arguments(given, unique=True)  # a key given twice: which value counts is anyone's guess
+        except JsonError:
+            return False
+        return bool(given.strip())
 
     @property
     def parsed(self) -> Parsed:
@@ -102,7 +118,9 @@ class Reply:
         self._name, self._given = name, []
         if self.thinking:
             self.end_thinking()
-        self._aside()
+        self._content.aside = True
+        if not self._content.parts:
+            self._aside()
         self._out.append(CallOpened(len(self._calls), name))
 
     def arguments(self, text: str) -> None:
@@ -112,9 +130,9 @@ class Reply:
 
     def close(self, error: str = "") -> None:
         """The open call has ended; without an `error` its arguments are checked once more."""
-        given = "".join(self._given)
-        if not error and not _runs(given):
+        if not error and not self.runs:
             error = "malformed"
+        given = "".join(self._given)
         self._out.append(CallClosed(len(self._calls), error))
         self._calls.append(PartialCall(self._name or "", given, complete=not error, error=error))
         self._name = None
@@ -130,7 +148,7 @@ class Reply:
             begun, self._cut = "".join(self._cut), None
             self.say(begun)
             self._cut = []
-        if not self._content.fresh and self._content.blanks:
+        if not (self._content.fresh or self._content.aside) and self._content.blanks:
             rest = "".join(self._content.blanks)
             self._content.parts.append(rest)
             self._out.append(ContentDelta(rest))
@@ -145,12 +163,3 @@ class Reply:
         self._content.fresh = True
         if not self._content.parts:
             self._content.blanks = []
-
-
-def _runs(arguments: str) -> bool:
-    """Whether the arguments are what everybody behind this parser takes for arguments."""
-    try:
-        parse_arguments(arguments)
-    except JsonError:
-        return False
-    return bool(arguments.strip())

@@ -13,37 +13,6 @@ MAX_ENUM = 2000
 MAX_PATTERN_CHARS = 2048
 MAX_PATTERN_DEPTH = 64  # of groups: xgrammar recurses into them
 
-_FORMATS = {
-    "date",
-    "time",
-    "date-time",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uri",
-    "uri-reference",
-    "uri-template",
-    "uuid",
-    "json-pointer",
-    "relative-json-pointer",
-}
-# What xgrammar 0.2.9 accepts but does not enforce, found by trying each with a violating text.
-_UNENFORCED = {
-    "uniqueItems",
-    "not",
-    "if",
-    "then",
-    "else",
-    "dependentRequired",
-    "dependentSchemas",
-    "multipleOf",
-    "contains",
-    "minContains",
-    "maxContains",
-    "$dynamicRef",
-}
 _ONE = ("items", "additionalProperties", "propertyNames", "additionalItems", "unevaluatedItems")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -53,8 +22,8 @@ class GrammarError(ValueError):
     """A grammar cannot be made from what the client asked for; the message is for the client."""
 
 
-def check_schema(schema: object, where: str, *, strict: bool) -> None:
-    """Refuse what cannot be compiled within bounds or, if `strict`, would not be enforced.
+def check_schema(schema: object, where: str) -> None:
+    """Refuse what cannot be read or compiled within bounds.
 
     `where` names the schema in the message of the GrammarError.
     """
@@ -63,8 +32,6 @@ def check_schema(schema: object, where: str, *, strict: bool) -> None:
     check_json(schema, where)
     for path, part in _subschemas(schema):
         _check_bounds(part, f"{where}{path}")
-        if strict:
-            _check_enforced(part, f"{where}{path}")
 
 
 def check_json(schema: object, where: str) -> None:
@@ -158,52 +125,3 @@ def _check_bounds(part: dict[str, object], where: str) -> None:
     values = part.get("enum")
     if isinstance(values, list) and len(values) > MAX_ENUM:
         raise GrammarError(f"{where}: enum has {len(values)} values, more than {MAX_ENUM}")
-
-
-def _check_enforced(part: dict[str, object], where: str) -> None:
-    unenforced = sorted(_UNENFORCED & part.keys())
-    if unenforced:
-        raise GrammarError(f"{where}: {unenforced[0]!r} cannot be enforced, so not with strict")
-    form = part.get("format")
-    if form is not None and not (isinstance(form, str) and form in _FORMATS):
-        raise GrammarError(f"{where}: format {form!r} cannot be enforced, so not with strict")
-    if "pattern" in part and ("minLength" in part or "maxLength" in part):
-        raise GrammarError(f"{where}: 'pattern' and a length cannot be enforced together, so not with strict")
-    items = part.get("allOf")
-    if isinstance(items, list) and len(items) > 1:
-        raise GrammarError(f"{where}: 'allOf' of several schemas cannot be enforced, so not with strict")
-    for key in ("$ref", "anyOf", "oneOf", "allOf"):
-        beside = part.keys() - {key, "title", "description", "default", "examples", "$defs", "definitions"}
-        if key in part and beside - {"$schema", "$id", "$comment", "discriminator"}:
-            other = sorted(beside)[0]
-            raise GrammarError(f"{where}: {other!r} beside {key!r} cannot be enforced, so not with strict")
-    _check_object(part, where)
-
-
-def _check_object(part: dict[str, object], where: str) -> None:
-    required, properties = part.get("required"), part.get("properties")
-    if isinstance(required, list) and isinstance(properties, dict):
-        for name in required:
-            if not isinstance(name, str) or name not in properties:
-                raise GrammarError(f"{where}: required property {name!r} is not among 'properties'")
-    if ("enum" in part or "const" in part) and isinstance(kind := part.get("type"), str):
-        values = part["enum"] if "enum" in part else [part["const"]]
-        for value in values if isinstance(values, list) else []:
-            if not _is_of(value, kind):
-                raise GrammarError(f"{where}: enum value {json.dumps(value)} is not of type {kind!r}")
-
-
-def _is_of(value: object, kind: str) -> bool:
-    types: dict[str, type | tuple[type, ...]] = {
-        "string": str,
-        "boolean": bool,
-        "null": type(None),
-        "array": list,
-        "object": dict,
-        "integer": int,
-        "number": (int, float),
-    }
-    if isinstance(value, bool) and kind != "boolean":
-        return False
-    expected = types.get(kind)
-    return expected is None or isinstance(value, expected)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tools_bridge.json_value import JsonError, check_json
+from tools_bridge.json_value import JsonError, check_json, no_constant
 from tools_bridge.reply import Reply
 from tools_bridge.source import Marks, Source, Step
 from tools_bridge.types import ToolSpec
@@ -20,6 +21,7 @@ ANY: Kinds = frozenset()
 
 _MAX_HOPS = 16  # of $ref and of alternatives in alternatives
 _MAX_LITERAL = 64 * 1024  # characters of a value that is tried as a Python literal
+_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 _NAMES = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -84,7 +86,7 @@ def to_json(raw: str, kinds: Kinds) -> str:
     text = raw.strip()
     text = _NAMES.get(text, text)
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=no_constant)
         check_json(value)
     except (ValueError, RecursionError):
         value = _literal(text) if kinds & {"object", "array"} else None
@@ -93,6 +95,10 @@ def to_json(raw: str, kinds: Kinds) -> str:
         text = json.dumps(value, ensure_ascii=False)
     kind = _kind(value)
     fits = not kinds or kind in kinds or (kind in ("integer", "number") and kinds & {"integer", "number"})
+    if kind == "number" and "string" in kinds and "number" not in kinds:
+        fits = False  # no integer, but a text
+    if kind == "number" and "string" in kinds and "number" not in kinds:
+        fits = False  # no integer, but a text
     if fits and not (kind == "string" and "string" in kinds):
         return text
     return json.dumps(raw, ensure_ascii=False)
@@ -110,8 +116,9 @@ def _literal(text: str) -> dict[str, object] | list[object] | None:
     return value if isinstance(value, dict | list) else None
 
 
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
+def attributes(tag: str) -> dict[str, str]:
+    """What stands as `key="value"` in a tag."""
+    return dict(_ATTRIBUTE.findall(tag))
 
 
 @dataclass(frozen=True, slots=True)

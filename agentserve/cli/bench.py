@@ -16,7 +16,9 @@ from rich.table import Table
 from agentserve.cli.bench_agents import agents
 from agentserve.cli.bench_compare import compare
 from agentserve.cli.bench_frontend import frontend
+from agentserve.cli.bench_grammar import grammar
 from agentserve.cli.bench_kernels import bench_kernels
+from agentserve.cli.bench_outside import outside
 from agentserve.cli.bench_quality import quality_bench
 from agentserve.cli.bench_tiers import tiers_bench
 from agentserve.cli.output import fail
@@ -35,7 +37,9 @@ bench = typer.Typer(
 bench.command("agents")(agents)
 bench.command("compare")(compare)
 bench.command("frontend")(frontend)
+bench.command("grammar")(grammar)
 bench.command("kernels")(bench_kernels)
+bench.command("outside")(outside)
 bench.command("quality")(quality_bench)
 bench.command("tiers")(tiers_bench)
 

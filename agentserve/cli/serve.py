@@ -91,6 +91,10 @@ def serve(
     reasoning_parser: Annotated[
         str | None, typer.Option(help="How it sets reasoning apart.", show_default="as its template")
     ] = None,
+    steady_prompt: Annotated[
+        bool,
+        typer.Option("--steady-prompt", help="Tools stay in front of the first message (Mistral v3 to v11)."),
+    ] = False,
     max_body: Annotated[str | None, typer.Option(help="Longest request body.", show_default="4MiB")] = None,
     force_usage: Annotated[bool, typer.Option("--force-usage", help="Add usage to every stream.")] = False,
     reasoning_field: Annotated[
@@ -128,6 +132,7 @@ def serve(
     """Serve a model over the OpenAI API (and the session API) until SIGTERM."""
     flags = {name: value for name, value in locals().items() if name != "config"}
     flags["force_usage"] = force_usage or None  # not given leaves the file its say
+    flags["steady_prompt"] = steady_prompt or None
     settings = load(flags, config)
     foreign = foreign_kernels()
     if foreign is not None:

@@ -16,13 +16,19 @@ import numpy as np
 from agentserve.core.plan import SampleSpec
 from agentserve.executor.grammars import GrammarFold, GrammarStore
 from agentserve.executor.penalties import TokenCounts, has_penalties
+from agentserve.executor.reasoning import ReasoningFold
 from agentserve.executor.stops import StopFold
 from agentserve.types import Sampling, SessionId, TurnId
 
 
 def needs_folds(sampling: Sampling) -> bool:
     """Whether `sampling` looks back at tokens at all."""
-    return sampling.grammar is not None or bool(sampling.stop) or has_penalties(sampling)
+    return (
+        sampling.grammar is not None
+        or sampling.reasoning is not None
+        or bool(sampling.stop)
+        or has_penalties(sampling)
+    )
 
 
 class TurnFolds:
@@ -36,6 +42,7 @@ class TurnFolds:
         self._token_bytes = token_bytes
         self.grammar: GrammarFold | None = None
         self.counts: TokenCounts | None = None
+        self.reasoning = ReasoningFold(sampling.reasoning) if sampling.reasoning is not None else None
         self._stops = StopFold(sampling.stop) if sampling.stop else None
         if sampling.grammar is not None:
             self.grammar = grammars.start(sampling.grammar)
@@ -57,6 +64,8 @@ class TurnFolds:
         self.generated.append(token)
         if self.counts is not None:
             self.counts.push(token)
+        if self.reasoning is not None:
+            self.reasoning.push(token)
         if self._stops is not None:
             data = self._token_bytes[token] if token < len(self._token_bytes) else b""
             hit = self._stops.push(data)

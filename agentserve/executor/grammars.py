@@ -52,6 +52,11 @@ class GrammarFold:
         """Whether the text is complete and no token but a stop token could follow."""
         return self._over
 
+    @property
+    def stops(self) -> frozenset[int]:
+        """The tokens that end a complete text."""
+        return self._stops
+
 
 class GrammarStore:
     """The compiled grammars a worker knows, by id."""

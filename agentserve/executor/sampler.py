@@ -3,7 +3,8 @@
 Order, as in vLLM: raw log-probabilities, logit bias, penalties, then what is forbidden (no end
 before `min_tokens`, the grammar's mask), then greedy, or temperature, top-k, top-p, min-p and a
 draw. Forbidding comes last so that nothing can lift it again; where the grammar leaves nothing
-but an end, the grammar wins over `min_tokens`.
+but an end, the grammar wins over `min_tokens`. Where reasoning has to end (`ReasoningCap`), only the
+token that closes it is left, if the grammar has it.
 
 A row is worked on alone, in numpy on one thread, so its token is the same whatever the batch.
 Plain greedy rows take what the decoder found to be best: comparing rounds nothing.
@@ -152,6 +153,9 @@ class Sampler:
             ids = folds.grammar.allowed()
             if folds.grammar.over or len(ids) == 0:
                 raise ValueError(f"grammar {spec.sampling.grammar!r} is already complete")
+        due = folds.reasoning.due if folds is not None and folds.reasoning is not None else None
+        if due is not None and due < len(row) and (ids is None or due in ids):
+            return np.array([due], dtype=np.int64)
         if spec.length - spec.prompt < spec.sampling.min_tokens:
             ends = self._ends(spec.sampling)
             if ids is not None:

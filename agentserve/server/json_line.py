@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import msgspec
 
@@ -11,9 +12,26 @@ _plain = msgspec.json.Encoder().encode
 
 
 def dump_json(value: object) -> bytes:
-    """One line of JSON. Non-ASCII is escaped, so that no reader finds a line break (U+2028) in it."""
+    """One line of JSON. Non-ASCII is escaped, so that no reader finds a line break (U+2028) in it; numbers
+    that JSON has none for are null."""
     try:
         line = _plain(value)  # several times as fast, and nearly always all that is needed
+        if line.isascii():
+            return line
     except UnicodeEncodeError:  # half a surrogate pair
+        pass
+    try:
         return _escaping(value).encode()
-    return line if line.isascii() else _escaping(value).encode()
+    except ValueError:  # NaN or an infinity, which the other encoder takes for null
+        return _escaping(_finite(value)).encode()
+
+
+def _finite(value: object) -> object:
+    match value:
+        case dict():
+            return {key: _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value

@@ -57,11 +57,19 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
     and a ValueError or OSError where sessions cannot be kept in the data directory."""
     source = resolve(config.model.name)
     model = config.model
-    text = load(source.path, model.chat_template, model.tool_parser, model.reasoning_parser)
+    text = load(
+        source.path,
+        model.chat_template,
+        model.tool_parser,
+        model.reasoning_parser,
+        steadily=model.steady_prompt,
+    )
     if not text.template.available:
         log.warning("the model has no chat template: only /v1/completions can be used")
     elif text.template.wrapper:
         log.info("the chat template renders no tools: the %s form is used", text.template.wrapper)
+    elif text.template.moves and not model.steady_prompt:
+        log.info("the chat template moves tools to the last user's message: see --steady-prompt")
     log.info("tool calls are read as those of %s", text.replies.family.name)
     names = config.model.served_names or (source.name,)
     options = ServerOptions(

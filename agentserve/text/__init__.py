@@ -62,12 +62,14 @@ def load(
     chat_template: Path | None = None,
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
+    *,
+    steadily: bool = False,
 ) -> TextModel:
     """Tokenizer and chat template of a `.gguf` file or a Hugging Face folder.
 
     `chat_template` takes the place of the model's own; the parsers (names of `tools_bridge.registry`) that
-    of those which the template tells. TextError, in one line, for whatever is
-    missing, broken or not supported; no weights are read.
+    of those which the template tells; `steadily`: see `agentserve.text.steady`. TextError, in one line,
+    for whatever is missing, broken or not supported; no weights are read.
     """
     try:
         if path.is_dir():
@@ -79,7 +81,8 @@ def load(
         if chat_template is not None:
             sources = template_sources.from_file(chat_template)
         tokenizer = Tokenizer(vocabulary)
-        return _text_model(tokenizer, ChatTemplate(sources, tokenizer), tool_parser, reasoning_parser)
+        template = ChatTemplate(sources, tokenizer, steadily=steadily)
+        return _text_model(tokenizer, template, tool_parser, reasoning_parser)
     except OSError as error:
         raise TextError(f"{path}: {error.strerror or error}") from None
     except TextError as error:

@@ -9,15 +9,17 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
-from agentserve.text import hermes
+from agentserve.text import deepseek_tools, hermes
 from agentserve.text.conversation import Message, merge_leading_system
 from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts, TemplateMessage, probe
-from agentserve.text.frames import Frames, learn, within_a_turn
+from agentserve.text.frames import TOOL, Frames, learn, within_a_turn
 from agentserve.text.jinja import CompiledTemplate
-from agentserve.text.roles import late_system_into_user, user_into_tool
+from agentserve.text.roles import late_system_into_user, results_with_names, user_into_tool
+from agentserve.text.steady import moves, steady
 from agentserve.text.template_sources import TemplateSources
 from tools_bridge.json_value import Json
+from tools_bridge.registry import detect
 
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
@@ -35,9 +37,15 @@ class Chat:
     """`default` and `tool_use` templates of one model, and what probing has found out about them."""
 
     def __init__(
-        self, sources: TemplateSources, specials: Mapping[str, str], now: Callable[[], datetime]
+        self,
+        sources: TemplateSources,
+        specials: Mapping[str, str],
+        now: Callable[[], datetime],
+        *,
+        steadily: bool = False,
     ) -> None:
-        """Compile and probe; a broken template, or none at all, is a TextError."""
+        """Compile and probe; a broken template, or none at all, is a TextError. `steadily`: what the
+        template would move from turn to turn stays where it was first."""
         if sources.default is None:
             raise TextError("the model has no chat template")
         self._specials = {name: text for name, text in specials.items() if name not in RESERVED}
@@ -47,7 +55,13 @@ class Chat:
         )
         self.sources = (self._default.source, self._tool_use.source)
         self.facts: TemplateFacts = probe(self._run)
-        self.wrapper = None if self.facts.tools and self.facts.tool_calls else hermes.NAME
+        family = detect("\n".join(self.sources)).name
+        told = self.facts.tool_calls and not self.facts.tools and family in deepseek_tools.CALLS
+        self._told = family if told else None
+        self.numbers_calls = family == "kimi-k2"
+        self.wrapper = None if told or (self.facts.tools and self.facts.tool_calls) else hermes.NAME
+        self.moves = moves(self._run)
+        self._steadily = steadily and self.moves
         self.reserved = RESERVED | self._specials.keys()
 
     def text(
@@ -70,12 +84,20 @@ class Chat:
                 consecutive_users=self.facts.consecutive_users,
             )
             tools = ()
-        elif not self.facts.user_after_tool:
+        elif self._told and tools:
+            messages = deepseek_tools.told(messages, tools, self._told)
+            tools = ()
+        if self.facts.result_names:
+            messages = results_with_names(messages)
+        if self.wrapper is None and not self.facts.user_after_tool:
             messages = user_into_tool(messages)
         if not self.facts.system:
             messages = _system_into_user(messages)
         shaped = [self._shape(message) for message in messages]
-        return self._run(shaped, list(tools) or None, add_generation_prompt, kwargs)
+        run = partial(self._run, kwargs=kwargs)
+        if self._steadily:
+            return steady(run, shaped, list(tools) or None, add_generation_prompt)
+        return run(shaped, list(tools) or None, add_generation_prompt)
 
     def split_reasoning(self, message: Message) -> Message:
         """An assistant text that opens with `<think>` as reasoning and answer.
@@ -95,9 +117,10 @@ class Chat:
         reasoning = thought.removeprefix(_OPEN).strip("\n")
         return replace(message, reasoning=reasoning, parts=(answer,) if answer else ())
 
-    def frames(self, mark: str, kwargs: Mapping[str, Json]) -> Frames:
-        """How assistant turns are framed. `mark`: a character that the templates do not contain."""
-        return learn(partial(self.text, kwargs=kwargs), mark)
+    def frames(self, mark: str, kwargs: Mapping[str, Json], *, tools: bool = False) -> Frames:
+        """How assistant turns are framed. `mark`: a character that the templates do not contain. `tools`:
+        there are some: DeepSeek V4's templates then show past reasoning, be it empty."""
+        return learn(partial(self.text, tools=[TOOL] if tools else (), kwargs=kwargs), mark)
 
     def ends_turns(self, control: str, marks: tuple[str, str]) -> bool:
         """Whether a control token that stands behind a turn's text ends it: harmony writes the same one
@@ -149,8 +172,16 @@ class Chat:
         if message.name is not None:
             shaped["name"] = message.name
         if message.reasoning is not None:
-            shaped["reasoning_content"] = message.reasoning
+            self._think(shaped, message.reasoning)
         return shaped
+
+    def _think(self, shaped: TemplateMessage, reasoning: str) -> None:
+        """gpt-oss names reasoning otherwise; beside calls it takes that or text, and shows both alike."""
+        text = shaped["content"]
+        if self.facts.reasoning == "thinking" and text and "tool_calls" in shaped:
+            shaped["content"] = f"{reasoning}\n\n{text}" if reasoning else text
+        else:
+            shaped[self.facts.reasoning or "reasoning_content"] = reasoning
 
     def _arguments(self, arguments: Mapping[str, Json]) -> object:
         return json.dumps(arguments, ensure_ascii=False) if self.facts.string_arguments else arguments

@@ -20,6 +20,31 @@ RawMessage = Mapping[str, object]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
+_MEDIA = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "video": "video",
+    "video_url": "video",
+    "input_video": "video",
+    "document": "document",
+    "file": "file",
+    "input_file": "file",
+}
+
+
+def unread(kind: object) -> str | None:
+    """What the model reads in a tool's result instead of a part of this kind; None: it is no such kind.
+
+    A tool chooses what it returns, and its result stays in the history: refusing it would refuse every
+    turn that follows. What a user shows is refused, for the question is about it.
+    """
+    what = _MEDIA.get(kind) if isinstance(kind, str) else None
+    return None if what is None else f"[{what}: not readable by this model]"
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -68,11 +93,13 @@ def parse_message(raw: RawMessage, index: int = 0) -> Message:
     calls = _calls(raw.get("tool_calls"), where)
     if calls and role != "assistant":
         raise _broken(f"{where}.tool_calls", "only an assistant message has tool_calls")
-    parts = _parts(raw.get("content"), f"{where}.content")
+    parts = _parts(raw.get("content"), f"{where}.content", result=role == "tool")
     if raw.get("content") is None and role != "assistant":
         raise _broken(f"{where}.content", f"a {role} message needs content")
     call_id = _text(raw, "tool_call_id", where)
-    reasoning = _text(raw, "reasoning_content", where) or _text(raw, "reasoning", where)
+    reasoning = _text(raw, "reasoning_content", where)
+    other = _text(raw, "reasoning", where)
+    reasoning = reasoning or other or (other if reasoning is None else reasoning)
     return Message(
         role=role,
         parts=parts,
@@ -118,7 +145,8 @@ def _text(raw: RawMessage, key: str, where: str) -> str | None:
     raise _broken(f"{where}.{key}", f"{key} must be a string")
 
 
-def _parts(content: object, where: str) -> tuple[str, ...]:
+def _parts(content: object, where: str, *, result: bool) -> tuple[str, ...]:
+    """The texts of a content; `result`: of a tool's, where media are told of."""
     if content is None:
         return ()
     if isinstance(content, str):
@@ -129,6 +157,10 @@ def _parts(content: object, where: str) -> tuple[str, ...]:
     for number, part in enumerate(content):
         here = f"{where}[{number}]"
         kind = part.get("type", "text") if isinstance(part, dict) else None
+        instead = unread(kind) if result else None
+        if instead is not None:
+            texts.append(instead)
+            continue
         if not isinstance(part, dict) or kind not in _TEXT_PARTS:
             raise _broken(
                 f"{here}.type",

@@ -12,6 +12,7 @@ from agentserve.text.errors import TextError
 TemplateMessage = dict[str, object]
 
 _SYSTEM, _USER, _NAME, _VALUE, _RESULT = "Qsystemq", "Quserq", "qtoolq", "Qvalueq", "Qresultq"
+_REASONING = "Qreasonq"
 _SHORT_ID, _LONG_ID = "a1b2c3d4e", "call_a1b2c3d4e5f6"
 _USER_MESSAGE: TemplateMessage = {"role": "user", "content": _USER}
 _TOOL = {
@@ -43,7 +44,9 @@ class TemplateFacts:
     null_content: bool  # beside tool calls
     list_content: bool
     consecutive_users: bool
+    result_names: bool  # it refuses a result without the name of what was called
     short_call_ids: bool  # Mistral's: exactly nine letters and digits
+    reasoning: str  # the key of past reasoning that it shows; "": it shows none
     default_system: str
 
 
@@ -59,17 +62,20 @@ def probe(render: Render) -> TemplateFacts:
     }
     way = next((way for way in tries if shown[way]), tries[0])
     tool_calls = bool(shown[way])
+    called = _call_history(*way, next(iter(shown[way]), ""))
     return TemplateFacts(
         system=_shows(render, [{"role": "system", "content": _SYSTEM}, _USER_MESSAGE], _SYSTEM, _USER),
         system_later=_takes(render, [_USER_MESSAGE, {"role": "system", "content": _SYSTEM}]),
         tools=_shows(render, [_USER_MESSAGE], _NAME, _USER, tools=[_TOOL]),
         tool_calls=tool_calls,
         string_arguments=way[1],
-        user_after_tool=_takes(render, [*_call_history(*way, next(iter(shown[way]), "")), _USER_MESSAGE]),
+        user_after_tool=_takes(render, [*called, _USER_MESSAGE]),
         null_content=None in shown[way],
         list_content=_renders_list(render),
         consecutive_users=_shows(render, [_USER_MESSAGE, {"role": "user", "content": _VALUE}], _USER, _VALUE),
+        result_names=_takes(render, called) and not _takes(render, _nameless(called)),
         short_call_ids=way[0] == _SHORT_ID,
+        reasoning=_reasoning_key(render, called),
         default_system=_default_system(render, plain),
     )
 
@@ -106,12 +112,28 @@ def _call_history(call_id: str, as_text: bool, content: str | None) -> list[Temp
     ]
 
 
+def _nameless(history: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    return [{key: value for key, value in message.items() if key != "name"} for message in history]
+
+
 def _renders_calls(render: Render, call_id: str, as_text: bool, content: str | None) -> bool:
     try:  # without tools, so that the name can come from the call alone
         text = render(_call_history(call_id, as_text, content))
     except TextError:
         return False
     return all(word in text for word in (_NAME, _VALUE, _RESULT)) and "None" not in text
+
+
+def _reasoning_key(render: Render, history: Sequence[TemplateMessage]) -> str:
+    """Some show the reasoning of turns with calls alone, others that of their answers."""
+    asked, called, result = history
+    answer: TemplateMessage = {"role": "assistant", "content": _VALUE}
+    for key in ("reasoning_content", "thinking"):
+        thought: TemplateMessage = {key: _REASONING}
+        for messages in ([asked, called | thought, result], [asked, answer | thought]):
+            if _shows(render, messages, _REASONING):
+                return key
+    return ""
 
 
 def _renders_list(render: Render) -> bool:

@@ -7,16 +7,30 @@ write in its place has to be found: from where generation began to where it ende
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from agentserve.text.conversation import Call, Message
 from agentserve.text.errors import TextError
+from tools_bridge.json_value import Json
 
 _USER = Message("user", ("u",))
 _REPLY = Message("assistant", ("r",))
 _ID = "a1b2c3d4e"  # what Mistral's templates take for an id
 _RESULT = Message("tool", ("t",), call_id=_ID, name="f")
+
+TOOL: dict[str, Json] = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {
+            "type": "object",
+            "properties": {"k": {"type": "string", "description": "d"}},
+            "required": ["k"],
+        },
+    },
+}
 
 
 class Render(Protocol):
@@ -58,8 +72,8 @@ class Frames:
 
 def learn(render: Render, mark: str) -> Frames:
     """`mark`: a character that the template does not contain."""
-    asked = [_USER]
-    resulted = [_USER, _call("f"), _RESULT]
+    asked = [replace(_USER, parts=(mark,))]
+    resulted = [_USER, _call("f"), replace(_RESULT, parts=(mark,))]
     answered = _shown(render, [_USER, Message("assistant", (mark,)), _USER])
     return Frames(
         after_user=_frame(render, asked, mark),
@@ -79,18 +93,16 @@ def within_a_turn(render: Render, marks: tuple[str, str], control: str) -> bool:
 
 
 def _frame(render: Render, history: Sequence[Message], mark: str) -> TurnFrame:
-    start = _shown(render, history)
-    prompt = _shown(render, history, generation=True)
-    if not prompt or not prompt.startswith(start):
+    """`history` ends with the mark. What stands before that is not compared: turns may look otherwise once
+    another user's message follows. Nor is what stands at the end where nothing does: Phi's writes another."""
+    _, found, prompt = _shown(render, history, generation=True).partition(mark)
+    if not found:
         return NO_FRAME
-    prompt = prompt[len(start) :]
 
     def befores(turn: Message, *futures: Sequence[Message]) -> list[str]:
         """What stands before the mark in `turn`, whatever follows it."""
-        shown = (_shown(render, [*history, turn, *future]) for future in futures)
-        return [
-            text[len(start) :].partition(mark)[0] for text in shown if text.startswith(start) and mark in text
-        ]
+        shown = (_shown(render, [*history, turn, *future]).split(mark) for future in futures)
+        return [between for _, between, *rest in (text for text in shown if len(text) > 1) if rest]
 
     texts = befores(Message("assistant", (mark,)), [], [_USER])
     calls = befores(_call(mark), [_RESULT], [_RESULT, _REPLY, _USER])

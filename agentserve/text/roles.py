@@ -36,6 +36,17 @@ def user_into_tool(messages: Sequence[Message]) -> list[Message]:
     return told
 
 
+def results_with_names(messages: Sequence[Message]) -> list[Message]:
+    """Tool results that do not say what was called, which clients may leave out, say so."""
+    names = {call.id: call.name for message in messages for call in message.calls}
+    return [
+        replace(message, name=names.get(message.call_id))
+        if message.role == "tool" and message.name is None and message.call_id is not None
+        else message
+        for message in messages
+    ]
+
+
 def _joined(first: Message, second: Message) -> Message:
     text = "\n\n".join(message.text for message in (first, second) if message.text)
     return replace(first, parts=(text,) if text else ())

@@ -22,6 +22,7 @@ from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts
 from agentserve.text.frames import Frames
 from agentserve.text.hiding import Hider, Placeholders, strings_of
+from agentserve.text.kimi_ids import in_tokens, numbered
 from agentserve.text.splices import Splice, cut, marked, plan
 from agentserve.text.template_sources import TemplateSources
 from agentserve.text.tokenizer import Tokenizer
@@ -59,9 +60,14 @@ class ChatTemplate:
     (templates that print today's date aside)."""
 
     def __init__(
-        self, sources: TemplateSources, tokenizer: Tokenizer, *, now: Callable[[], datetime] = datetime.now
+        self,
+        sources: TemplateSources,
+        tokenizer: Tokenizer,
+        *,
+        steadily: bool = False,
+        now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile and probe; TextError where the template is broken.
+        """Compile and probe; TextError where the template is broken. `steadily`: see `steady`.
 
         A model without a template gets ChatML if its vocabulary knows it; else `available` is
         False and rendering is a TextError. `stop_ids`: the tokens that end an assistant's turn.
@@ -70,7 +76,7 @@ class ChatTemplate:
         if sources.default is None and "<|im_start|>" in tokenizer.control:
             sources = TemplateSources(CHATML)
         available = sources.default is not None
-        self._chat = Chat(sources, tokenizer.special_texts, now) if available else None
+        self._chat = Chat(sources, tokenizer.special_texts, now, steadily=steadily) if available else None
         self.facts: TemplateFacts | None = self._chat.facts if self._chat else None
         self.wrapper: str | None = self._chat.wrapper if self._chat else None
         self._call_end: int | None = None  # what a turn with calls ends with, if it is no end of others
@@ -81,6 +87,11 @@ class ChatTemplate:
     @property
     def available(self) -> bool:
         return self._chat is not None
+
+    @property
+    def moves(self) -> bool:
+        """Whether the template moves tools or the system message from turn to turn."""
+        return self._chat is not None and self._chat.moves
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -113,11 +124,21 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             continue_final=continue_final_message,
         )
+        if chat.numbers_calls:
+            request = replace(request, messages=self._numbered(request.messages, spliced))
         rendered = self._rendered(chat, request, spliced)
         ids = self._tokenizer.encode_rendered(
             rendered.text, restore=rendered.restore, spliced=rendered.spliced
         )
         return array("i", ids)
+
+    def _numbered(self, messages: Sequence[Message], spliced: Mapping[int, Sequence[int]]) -> list[Message]:
+        """With ids of calls as Kimi has them: a result answers the id that stands in the turn's tokens."""
+        written = {
+            index: in_tokens(ids, self._tokenizer.control, self._tokenizer.decode)
+            for index, ids in spliced.items()
+        }
+        return numbered(messages, written)
 
     def _available_chat(self) -> Chat:
         if self._chat is None:
@@ -161,7 +182,7 @@ class ChatTemplate:
         kwargs = {key: hider.json(value) for key, value in request.kwargs.items()}
         splices: list[Splice] = []
         if spliced:
-            frames = self._frames(chat, kwargs)
+            frames = self._frames(chat, kwargs, bool(request.tools))
             splices = plan(request.messages, spliced, as_text, frames, placeholders.take)
         messages = [
             message
@@ -187,13 +208,13 @@ class ChatTemplate:
         ids = {splice.mark: spliced[splice.index] for splice in splices}
         return _Rendered(text, hider.restore, ids), lost
 
-    def _frames(self, chat: Chat, kwargs: Mapping[str, Json]) -> Frames:
+    def _frames(self, chat: Chat, kwargs: Mapping[str, Json], tools: bool) -> Frames:
         """Remembered for the last few kinds of requests."""
-        key = json.dumps(kwargs, sort_keys=True)
+        key = json.dumps([kwargs, tools], sort_keys=True)
         known = self._known_frames
         frames = known.get(key)
         if frames is None:
-            frames = chat.frames(Placeholders([*chat.sources, key]).take(), kwargs)
+            frames = chat.frames(Placeholders([*chat.sources, key]).take(), kwargs, tools=tools)
             if len(known) >= _MOST_FRAMES:
                 known = {}
             # Several threads render: none may change what another one walks through.

@@ -2,16 +2,17 @@
 
 A turn that is cut within a call (by `max_tokens` or a stop string) hands its client what there is of
 it, and clients keep that in their history. It can be no call of a prompt, for no arguments can be
-rendered; it is shown to the model as what it is, the text it wrote.
+rendered; it is shown to the model as what it is, the text it wrote, in its family's form. (Where the
+session's own ids are spliced in, those are used, as everywhere.)
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 
 from agentserve.text.conversation import RawMessage
-from tools_bridge.families.hermes import OPEN
+from tools_bridge.call_syntax import HERMES, CallSyntax
+from tools_bridge.cut_call import cut_call
 from tools_bridge.json_value import JsonError, parse_arguments
 
 
@@ -21,9 +22,14 @@ def call_ids(message: RawMessage) -> list[str]:
 
 
 def told_as_text(
-    messages: Sequence[RawMessage], cut: Collection[str], *, shown: bool = True
+    messages: Sequence[RawMessage],
+    cut: Collection[str],
+    *,
+    shown: bool = True,
+    written: CallSyntax = HERMES,
 ) -> list[RawMessage]:
-    """The messages, with unfinished calls put after their message's text (left out if not `shown`).
+    """The messages, with unfinished calls put after their message's text (left out if not `shown`), as
+    `written` by the model's family.
 
     Only those with an id of `cut`, calls that this server handed out so, are: others stay as they
     are, to be refused. A result for such a call answers no call any more and becomes a user's message,
@@ -43,7 +49,7 @@ def told_as_text(
         late = []
         broken = [call for call in _items(message) if _id(call, "id") in cut and _unfinished(call)]
         gone = {str(call["id"]) for call in broken}
-        told.append(_without(message, broken, shown) if broken else message)
+        told.append(_without(message, broken, written if shown else None) if broken else message)
     return told + late
 
 
@@ -69,20 +75,22 @@ def _unfinished(call: Mapping[str, object]) -> bool:
     return False
 
 
-def _without(message: RawMessage, broken: Sequence[Mapping[str, object]], shown: bool) -> RawMessage:
+def _without(
+    message: RawMessage, broken: Sequence[Mapping[str, object]], written: CallSyntax | None
+) -> RawMessage:
     content = message.get("content")
     kept = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
     rest = [call for call in _items(message) if call not in broken]
-    texts = [{"type": "text", "text": _text(call)} for call in broken if shown]
+    texts = [{"type": "text", "text": _text(call, written)} for call in broken if written is not None]
     changed: dict[str, object] = {**message, "content": [*kept, *texts], "tool_calls": rest}
     if not rest:
         del changed["tool_calls"]
     return changed
 
 
-def _text(call: Mapping[str, object]) -> str:
+def _text(call: Mapping[str, object], written: CallSyntax) -> str:
     """As the model wrote it, but for blanks."""
     function = call["function"]
     assert isinstance(function, dict)  # `_unfinished` looked
-    name = json.dumps(function.get("name"), ensure_ascii=False)
-    return f'{OPEN}\n{{"name": {name}, "arguments": {function["arguments"]}'
+    name = function.get("name")
+    return cut_call(written, name if isinstance(name, str) else "", function["arguments"])

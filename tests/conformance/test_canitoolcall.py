@@ -44,8 +44,6 @@ FORMS = {  # by the beginning of the model's name; the longest that fits
     "Qwen3": "hermes",
 }
 EXCLUDED = {
-    "gemma4/sglang-text-around-call": "blanks before text that follows a call are dropped, in every family",
-    "kimi/k2i-vllm-content-after-tool-section": "blanks before text that follows a call are dropped",
     "llama/l4-truncated-missing-close-bracket": "wants the whole first call withheld because the second one "
     "is cut; every other family's fixtures want it kept (no call of such a turn is run either way)",
 }
@@ -102,5 +100,5 @@ def test_replies_are_read_as_they_are_meant(
 
 
 def test_exclusions_are_still_needed() -> None:
-    assert len(EXCLUDED) == 3
+    assert len(EXCLUDED) == 1
     assert all(name in BY_NAME for name in FORMS.values())

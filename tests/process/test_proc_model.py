@@ -21,7 +21,7 @@ from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy
 from agentserve.server.workers.spec import worker_spec
 from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess, private_directory
-from agentserve.types import Sampling, SessionId, TurnId
+from agentserve.types import ReasoningCap, Sampling, SessionId, TurnId
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
@@ -66,6 +66,14 @@ async def run(turn: RunningTurn, kill_at: int | None = None, victim: int = 0) ->
             max_tokens=40,
             logprobs=1,
         ),
+        Sampling(
+            temperature=0.9,
+            seed=3,
+            max_tokens=30,
+            ignore_eos=True,
+            logprobs=1,
+            reasoning=ReasoningCap(16, close=200, inside=True),
+        ),
     ],
 )
 async def test_a_moved_turn_says_the_same_bit_for_bit(sampling: Sampling) -> None:
@@ -75,6 +83,8 @@ async def test_a_moved_turn_says_the_same_bit_for_bit(sampling: Sampling) -> Non
         turn = fleet.submit(Submit(SessionId("b"), TurnId(1), prompt, sampling))
         moved = await run(turn, kill_at=11, victim=fleet.hello.pid)
         assert turn.moves == 1
+        if sampling.reasoning is not None:
+            assert whole[sampling.reasoning.tokens].token == sampling.reasoning.close
         assert [(token.token, token.logprob, token.top) for token in moved] == [
             (token.token, token.logprob, token.top) for token in whole
         ]

@@ -181,7 +181,11 @@ def test_documents_of_text_are_text() -> None:
         ({"type": "document"}, "messages[1].content[1].source"),
         ({"type": "text"}, "messages[1].content[1].text"),
         ({"type": "hologram"}, "messages[1].content[1].type"),
-        (result("c", [{"type": "image"}]), "messages[1].content[1].content[0].type"),
+        (result("c", [{"type": "hologram"}]), "messages[1].content[1].content[0].type"),
+        (
+            {"type": "search_result", "content": [{"type": "image"}]},
+            "messages[1].content[1].content[0].type",
+        ),
         (result("c", {"type": "text"}), "messages[1].content[1].content"),
         (result("c", [{"text": "t"}]), "messages[1].content[1].content"),
     ],
@@ -190,6 +194,29 @@ def test_what_is_no_text_is_refused_by_place(block: Any, place: str) -> None:
     error = refused({"role": "assistant", "content": "x"}, {"role": "user", "content": [text("a"), block]})
     assert error.param == place
     assert error.message.startswith(place)
+
+
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}, "image"),
+        ({"type": "document", "source": {"type": "base64", "data": "JVBERi0"}}, "document"),
+        ({"type": "document"}, "document"),
+    ],
+)
+def test_what_a_tool_returned_and_is_no_text_is_told_of(block: Any, told: str) -> None:
+    """A screenshot that was read once is in every later request."""
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    answered = {"role": "user", "content": [result("c", [text("Here:"), block])]}
+    *_, message = chat_of(USER, {"role": "assistant", "content": [use]}, answered)
+    assert [part["text"] for part in message["content"]] == ["Here:", f"[{told}: not readable by this model]"]
+
+
+def test_a_document_of_text_in_a_result_is_its_text() -> None:
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    paper = {"type": "document", "source": {"type": "text", "data": "The body."}}
+    answered = {"role": "user", "content": [result("c", [paper])]}
+    assert chat_of(USER, {"role": "assistant", "content": [use]}, answered)[-1]["content"] == "The body."
 
 
 def test_what_others_servers_ran_is_left_out() -> None:

@@ -50,6 +50,7 @@ device = "cuda:1"
 chat_template = "t.jinja"
 tool_parser = "mistral"
 reasoning_parser = "none"
+steady_prompt = true
 [http]
 host = "0.0.0.0"
 port = 9

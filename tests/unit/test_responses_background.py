@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from agentserve.server.http.responses.desk import Bounds, Desk
-from agentserve.server.http.responses.live import Live
+from agentserve.server.http.responses.events import Fold
+from agentserve.server.http.responses.live import EVENT_SECONDS, Live, Lives
+from agentserve.server.http.responses.schemas import ResponsesRequest
+from agentserve.server.http.responses.shown import response_object
+from agentserve.server.http.responses.tools import Toolbox
+from agentserve.server.sessions.answer import Delta
 from agentserve.types import FinishReason
 from tests.api_rig import Rig, settled
 from tests.fakes import Script, ScriptedEngine, say
@@ -144,10 +149,175 @@ async def test_a_response_that_is_made_and_only_to_be_kept_is_not_cancelled(rig:
     fold = rig.context.responses.live(made["id"]).fold
     script.release.set()
     await settled(lambda: fold.response["status"] == "completed")
-    live = Live(fold)
+    live = Live(fold, lambda: 0.0, most=1000)
     live.task = asyncio.create_task(asyncio.sleep(0))
     cancelling = asyncio.create_task(live.cancel())
     await live.task  # it ran to its end
     live.end()
     await cancelling
     assert not live.cancelled
+
+
+# --- bounds of what is kept for readers ---------------------------------------------------
+
+
+def fold_of(name: str) -> Fold:
+    shown = response_object(
+        ResponsesRequest(), Toolbox(), id_=name, model="tiny", created=0, conversation=None
+    )
+    return Fold(shown, Toolbox(), lambda prefix: prefix)
+
+
+def said(live: Live, text: str) -> None:
+    live.add(live.fold.delta(Delta(text=text)))
+
+
+async def read(live: Live, after: int | None = None) -> list[Any]:
+    return parsed(b"".join([body async for body in live.follow(after)]))
+
+
+async def test_events_of_one_response_are_bounded_and_a_late_reader_gets_the_end() -> None:
+    live = Lives(most_running=9, most_bytes=1 << 20, one_bytes=5000).begin(fold_of("resp_1"), lambda: 0.0)
+    live.add(live.fold.created("queued"))
+    early = live.follow(None)
+    begun = parsed(await anext(early))
+    for number in range(200):
+        said(live, f"word {number} ")
+        assert live.size_bytes <= 5000
+    assert live.first > 100
+    recent = live.follow(live.fold.sequence - 3)
+    assert [event["sequence_number"] for event in parsed(await anext(recent))] == [
+        live.fold.sequence + by for by in (-2, -1, 0)
+    ]
+    late = asyncio.create_task(read(live, 5))
+    await asyncio.sleep(0)
+    live.fold.cancel()
+    live.add(live.fold.ended())
+    live.end()
+    [end, done] = await late
+    assert (end["type"], end["response"]["status"], done) == ("response.incomplete", "cancelled", "[DONE]")
+    assert end["sequence_number"] == live.fold.sequence
+    rest = parsed(b"".join([body async for body in early]))
+    assert (begun[-1]["sequence_number"], rest) == (1, [end, done])  # of what it missed, the end
+    assert parsed(b"".join([body async for body in recent])) == [end, done]  # it missed nothing
+
+
+async def test_events_of_all_responses_together_are_bounded() -> None:
+    lives = Lives(most_running=9, most_bytes=20_000, one_bytes=15_000)
+    many = [lives.begin(fold_of(f"resp_{number}"), lambda: 0.0) for number in range(5)]
+    for number in range(300):
+        said(many[number % 4], "x" * 100)
+        assert lives.size_bytes <= 20_000
+        assert lives.size_bytes == sum(live.size_bytes for live in many)
+    said(many[4], "the newest")
+    assert many[4].first == 0  # the largest give way
+    lives.over(many[4])
+    held = many[4].follow(None)
+    for number in range(400):
+        said(many[number % 4], "x" * 100)
+        assert lives.size_bytes <= 20_000
+    assert lives.get("resp_4") is None  # what is over goes before what is read now
+    assert many[4].window_bytes == 0  # whoever still reads it holds nothing of it
+    assert parsed(b"".join([body async for body in held])) == ["[DONE]"]  # the server left it without an end
+    for live in many:
+        lives.over(live)
+        lives.over(live)
+        lives.forget(live)
+    assert (len(lives), lives.size_bytes) == (0, 0)
+
+
+async def test_a_reader_takes_a_bounded_piece_at_a_time() -> None:
+    live = Live(fold_of("resp_1"), lambda: 0.0, most=8 << 20)
+    for _ in range(300):
+        said(live, "x" * 1000)
+    assert len(await anext(live.follow(None))) < 70_000
+
+
+async def test_silence_is_broken_once_for_all_readers() -> None:
+    now = 0.0
+    live = Live(fold_of("resp_1"), lambda: now, most=1 << 20)
+    live.add(live.fold.created("queued"))
+    for second in range(1, 200):
+        now = float(second)
+        for _ in range(10):  # readers
+            live.tick()
+    assert live.fold.sequence == 1 + int(199 // EVENT_SECONDS)
+    said(live, "x")
+    before = live.fold.sequence
+    now += EVENT_SECONDS - 1
+    live.tick()
+    assert live.fold.sequence == before  # it was not silent
+    live.fold.cancel()
+    now += 100
+    live.tick()
+    assert live.fold.sequence == before  # its end is what comes next
+    live.add(live.fold.ended())
+    now += 100
+    live.tick()
+    assert live.fold.ended() == []
+    live.end()
+    assert [event for event in await read(live) if event != "[DONE]"][-1]["type"] == "response.incomplete"
+
+
+async def test_a_finished_response_is_there_whatever_became_of_its_events() -> None:
+    desk = Desk(bounds=Bounds(one_events_bytes=3000, responses=1))
+    rig = Rig(ScriptedEngine(), responses=desk)
+    client = Client(rig)
+    script = say("Hello! " * 40, hold_at=200)
+    made = await client.create("x", says=script, background=True)
+    await settled(lambda: (live := desk.live(made["id"])) is not None and live.first > 3)
+    late = asyncio.create_task(replay(client, made["id"], ""))
+    for _ in range(3):
+        await client.create("y", says="ok")  # the shelf is full; what is made stays on it
+    assert (await client.get(f"{RESPONSES}/{made['id']}"))["status"] == "in_progress"
+    script.release.set()
+    [end, done] = await late
+    final = await client.get(f"{RESPONSES}/{made['id']}")
+    assert (end["response"], done, text_of(final)) == (final, "[DONE]", "Hello! " * 40)
+    whole = await replay(client, made["id"], "")  # made from the response; its end keeps its number
+    assert (whole[0]["type"], whole[-2:]) == ("response.created", [end, "[DONE]"])
+    recent = await replay(client, made["id"], f"&starting_after={end['sequence_number'] - 2}")
+    assert [event["sequence_number"] for event in recent[:-1]] == [
+        end["sequence_number"] - 1,
+        end["sequence_number"],
+    ]
+    [again, done] = await replay(client, made["id"], "&starting_after=2")
+    assert (again, done) == (end, "[DONE]")
+    rig.check_rest()
+
+
+async def test_a_burst_does_not_pass_the_bound() -> None:
+    rig = Rig(ScriptedEngine(say("Hello!", hold_at=1)), responses=Desk(bounds=Bounds(running=2)))
+    body = {"model": "tiny", "input": "x", "background": True}
+    replies = await asyncio.gather(*(rig.post(RESPONSES, body) for _ in range(8)))
+    assert sorted(reply.status_code for reply in replies) == [200, 200] + 6 * [429]
+    lives = rig.context.responses.lives
+    for reply in replies:
+        if reply.status_code == 200:
+            await rig.post(f"{RESPONSES}/{reply.json()['id']}/cancel", b"")
+    for bad in ({"temperature": 9}, {"previous_response_id": "resp_x"}, {"store": False}):
+        assert (await rig.post(RESPONSES, body | bad)).status_code in (400, 404)
+    assert lives.running == 0
+
+
+async def test_metrics_tell_what_is_kept(rig: Rig, client: Client) -> None:
+    async def shown() -> dict[str, float]:
+        page = (await rig.client.get("/metrics")).text
+        lines = (line.split() for line in page.splitlines() if line.startswith("agentserve_"))
+        return {words[0]: float(words[1]) for words in lines}
+
+    script = say("Hello!", hold_at=3)
+    made = await client.create("x", says=script, background=True)
+    await rig.post("/v1/conversations", {"items": [{"role": "user", "content": "a"}]})
+    desk = rig.context.responses
+    seen = await shown()
+    assert (seen["agentserve_responses"], seen["agentserve_responses_running"]) == (1, 1)
+    assert seen["agentserve_responses_bytes"] == desk.shelf.size_bytes > 0
+    assert (seen["agentserve_conversations"], seen["agentserve_conversations_bytes"] > 0) == (1, True)
+    assert seen["agentserve_response_events_bytes"] == desk.lives.size_bytes > 0
+    assert seen["agentserve_responses_disk_failing"] == 0
+    await rig.post(f"{RESPONSES}/{made['id']}/cancel", b"")
+    await rig.client.delete(f"{RESPONSES}/{made['id']}")
+    seen = await shown()
+    assert (seen["agentserve_responses"], seen["agentserve_responses_running"]) == (0, 0)
+    assert (seen["agentserve_responses_bytes"], seen["agentserve_response_events_bytes"]) == (0, 0)

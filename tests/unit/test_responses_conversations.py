@@ -125,3 +125,34 @@ async def test_a_conversation_that_is_full_takes_no_more() -> None:
     assert (await client.rig.post(f"{path}/items", {"items": [user("y")]})).status_code == 413
     assert len((await client.get(f"{path}/items"))["data"]) == 1
     assert (await client.create("hi", conversation=other["id"]))["status"] == "completed"
+
+
+async def test_an_item_is_in_a_conversation_once(rig: Rig, client: Client) -> None:
+    made = await conversation(client, items=[user("a") | {"id": "msg_a"}])
+    path = f"{CONVERSATIONS}/{made['id']}/items"
+    for given in ([user("x") | {"id": "msg_a"}], [user("x") | {"id": "msg_b"}, user("y") | {"id": "msg_b"}]):
+        error = await client.refused(given, conversation=made["id"])
+        assert (error["code"], error["param"]) == ("duplicate_item", f"input[{len(given) - 1}].id")
+    assert (rig.engine.submits, len((await client.get(path))["data"])) == ([], 1)
+    other = await client.create([user("z") | {"id": "msg_z"}])
+    references = [{"type": "item_reference", "id": id_} for id_ in ("msg_a", "msg_z", "msg_z")]
+    await client.create([*references, user("b")], conversation=made["id"])
+    texts = [item["content"][0]["text"] for item in (await client.get(f"{path}?order=asc"))["data"]]
+    assert texts == ["a", "z", "b", "Hello!"]
+    again = [user("z") | {"id": "msg_z"}]  # of a chain it may be said again
+    assert (await client.create(again, previous_response_id=other["id"]))["status"] == "completed"
+    assert not rig.context.responses.conversations.busy
+
+
+async def test_a_prompt_that_is_only_computed_adds_nothing(client: Client) -> None:
+    made = await conversation(client, items=[user("a")])
+    await client.create("b", conversation=made["id"], prompt_cache_options={"prewarm": True})
+    assert len((await client.get(f"{CONVERSATIONS}/{made['id']}/items"))["data"]) == 1
+
+
+async def test_all_items_that_were_added_are_told(client: Client) -> None:
+    made = await conversation(client)
+    items = [user(str(n)) for n in range(120)]
+    added = (await client.rig.post(f"{CONVERSATIONS}/{made['id']}/items", {"items": items})).json()
+    assert [item["content"][0]["text"] for item in added["data"]] == [str(n) for n in range(120)]
+    assert (added["has_more"], added["last_id"]) == (False, added["data"][-1]["id"])

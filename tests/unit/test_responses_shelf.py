@@ -53,12 +53,13 @@ class ShelfHistory(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(self.alive())) if follows and self.alive() else None
         id_ = str(len(self.made))
         self.wall.at += 1
-        self.made[id_] = kept(id_, self.wall.at, parent)
+        self.made[id_] = kept(id_, self.wall.at - data.draw(st.sampled_from([0.0, 0.0, 20.5])), parent)
         if parent is not None:
             self.shelf.hold(parent)
         self.shelf.put(self.made[id_])
         if parent is not None:
             self.shelf.release(parent)
+        assert self.shelf.get(id_) is not None or self.wall.at - self.made[id_].created >= TTL
 
     @precondition(lambda self: self.alive())
     @rule(data=st.data())
@@ -129,6 +130,22 @@ def test_bytes_are_bounded_too() -> None:
     assert 10 <= len(shelf) < 20
 
 
+def test_a_response_is_not_what_makes_room_for_itself() -> None:
+    shelf = Shelf(lambda: 0.0, max_count=2, max_bytes=20_000, ttl=1.0)
+    for number in (5, 6):
+        shelf.put(kept(str(number), float(number)))
+    shelf.put(kept("0", 0.0))  # it was begun before the others, and took long
+    assert sorted(one.id for one in shelf) == ["0", "6"]
+    large = Kept("1", 1.0, b"x" * 50_000, b"{}")
+    shelf.put(large)
+    assert [one.id for one in shelf] == ["1"]
+    shelf.put(large)  # its end
+    assert [one.id for one in shelf] == ["1"]
+    shelf.put(kept("7", 7.0))
+    assert [one.id for one in shelf] == ["7"]
+    assert shelf.size_bytes == kept("7", 7.0).cost
+
+
 def test_a_long_chain_goes_at_once() -> None:
     """Without a call for each of them."""
     shelf = Shelf(lambda: 0.0, max_count=10_000, max_bytes=1 << 30, ttl=1.0)
@@ -142,11 +159,11 @@ def test_a_long_chain_goes_at_once() -> None:
 
 
 def test_conversations_are_bounded_and_busy_ones_stay() -> None:
-    kept_ = Conversations(lambda: 0.0, max_count=3, max_bytes=1 << 20)
-    kept_.put(Conversation("conv_0", 0.0))
+    kept_ = Conversations(max_count=3, max_bytes=1 << 20)
+    kept_.open(Conversation("conv_0", 0.0))
     kept_.busy.add("conv_0")
     for number in range(1, 6):
-        kept_.put(Conversation(f"conv_{number}", 0.0).with_items([{"id": "x"}]))
+        kept_.open(Conversation(f"conv_{number}", 0.0), [{"id": "x"}])
     assert kept_.get("conv_0") is not None
     assert len(kept_) == 3
     assert kept_.size_bytes == sum(c.cost for n in range(6) if (c := kept_.get(f"conv_{n}")))
@@ -165,9 +182,13 @@ async def test_all_of_it_is_there_after_a_restart(tmp_path: Path) -> None:
     desk.shelf.put(kept("resp_run", 4.0, "resp_b", running=True))
     desk.shelf.delete("resp_c")
     desk.shelf.delete("resp_a")
-    made = Conversation("conv_1", 5.0, {"a": "b"}).with_items([{"id": "x", "type": "message"}], "s")
-    desk.conversations.put(made)
-    desk.conversations.put(Conversation("conv_2", 5.0))
+    made = Conversation("conv_1", 5.0, {"a": "b"})
+    desk.conversations.open(made, [{"id": "x", "type": "message"}, {"id": "gone"}])
+    desk.conversations.add(made, [{"id": "y"}], "s")
+    desk.conversations.add(made, [{"id": "z"}], "s")
+    for item in ("gone", "z"):
+        desk.conversations.remove(made, item)
+    desk.conversations.open(Conversation("conv_2", 5.0), [{"id": "x"}])
     desk.conversations.delete("conv_2")
     with pytest.raises(ValueError, match="another server"):
         opened()
@@ -187,8 +208,58 @@ async def test_all_of_it_is_there_after_a_restart(tmp_path: Path) -> None:
         "failed",
         "server_error",
     )
-    assert desk.conversations.get("conv_1") == made
+    back = desk.conversations.get("conv_1")
+    assert back is not None
+    assert (back.head(), back.entries(), back.cost) == (made.head(), made.entries(), made.cost)
+    assert [(entry.number, entry.id) for entry in back.entries()] == [(0, "x"), (2, "y")]
+    assert (back.next, back.session) == (4, "s")
+    assert desk.conversations.size_bytes == back.cost
     assert desk.conversations.get("conv_2") is None
+    await desk.close()
+
+
+async def test_a_turn_writes_what_is_new(tmp_path: Path) -> None:
+    records = Records(tmp_path / "r", lambda: 0.0, 10.0)
+    desk = Desk(lambda: 0.0, records=records)
+    written: list[int] = []
+    write = records.write
+
+    def counting(changes: Any) -> Any:
+        written.append(sum(len(content or b"") for _, content in changes))
+        return write(changes)
+
+    records.write = counting  # type: ignore[method-assign]
+    made = Conversation("conv_1", 0.0)
+    desk.conversations.open(made)
+    for turn in range(300):
+        desk.conversations.add(made, [{"id": f"item-{turn}-{n}", "text": "x" * 100} for n in range(2)])
+    assert max(written) < 600
+    assert made.count == 600
+    await desk.close()
+    again = Desk(lambda: 0.0, records=Records(tmp_path / "r", lambda: 0.0, 10.0))
+    back = again.conversations.get("conv_1")
+    assert back is not None
+    assert back.entries() == made.entries()
+    again.conversations.delete("conv_1")
+    await again.close()
+    records = Records(tmp_path / "r", lambda: 0.0, 10.0)
+    assert (records.conversations, records.parts) == ([], {})
+    await records.close()
+
+
+async def test_a_conversation_that_lost_items_is_not_taken_for_whole(tmp_path: Path) -> None:
+    desk = Desk(lambda: 0.0, records=Records(tmp_path / "r", lambda: 0.0, 10.0))
+    for name in ("conv_1", "conv_2", "conv_3"):
+        desk.conversations.open(Conversation(name, 0.0), [{"id": "a"}])
+        desk.conversations.add(desk.conversations._kept[name], [{"id": "b"}])
+    assert desk.records is not None
+    desk.records.drop("part_conv_1:0")
+    desk.records.drop("conv_2")
+    await desk.close()
+    desk = Desk(lambda: 0.0, records=Records(tmp_path / "r", lambda: 0.0, 10.0))
+    assert desk.records is not None
+    assert desk.records.skipped == 2
+    assert [desk.conversations.get(f"conv_{n}") is not None for n in (1, 2, 3)] == [False, False, True]
     await desk.close()
 
 
@@ -208,6 +279,9 @@ async def test_a_record_that_cannot_be_read_costs_itself(tmp_path: Path) -> None
 async def test_a_file_that_is_deleted_while_it_is_used_is_written_again(tmp_path: Path) -> None:
     records = Records(tmp_path / "r", lambda: 0.0, 10.0)
     desk = Desk(lambda: 0.0, records=records)
+    talk = Conversation("conv_1", 0.0)
+    desk.conversations.open(talk, [{"id": "x"}])
+    desk.conversations.add(talk, [{"id": "y"}])
     first = desk.shelf.put(kept("resp_a", 1.0))
     assert first is not None
     first.result(10)
@@ -219,6 +293,8 @@ async def test_a_file_that_is_deleted_while_it_is_used_is_written_again(tmp_path
     await desk.close()
     records = Records(tmp_path / "r", lambda: 0.0, 10.0)
     assert {one.id for one in records.responses} == {"resp_a", "resp_b", "resp_c"}
+    assert [head.count for head in records.conversations] == [2]
+    assert sorted(records.parts["conv_1"]) == [0, 1]
     await records.close()
 
 

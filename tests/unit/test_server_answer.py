@@ -13,7 +13,6 @@ from agentserve.server.sessions.answer import Answer, Outcome
 from agentserve.types import FinishReason, SessionId, TurnId
 from tests.api_rig import hermes
 from tests.fakes import END, EOS, ByteTokenizer
-from tools_bridge.families.hermes import DeltaTracker
 from tools_bridge.registry import DEFAULT_FORM
 
 USAGE = TurnUsage(1, 0, 0, 1, 0, 0.0, 0.0, 0.0, 0.0)
@@ -50,7 +49,7 @@ def run(
         stops=stops,
         end_ids=frozenset({END}),
         min_tokens=min_tokens,
-        parser=CallParser(DeltaTracker()) if tools else None,
+        parser=CallParser(DEFAULT_FORM.parser()) if tools else None,
         decode=TOKENIZER.decode,
     )
     deltas = []

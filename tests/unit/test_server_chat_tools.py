@@ -10,6 +10,7 @@ import pytest
 from agentserve.messages import unpack_tokens
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, joined, user
 from tests.fakes import ScriptedEngine, say
+from tools_bridge.registry import DEFAULT_FORM, ReplyForm, reply_form
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -142,3 +143,40 @@ async def test_a_deferred_tool_may_be_called_but_is_not_listed() -> None:
     prompt = rig.context.tokenizer.decode(unpack_tokens(rig.engine.submits[0].tokens))
     assert "weather" in prompt
     assert '"now"' not in prompt
+
+
+BROKEN = [
+    (
+        DEFAULT_FORM,
+        '<tool_call>{"name": "weather", "arguments": {"city": nope}}</tool_call>',
+        '{"city": nope}',
+    ),
+    (reply_form("", "llama3"), '{"name": "weather", "parameters": {"city": (}}', '{"city": (}'),
+    (
+        reply_form("", "deepseek-v31"),
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": (}',
+        '{"city": ',
+    ),
+    (
+        reply_form("", "qwen3-xml"),
+        "<tool_call>\n<function=weather>\n<parameter=city\nOslo\n</function></tool_call>",
+        "",
+    ),
+    (reply_form("", "glm47"), "<tool_call>weather<arg_key>city<arg_key>Oslo</tool_call>", ""),
+]
+
+
+@pytest.mark.parametrize(("form", "said", "arguments"), BROKEN)
+async def test_a_malformed_call_is_told_the_same_streamed_and_whole(
+    form: ReplyForm, said: str, arguments: str
+) -> None:
+    """Its name and what there was of its arguments, no text of it, and nothing that says: run it."""
+    rig = Rig(ScriptedEngine(say(said)), reply_form=form)
+    choice = (await rig.chat([user("a")], tools=TOOLS))["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": arguments}
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "stop")
+    message = joined(await rig.chat_stream([user("b")], tools=TOOLS))
+    assert (message["content"], message["finish_reason"]) == ("", "stop")
+    assert [c["function"] for c in message["tool_calls"]] == [call["function"]]
+    assert all(not waiting for _, _, waiting in rig.engine.parked)

@@ -11,6 +11,7 @@ from agentserve.messages import unpack_tokens
 from tests.api_rig import TOOLS, Rig, user
 from tests.fakes import ScriptedEngine, say
 from tests.messages_rig import CALL, TOOL, ask, minimal, refusal, usage_before
+from tests.waiting_sessions import followed
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -162,6 +163,32 @@ async def test_an_hour_is_worth_more_than_five_minutes(fields: Any, priority: in
     rig = Rig(ScriptedEngine(say("Hello.")))
     await ask(rig, session_id="s", **fields)
     assert rig.engine.hints[-1].priority == priority
+
+
+async def test_an_hour_holds_until_a_request_comes_without_it_and_readers_hear_of_both() -> None:
+    rig = Rig(ScriptedEngine(say("Hello.")))
+    hour = {"type": "ephemeral", "ttl": "1h"}
+    history = [user("hi")]
+    for mark in (hour, hour, None, None):
+        more = {} if mark is None else {"cache_control": mark}
+        await ask(rig, *history, session_id="s", **more)
+        history += [{"role": "assistant", "content": "Hello."}, user("more")]
+    assert [hints.priority for hints in rig.engine.hints] == [1, 1, 0, 0]
+    said = [event for event in await followed(rig, "s") if event.kind == "hints"]
+    receipts = [event.data["receipts"]["priority"] for event in said]
+    assert [(receipt["status"], receipt["value"]) for receipt in receipts] == [
+        ("deferred", 1),
+        ("accepted", None),
+    ]
+
+
+async def test_a_priority_that_its_client_gave_meanwhile_is_not_taken_back() -> None:
+    rig = Rig(ScriptedEngine(say("Hello.")))
+    await ask(rig, session_id="s", cache_control={"type": "ephemeral", "ttl": "1h"})
+    await rig.post("/agentserve/sessions/s/hints", {"priority": 2})
+    history = [user("hi"), {"role": "assistant", "content": "Hello."}, user("b")]
+    await ask(rig, *history, session_id="s")
+    assert rig.engine.hints[-1].priority == 2
 
 
 async def test_a_priority_that_was_given_stays() -> None:

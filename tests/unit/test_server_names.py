@@ -44,6 +44,11 @@ def told(headers: dict[str, str], body: str | None = None, extra: object = None)
         ({"x-deepseek-harness-session-id": "h", "x-deepseek-harness-parent-session-id": "p"}, "h", "p"),
         ({"x-session-id": "a", "thread-id": "t", "x-codex-parent-thread-id": "p"}, "a", None),
         ({"thread-id": "t", "x-codex-parent-thread-id": "t"}, "t", None),
+        ({"x-session-id": "a", "x-codex-parent-thread-id": "p"}, "a", "p"),  # it speaks of no other
+        ({"x-session-id": "a", "session-id": "t", "x-codex-parent-thread-id": "p"}, "a", None),
+        ({"x-session-id": "a", "x-claude-code-session-id": "s"}, "a", None),  # no parent: another name
+        ({"x-parent-session-id": "p"}, None, None),  # of no session that has a name
+        ({"x-claude-code-agent-id": "g", "x-dynamo-parent-session-id": "p"}, "g", "p"),
         ({"thread-id": "no name of ours", "x-dynamo-session-id": "d"}, "d", None),
         ({"thread-id": "t", "x-codex-parent-thread-id": "x" * 1000}, "t", None),
     ],
@@ -59,7 +64,26 @@ def test_the_body_comes_before_headers_and_xargs_after_ours() -> None:
     assert told({"thread-id": "t"}, None, {"session_id": "x"}).named == "x"
     assert told({"thread-id": "t"}, None, {"session_id": ["x"]}).named == "t"
     assert told({"thread-id": "t", "x-codex-parent-thread-id": "p"}, "t") == Identity("t", "p")
-    assert told({"thread-id": "t", "x-codex-parent-thread-id": "p"}, "u") == Identity("u")
+    assert told({"thread-id": "t", "x-codex-parent-thread-id": "p"}, "u") == Identity("u")  # another's
+
+
+@pytest.mark.parametrize("header", ["x-parent-session-id", "x-codex-parent-thread-id"])
+def test_a_parent_is_that_of_the_session_the_body_names(header: str) -> None:
+    assert told({header: "p"}, "u") == Identity("u", "p")
+    assert told({header: "p"}, None, {"session_id": "u"}) == Identity("u", "p")
+    assert told({header: "p", "x-session-id": "u"}, "u") == Identity("u", "p")
+    assert told({header: "u"}, "u") == Identity("u")
+    assert told({"x-parent-session-id": "p", "x-session-id": "a"}, "u") == Identity("u")
+
+
+async def test_a_session_named_in_a_body_is_its_parent_s_family() -> None:
+    rig = Rig(ScriptedEngine(say("Hello!")))
+    await rig.chat([user("a")], session_id="lead")
+    history = [user("a"), {"role": "assistant", "content": "Hello!"}, user("b")]
+    child = await rig.chat(history, {"x-parent-session-id": "lead"}, session_id="sub")
+    assert child["session_id"] == "sub"
+    assert (await rig.session("sub"))["parent"] == "lead"
+    assert rig.engine.forked[-1][2] > 0
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 129, "a\u00e9"])

@@ -42,6 +42,19 @@ async def test_the_answer_has_no_reasoning_in_it() -> None:
     assert message["content"] == "yes"
 
 
+async def test_events_of_a_session_tell_of_no_reasoning() -> None:
+    rig = Rig(ScriptedEngine(say("<think>\nhm and more</think>\n\nyes")))
+    reply = await rig.chat([user("a")])
+    session = rig.context.directory.get("default", reply["session_id"])
+    assert session is not None
+    told = rig.context.chronicle.log_of(session)
+    deltas, number = [], 0
+    while (event := told.since(number)[1]) is not None:
+        number = event.number
+        deltas += [json.loads(event.data)] if event.kind == "delta" else []
+    assert "".join(delta["content"] for delta in deltas) == "yes"
+
+
 async def test_a_prompt_that_ends_in_reasoning() -> None:
     rig = Rig(ScriptedEngine(say("hm</think>\n\n" + hermes("now", "{}"))), template=Thinks())
     choice = (await rig.chat([user("a")], tools=TOOLS))["choices"][0]
@@ -122,3 +135,52 @@ def test_forms_of_text(form: Form, kind: str) -> None:
     source = ReplyGrammars(Compiler(), DEFAULT_FORM).source(form, "")  # type: ignore[arg-type]
     assert source is not None
     assert json.loads(source.text)["format"]["type"] == kind
+
+
+CUT_CALLS = [
+    (reply_form("", "mistral"), '[TOOL_CALLS]now[ARGS]{"a": "x'),
+    (reply_form("", "qwen3-xml"), "<tool_call><function=now>\n\n<parameter=a>\nx"),
+    (reply_form("", "gpt-oss"), '<|channel|>commentary  to=functions.now <|message|>{"a" :"x'),
+    (reply_form("", "llama3"), '{"name":"now", "parameters": {"a": "x'),
+    (
+        reply_form("", "deepseek-v31"),
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>\n{"a": "x',
+    ),
+    (DEFAULT_FORM, '<tool_call>{"name":"now","arguments":{"a": "x'),
+]
+
+
+@pytest.mark.parametrize(("form", "said"), CUT_CALLS)
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_call_that_was_cut_goes_back_as_the_ids_that_it_was_generated_as(
+    form: ReplyForm, said: str, told: bool
+) -> None:
+    """Blanks and all, whether the client sends the half call back or not: so the prefix is kept."""
+    rig = Rig(
+        ScriptedEngine(say("Well. " * (form.family.name not in ("llama3", "gpt-oss")) + said)),
+        reply_form=form,
+    )
+    first = await rig.chat([user("a")], tools=TOOLS, max_tokens=1000)
+    message = first["choices"][0]["message"]
+    [call] = message["tool_calls"]
+    assert first["choices"][0]["finish_reason"] != "tool_calls"
+    content = message["content"] or ""
+    back = {"role": "assistant", "content": content} | ({"tool_calls": [call]} if told else {})
+    second = await rig.chat([user("a"), back, user("b")], tools=TOOLS)
+    assert second["session_id"] == first["session_id"]
+    one, two = (unpack_tokens(submit.tokens) for submit in rig.engine.submits)
+    assert two[: len(one)] == one
+    assert bytes(id_ for id_ in two[len(one) :] if id_ < 256).startswith(
+        (content + " " * bool(content) + said).encode()
+    )
+
+
+@pytest.mark.parametrize(("form", "said"), CUT_CALLS)
+async def test_elsewhere_it_is_text_in_the_form_of_its_family(form: ReplyForm, said: str) -> None:
+    rig = Rig(ScriptedEngine(say(said)), reply_form=form)
+    first = await rig.chat([user("a")], tools=TOOLS, max_tokens=1000)
+    message = first["choices"][0]["message"]
+    await rig.chat([user("another"), {"role": "assistant", **message}, user("b")], tools=TOOLS)
+    prompt = bytes(id_ for id_ in unpack_tokens(rig.engine.submits[1].tokens) if id_ < 256)
+    begun = form.family.syntax.calls
+    assert (begun.opening + begun.begin("now")).encode() in prompt

@@ -11,7 +11,7 @@ import pytest
 
 from agentserve.clock import VirtualClock
 from agentserve.messages import Decided, Decisions, Devalue, Hint
-from agentserve.server.http import app
+from agentserve.server.http import app, said
 from agentserve.types import FinishReason, SessionId
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, served, settled, user
 from tests.fakes import ScriptedEngine, say
@@ -286,3 +286,21 @@ async def test_a_closed_session_is_told_of_no_more() -> None:
     s.rig.context.end_waits()
     assert s.rig.engine.news == []
     assert s.rig.engine.closed == [s.rig.engine.submits[0].session]
+
+
+async def test_a_request_whose_advice_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(ScriptedEngine(say("Hello!")))
+    await rig.chat([user("a")], session_id="mine")
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no room for a word")
+
+    monkeypatch.setattr(said, "advise", broken)
+    history = [user("a"), answer("Hello!"), user("b")]
+    body = {"messages": history, "session_id": "mine", "nvext": {"agent_hints": {"priority": 1}}}
+    assert (await rig.post(CHAT, body)).status_code == 500
+    assert len(rig.engine.submits) == 1
+    rig.check_rest()
+    monkeypatch.undo()
+    assert (await rig.chat(history, session_id="mine"))["session_id"] == "mine"
+    assert len({submit.session for submit in rig.engine.submits}) == 1

@@ -22,7 +22,7 @@ from tests.waiting_sessions import waiting
         ('{"call_id": 7, "content": "x"}', "invalid_value"),
         ('{"call_id": "CALL", "content": 7}', "invalid_value"),
         ('{"call_id": "CALL", "content": null}', "invalid_value"),
-        ('{"call_id": "CALL", "content": [{"type": "image_url"}]}', "unsupported_content"),
+        ('{"call_id": "CALL", "content": [{"type": "hologram"}]}', "unsupported_content"),
         ('{"call_id": "CALL", "content": "x", "epoch": 1e300}', "invalid_value"),
         ('{"call_id": "CALL", "content": "x", "epoch": -1}', "stale_epoch"),
         ('[{"call_id": "CALL", "content": "x"}, {"call_id": "CALL", "content": "y"}]', "result_conflict"),

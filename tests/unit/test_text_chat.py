@@ -316,6 +316,44 @@ def test_roles_that_a_template_refuses_where_they_stand() -> None:
     assert prompt_text(strict, [history[1]], add_generation_prompt=False) == "[user]a"
 
 
+def test_results_get_the_name_of_what_was_called_where_a_template_wants_it() -> None:
+    parts = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}[{{ m.role }}]"
+        "{% if m.role == 'tool' %}",
+        "{% endif %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments }}"
+        "{% endfor %}{{ m.content or '' }}{% endfor %}",
+    )
+    history: list[Message] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call("f", "{}")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "r"},
+    ]
+    wants = inline(
+        "{% if not m.name %}{{ raise_exception('a name is needed') }}{% endif %}{{ m.name }}:".join(parts)
+    )
+    assert prompt_text(wants, history, add_generation_prompt=False).endswith("[tool]f:r")
+    takes = inline("{% if m.name %}{{ m.name }}:{% endif %}".join(parts))
+    assert prompt_text(takes, history, add_generation_prompt=False).endswith("[tool]r")
+    named = [*history[:2], history[2] | {"name": "g"}]
+    for chat in (wants, takes):
+        assert prompt_text(chat, named, add_generation_prompt=False).endswith("[tool]g:r")
+
+
+def test_empty_reasoning_is_told_as_empty_and_another_name_fills_it() -> None:
+    chat = inline(
+        "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content is string %}"
+        "<{{ m.reasoning_content }}>{% endif %}{{ m.content }}{% endfor %}"
+    )
+
+    def shown(**reasoning: str) -> str:
+        history = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"} | reasoning]
+        return prompt_text(chat, history, add_generation_prompt=False)
+
+    assert shown() == "[user]a[assistant]b"
+    assert shown(reasoning_content="") == shown(reasoning="") == "[user]a[assistant]<>b"
+    assert shown(reasoning_content="", reasoning="hm") == shown(reasoning="hm") == "[user]a[assistant]<hm>b"
+
+
 def test_roles_stay_as_they_are_where_the_template_takes_them() -> None:
     for name in FAMILIES:
         facts = template(name).facts

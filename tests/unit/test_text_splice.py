@@ -52,6 +52,26 @@ def test_an_opened_reasoning_stays_in_front_of_its_answer() -> None:
     turns(template("qwen3"), [[65, 66], [67]], [True, False], kwargs={"enable_thinking": False})
 
 
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "{% if add_generation_prompt %}<|im_start|>assistant:{% else %}<|endoftext|>{% endif %}",
+        "{% if add_generation_prompt %}<|im_start|>assistant:{% if tools %}quick:{% endif %}{% endif %}",
+    ],
+)
+def test_what_stands_at_the_end_alone_is_not_looked_for_in_the_middle(ending: str) -> None:
+    """Some templates end a conversation that nobody goes on with; some open turns by whether there are
+    tools."""
+    chat = inline(
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content or '' }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
+        "<|im_end|>{% endfor %}" + ending
+    )
+    assert chat.wrapper is None
+    turns(chat, [[65, 66], [67, 68], [69]], [True, False, True])
+
+
 def test_without_splicing_the_prefix_is_lost() -> None:
     """A word generated letter by letter re-encodes as one token: the reason why ids are kept."""
     reply = [token for letter in "user" for token in tokenizer().encode(letter)]

@@ -31,6 +31,18 @@ def writer(store: MemoryStore) -> Iterator[GroupWriter]:
     assert made.close(30)
 
 
+def test_the_log_says_what_cannot_be_kept(store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+    writer = GroupWriter(store.write, lambda: 0.0, what="responses")
+    store.error = "disk full"
+    with pytest.raises(StorageError):
+        writer.put(head(b"a"), lasting=True).result(30)
+    store.error = ""
+    writer.put(head(b"b"), lasting=True).result(30)
+    assert writer.close(30)
+    said = [record.message for record in caplog.records]
+    assert said == ["responses cannot be kept: disk full", "responses are kept again"]
+
+
 def test_nothing_is_done_before_it_is_written(store: MemoryStore, writer: GroupWriter) -> None:
     store.open.clear()
     first = writer.put(head(b"a"), lasting=True)

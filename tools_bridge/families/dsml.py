@@ -11,12 +11,10 @@
 
 from __future__ import annotations
 
-import re
-
-from tools_bridge.parser import MAX_NAME, Asked, give_up
+from tools_bridge.parser import MAX_NAME, Asked, Rest, give_up
 from tools_bridge.reply import Reply
-from tools_bridge.source import Marks, Source, Step, drop
-from tools_bridge.typed import ANY, TEXT, Fields
+from tools_bridge.source import Marks, Source, Step
+from tools_bridge.typed import ANY, TEXT, Fields, attributes
 
 _TAG, _END_TAG = "<｜DSML｜", "</｜DSML｜"
 _OUTER = ("function_calls>", "tool_calls>", "calls>")
@@ -25,16 +23,18 @@ _ENDS = tuple(f"{_END_TAG}{blank}{word}" for blank in ("", " ") for word in _OUT
 _INVOKES = tuple(f"{_TAG}{blank}invoke" for blank in ("", " "))
 _INVOKE_ENDS = tuple(f"{_END_TAG}{blank}invoke>" for blank in ("", " "))
 _PARAMETERS = tuple(f"{_TAG}{blank}parameter" for blank in ("", " "))
-_VALUE_END = Marks(*(f"{_END_TAG}{blank}parameter>" for blank in ("", " ")))
-_INSIDE = Marks(*_PARAMETERS, *_INVOKE_ENDS, *_ENDS)
-_REST = Marks(*_INVOKE_ENDS, *_ENDS)
+_PARAMETER_ENDS = tuple(f"{_END_TAG}{blank}parameter>" for blank in ("", " "))
+_VALUE_END = Marks(*_PARAMETER_ENDS)
+_OTHERS = (*_OPENINGS, *_INVOKES)
+_INSIDE = Marks(*_PARAMETERS, *_INVOKE_ENDS, *_ENDS, *_OTHERS)
+_REST = Rest(_INVOKE_ENDS, (*_ENDS, *_OTHERS))
 MARKERS: tuple[str, ...] = ()  # the tag's bar may be a token, but it is always shown
 _TAG_END = Marks(">")
-_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
 class DsmlCalls:
     triggers: tuple[str, ...] = _OPENINGS
+    closers: tuple[str, ...] = (*_PARAMETER_ENDS, *_INVOKE_ENDS, *_ENDS)
     ends_thinking = False
 
     def read(self, source: Source, reply: Reply, trigger: str, asked: Asked) -> Step[None]:
@@ -52,7 +52,7 @@ class DsmlCalls:
 
     def _invoke(self, source: Source, reply: Reply, before: str, asked: Asked) -> Step[bool]:
         raw, mark = yield from source.upto(_TAG_END, MAX_NAME)
-        name = dict(_ATTRIBUTE.findall(raw)).get("name")
+        name = attributes(raw).get("name")
         if not mark or not name:
             give_up(source, reply, before + raw + mark)
             return False
@@ -62,29 +62,33 @@ class DsmlCalls:
             fields.end()
             reply.close()
             return True
-        error = yield from self._arguments(source, fields)
-        if error == "malformed":
-            yield from source.until(_REST, drop)
+        error, whole = yield from self._arguments(source, fields)
+        if error and not whole:
+            yield from _REST.skip(source)
         reply.close(error)
         return True
 
-    def _arguments(self, source: Source, fields: Fields) -> Step[str]:
+    def _arguments(self, source: Source, fields: Fields) -> Step[tuple[str, bool]]:
+        """Read the parameters up to the end of the call; what is wrong with them, and whether the end was
+        reached."""
         junk: list[str] = []
         mark = yield from source.until(_INSIDE, junk.append)
         while mark in _PARAMETERS:
             raw, mark = yield from source.upto(_TAG_END, MAX_NAME)
-            attributes = dict(_ATTRIBUTE.findall(raw))
+            given = attributes(raw)
             if not mark:
-                return "truncated" if source.stops_in() else "malformed"
-            if "name" not in attributes:
-                return "malformed"
-            kinds = TEXT if attributes.get("string") == "true" else ANY
-            mark = yield from fields.read(source, attributes["name"], _VALUE_END, kinds=kinds)
+                return "truncated" if source.stops_in() else "malformed", False
+            if "name" not in given:
+                return "malformed", False
+            kinds = TEXT if given.get("string") == "true" else ANY
+            mark = yield from fields.read(source, given["name"], _VALUE_END, kinds=kinds)
             if mark:
                 mark = yield from source.until(_INSIDE, junk.append)
         if not mark:
-            return "truncated"
-        if mark in _ENDS:  # the invocation was not closed
+            return "truncated", False
+        if mark not in _INVOKE_ENDS:  # the invocation was not closed
             source.at -= len(mark)
+        if mark in _OTHERS:  # another one begins: this one may have gone on
+            return "malformed", True
         fields.end()
-        return "malformed" if fields.twice or "".join(junk).strip() else ""
+        return "malformed" if fields.twice or "".join(junk).strip() else "", True

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 
 from tools_bridge.json_end import give_object
-from tools_bridge.parser import Asked, Program, give_up
+from tools_bridge.parser import Asked, Program, give_up, is_name
 from tools_bridge.reply import Reply
 from tools_bridge.source import Marks, Source, Step, drop
 
@@ -29,6 +29,7 @@ ENDS = ("<|call|>", "<|return|>")
 MAX_HEADER = 1024  # characters
 _HEADER_END = Marks(MESSAGE, END, *ENDS)
 _BODY_END = Marks(END, START)
+_CALL_END = Marks(END, START, *ENDS)
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
@@ -70,17 +71,18 @@ def _message(source: Source, reply: Reply, asked: Asked) -> Step[None]:
         yield from _body(source, drop)
 
 
-def _body(source: Source, sink: Callable[[str], None]) -> Step[None]:
-    mark = yield from source.until(_BODY_END, sink)
+def _body(source: Source, sink: Callable[[str], None], ends: Marks = _BODY_END) -> Step[None]:
+    mark = yield from source.until(ends, sink)
     if mark == START:
         source.at -= len(mark)
 
 
 def _call(source: Source, reply: Reply, name: str, asked: Asked) -> Step[None]:
-    if not asked.calls or not name:
+    if not asked.calls or not is_name(name):
         return (yield from _body(source, drop))
     reply.open(name)
     error = yield from give_object(source, reply)
+    junk: list[str] = []
     if error != "truncated":
-        yield from _body(source, drop)
-    reply.close(error)
+        yield from _body(source, junk.append, _CALL_END)
+    reply.close(error or ("malformed" if "".join(junk).strip() else ""))

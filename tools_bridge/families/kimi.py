@@ -2,55 +2,55 @@
 
 <|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}
 <|tool_call_end|><|tool_calls_section_end|>
+
+What a section holds beside calls is dropped, once a call is in it or it has ended.
 """
 
 from __future__ import annotations
 
-from tools_bridge.json_end import give_object
-from tools_bridge.parser import MAX_NAME, Asked, give_up
+from tools_bridge.json_end import Closing, give_object
+from tools_bridge.parser import MAX_NAME, Asked, give_up, is_name
 from tools_bridge.reply import Reply
-from tools_bridge.source import Marks, Source, Step, drop
+from tools_bridge.source import Marks, Source, Step
 
 BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 MARKERS = (BEGIN, END, CALL, ARGUMENTS, CALL_END)
-_NAME_END = Marks(ARGUMENTS, CALL_END, END)
+_NAME_END = Marks(ARGUMENTS, CALL_END, END, BEGIN, CALL)
 _SECTION = Marks(CALL, END)
-_REST = Marks(CALL_END, END)
+_CLOSING = Closing(CALL_END, (END, BEGIN, CALL))
 
 
 class KimiCalls:
     triggers: tuple[str, ...] = (BEGIN, CALL)
+    closers: tuple[str, ...] = ()
     ends_thinking = True
 
     def read(self, source: Source, reply: Reply, trigger: str, asked: Asked) -> Step[None]:
-        mark = trigger
+        before: list[str] = []
         if trigger == BEGIN:
-            noise: list[str] = []
-            mark = yield from source.until(_SECTION, noise.append)
-            if not mark:
-                reply.cut(trigger + "".join(noise))
-        while mark == CALL:
-            opened = yield from self._call(source, reply)
+            before = [BEGIN]
+            trigger = yield from source.until(_SECTION, before.append)
+            if not trigger:
+                return reply.cut("".join(before))
+        while trigger == CALL:
+            opened = yield from self._call(source, reply, "".join(before))
             if not opened:
                 return
+            before = []
             yield from source.blanks()
-            mark = yield from source.accept(CALL, END)
+            trigger = yield from source.accept(CALL, END)
 
-    def _call(self, source: Source, reply: Reply) -> Step[bool]:
+    def _call(self, source: Source, reply: Reply, before: str) -> Step[bool]:
         raw, mark = yield from source.upto(_NAME_END, MAX_NAME)
         name = _name(raw)
-        if mark != ARGUMENTS or not name:
-            give_up(source, reply, CALL + raw + mark)
+        if mark != ARGUMENTS or not is_name(name):
+            source.at -= len(mark)
+            give_up(source, reply, before + CALL + raw)
             return False
         reply.open(name)
         error = yield from give_object(source, reply)
-        if error == "malformed":
-            yield from source.until(_REST, drop)
-        elif not error:
-            yield from source.blanks()
-            yield from source.accept(CALL_END)
-        reply.close(error)
+        yield from _CLOSING.read(source, reply, error)
         return True
 
 

@@ -3,13 +3,13 @@
     [f(a=1, b="x"), g()]
 
 perhaps between `<|python_start|>` and `<|python_end|>`. A list that does not begin with the name of an
-offered tool is text. A call is given once it is whole: its literals are no JSON.
+offered tool is text. An argument is given once it is whole: its literals are no JSON.
 """
 
 from __future__ import annotations
 
 from tools_bridge.families.llama import LlamaCalls
-from tools_bridge.parser import MAX_NAME, Asked, Calls, give_up
+from tools_bridge.parser import MAX_NAME, Asked, Calls, Rest, give_up
 from tools_bridge.python_call import CallEnd, arguments
 from tools_bridge.reply import Reply
 from tools_bridge.source import Marks, Source, Step
@@ -17,11 +17,13 @@ from tools_bridge.source import Marks, Source, Step
 START, END = "<|python_start|>", "<|python_end|>"
 MARKERS = (START, END)
 _NAME_END = Marks("(", "\n", "]", ",")
+_REST = Rest((END,), (START,))
 
 
 class LlamaPythonicCalls:
     """Lists, and the JSON form of Llama 3, which these models fall back to."""
 
+    closers: tuple[str, ...] = ()
     ends_thinking = False
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class LlamaPythonicCalls:
 
 class PythonicCalls:
     triggers: tuple[str, ...] = (START, "[")
+    closers: tuple[str, ...] = ()
     ends_thinking = False
 
     def read(self, source: Source, reply: Reply, trigger: str, asked: Asked) -> Step[None]:
@@ -52,31 +55,45 @@ class PythonicCalls:
             name, mark = yield from source.upto(_NAME_END, MAX_NAME)
             if mark != "(" or (asked.tools and name not in asked.tools) or not _is_name(name):
                 source.at -= len(mark)
+                if reply.called and source.stops_in():
+                    return reply.cut(before + name)
                 return reply.say(before + name)
-            source.at -= 1
             error = yield from _call(source, reply, name)
             if error:
                 return
             yield from source.blanks()
-            more = yield from source.accept(",")
-            before = ""
+            before = more = yield from source.accept(",")
         yield from source.accept("]")
         yield from source.blanks()
         yield from source.accept(END)
 
 
 def _call(source: Source, reply: Reply, name: str) -> Step[str]:
-    """Read from the parenthesis on; what is wrong with it."""
+    """Read from behind the parenthesis on; what is wrong with it."""
     reply.open(name)
-    end, raw = CallEnd(), [name]
-    while True:
+    end = CallEnd()
+    end.feed("(", 0)
+    raw: list[str] = []  # of the argument that is being read
+    before, error = "{", ""
+    while not end.done:
         raw.append(source.take(end.feed(source.text, source.at)))
-        if end.done or end.failed or source.ended:
+        if end.between or end.done:
+            given, raw = arguments(f"{name}({''.join(raw)[:-1]})"), []
+            if given is None or (given == "{}" and end.between):
+                error = "malformed"
+                break
+            if given != "{}":
+                reply.arguments(before + given[1:-1])
+                before = ", "
+        elif end.failed or source.ended:
+            error = "malformed" if end.failed else "truncated"
             break
-        yield
-    given = arguments("".join(raw)) if end.done else None
-    reply.arguments(given or "")
-    error = "" if given else "malformed" if end.done or end.failed else "truncated"
+        else:
+            yield
+    if error == "malformed":
+        yield from _REST.skip(source)
+    elif not error:
+        reply.arguments("{}" if before == "{" else "}")
     reply.close(error)
     return error
 

@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
+import uvloop
 
+from agentserve.heap import settle
 from agentserve.models.source import resolve
 from agentserve.text import load
 
@@ -45,8 +47,8 @@ class _Meter:
         self._seen = 0
         self.readings: list[tuple[int, float]] = []
 
-    def token(self) -> None:
-        self._seen += 1
+    def tokens(self, count: int) -> None:
+        self._seen += count
         if self._marks and self._seen >= self._marks[0]:
             self._marks.pop(0)
             self.readings.append((self._seen, cpu_seconds(self._pid)))
@@ -82,7 +84,9 @@ def measure_streams(model: str, sizes: StreamSizes) -> StreamFindings:
             if not url:
                 raise OSError("the server did not start; what it said above tells why")
             meter = _Meter(server.pid, sizes.streams * sizes.tokens)
-            arrivals = asyncio.run(_read_all(url, model, sizes, meter))
+            settle()
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                arrivals = runner.run(_read_all(url, model, sizes, meter))
         finally:
             server.terminate()
             server.communicate()
@@ -90,12 +94,18 @@ def measure_streams(model: str, sizes: StreamSizes) -> StreamFindings:
 
 
 async def _read_all(url: str, model: str, sizes: StreamSizes, meter: _Meter) -> list[list[float]]:
-    return await asyncio.gather(
-        *(
-            _read(url, _request(model, stream, sizes.tokens), sizes.tokens, meter)
-            for stream in range(sizes.streams)
-        )
-    )
+    where = urlsplit(url)
+    host, port = where.hostname, where.port
+    assert host is not None
+    assert port is not None
+    loop = asyncio.get_running_loop()
+    readers: list[_Reader] = []
+    for stream in range(sizes.streams):
+        transport, reader = await loop.create_connection(lambda: _Reader(meter), host, port)
+        transport.write(_request(model, stream, sizes.tokens))
+        readers.append(reader)
+    await asyncio.gather(*(reader.ended for reader in readers))
+    return [reader.arrivals(sizes.tokens) for reader in readers]
 
 
 def _request(model: str, stream: int, tokens: int) -> bytes:
@@ -107,28 +117,37 @@ def _request(model: str, stream: int, tokens: int) -> bytes:
         "ignore_eos": True,
         "seed": stream,
     }
-    return msgspec.json.encode(body)
-
-
-async def _read(url: str, body: bytes, tokens: int, meter: _Meter) -> list[float]:
-    """When each of a stream's tokens came."""
-    where = urlsplit(url)
-    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    content = msgspec.json.encode(body)
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     )
-    writer.write(head.encode() + body)
-    arrivals: list[float] = []
-    rest = b""
-    while data := await reader.read(1 << 16):
-        now = time.monotonic()
-        *events, rest = (rest + data).split(b"\n\n")
-        for event in events:
-            if MARK in event:
-                arrivals.append(now)
-                meter.token()
-    writer.close()
-    if len(arrivals) != tokens:
-        raise OSError(f"a stream had {len(arrivals)} tokens instead of {tokens}")
-    return arrivals
+    return head.encode() + content
+
+
+class _Reader(asyncio.Protocol):
+    """Writes down what came of one stream, and when; it is looked at afterwards, so that reading a
+    token takes no time that the next ones wait for."""
+
+    def __init__(self, meter: _Meter) -> None:
+        self._meter = meter
+        self._came: list[tuple[float, bytes]] = []
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self._came.append((time.monotonic(), data))
+        self._meter.tokens(data.count(MARK))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set_result(None)
+
+    def arrivals(self, tokens: int) -> list[float]:
+        """When each of the stream's tokens was whole. OSError if they are not `tokens`."""
+        found: list[float] = []
+        rest = b""
+        for now, data in self._came:
+            *events, rest = (rest + data).split(b"\n\n")
+            found += [now for event in events if MARK in event]
+        if len(found) != tokens:
+            raise OSError(f"a stream had {len(found)} tokens instead of {tokens}")
+        return found

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from agentserve.server.http import history, sampling
 from agentserve.server.http.chat_request import check_supported, grammar_of, render, template_of
+from agentserve.server.http.claims import claim_of, cut_calls
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import identity
 from agentserve.server.http.schemas import ChatRequest
@@ -17,10 +18,9 @@ from agentserve.server.http.structure import Form
 from agentserve.server.http.structured import as_response_format
 from agentserve.server.http.turn_parts import answer_factory, namespace
 from agentserve.server.sessions.identity import DEFAULT_TENANT, new_session_id
-from agentserve.server.sessions.seats import OneShotSeat, chain_keys
-from agentserve.server.sessions.session_record import Claim, Session, common
+from agentserve.server.sessions.seats import OneShotSeat
+from agentserve.server.sessions.session_record import Session, common
 from agentserve.server.sessions.turns import TurnSpec
-from agentserve.text.unfinished import call_ids
 from agentserve.types import SessionId
 
 
@@ -37,18 +37,14 @@ async def prompt_of(context: ServerContext, request: Request, fields: ChatReques
     limits = context.options.limits
     context.check_model(fields.model)
     whose = identity(request.headers, fields.session_id, limits, fields.vllm_xargs)
-    was_cut = context.directory.cut
-    cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
-    messages = await context.off_loop(history.message_dicts, fields.messages, limits, cut)
+    cut = cut_calls(context, fields.messages)
+    messages = await context.off_loop(
+        history.message_dicts, fields.messages, limits, cut, written=context.tool_parser.written
+    )
     tools = history.tool_dicts(fields.tools, limits)
-    keyed = messages
-    if cut:  # a history is the same with and without them
-        keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
-    keys = await context.off_loop(chain_keys, context.chain, keyed, fields.cache_salt)
-    answers, calls = history.trailing_call_ids(messages), history.call_ids(messages)
-    claim = Claim(DEFAULT_TENANT, whose.named, answers, keys, calls, whose.parent)
+    claim = await claim_of(context, fields, messages, cut, whose)
     session = context.directory.foresee(claim)
-    same = 0 if session is None else common(session.chain, keys)
+    same = 0 if session is None else common(session.chain, claim.keys)
     replies = {} if session is None else {i: ids for i, ids in session.replies.items() if i < same}
     ids = await context.off_loop(render, template_of(context), fields, messages, tools, replies)
     return Prompt(ids, session, 0 if session is None else session.tokens_at(same))

@@ -13,22 +13,28 @@ from starlette.requests import Request
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http import history, sampling
+from agentserve.server.http.claims import claim_of, cut_calls
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import NOBODY, Identity, identity
 from agentserve.server.http.said import take_advice
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.structure import Form, chat_form
 from agentserve.server.http.structured import as_response_format, other_form
-from agentserve.server.http.turn_parts import answer_begins_behind, answer_factory, namespace, prompt_end
-from agentserve.server.limits import Limits
-from agentserve.server.sessions.identity import DEFAULT_TENANT
-from agentserve.server.sessions.seats import SessionSeat, chain_keys
+from agentserve.server.http.turn_parts import (
+    answer_begins_behind,
+    answer_factory,
+    namespace,
+    prompt_end,
+    reasoning_cap,
+)
+from agentserve.server.limits import INT64_MAX, Limits
+from agentserve.server.sessions.seats import SessionSeat
 from agentserve.server.sessions.session_record import Claim, Lease
 from agentserve.server.sessions.transcript import Told, result_digest
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import ChatTemplate, JsonObject
-from agentserve.text.unfinished import call_ids
 from agentserve.types import Sampling
+from tools_bridge.call_syntax import CallSyntax
 
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
@@ -79,9 +85,7 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
             context.metrics.tiers.waited(tool, seconds)
         return lease
 
-    job = await prepare_turns(context, fields, begin, whose)
-    take_advice(context, job.seats[0].lease.session, whose, fields)
-    return job
+    return await prepare_turns(context, fields, begin, whose)
 
 
 async def prepare_turns(
@@ -97,25 +101,13 @@ async def prepare_turns(
     sampling.check_fields(fields, context.facts, limits)
     check_supported(fields)
     logprobs = _logprobs(fields, limits.top_logprobs)
-    was_cut = context.directory.cut
-    cut = {id_ for raw in fields.messages for id_ in call_ids(raw) if was_cut(DEFAULT_TENANT, id_)}
-    messages, told = await context.off_loop(_read, fields, limits, cut)
+    cut = cut_calls(context, fields.messages)
+    messages, told = await context.off_loop(_read, fields, limits, cut, context.tool_parser.written)
     fields = as_response_format(fields)  # the transcript keeps what was sent
     tools = history.tool_dicts(fields.tools, limits)
     form, grammar = await grammar_of(context, fields, tools)
     template = template_of(context)
-    keyed = messages
-    if cut:  # a history is the same with and without them
-        keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
-    keys = await context.off_loop(chain_keys, context.chain, keyed, fields.cache_salt)
-    claim = Claim(
-        DEFAULT_TENANT,
-        whose.named,
-        history.trailing_call_ids(messages),
-        keys,
-        history.call_ids(messages),
-        whose.parent,
-    )
+    claim = await claim_of(context, fields, messages, cut, whose)
     await context.check_storage()
     lease = begin(claim)
     seats = [_seat(context, lease, told)]
@@ -135,9 +127,12 @@ async def prepare_turns(
             logprobs=logprobs,
         )
         for _ in range(sampling.choices(fields, limits) - 1):
-            sibling = context.directory.sibling(lease.session, keys, context.clock.now())
+            sibling = context.directory.sibling(lease.session, claim.keys, context.clock.now())
             seats.append(_seat(context, sibling, told))
-        before = answer_begins_behind(context, messages, prompt, bool(fields.continue_final_message))
+        continues = bool(fields.continue_final_message)
+        before = answer_begins_behind(context, messages, prompt, continues)
+        cap = reasoning_cap(context, fields.thinking_token_budget, before, continues=continues)
+        settings = replace(settings, reasoning=cap)
         specs = tuple(
             _spec(
                 context,
@@ -150,6 +145,7 @@ async def prepare_turns(
             )
             for index, seat in enumerate(seats)
         )
+        take_advice(context, lease.session, whose, fields)
     except BaseException:
         for seat in seats:
             seat.rollback("not started")
@@ -228,6 +224,7 @@ def check_supported(fields: ChatRequest) -> None:
             f"reasoning_effort: {fields.reasoning_effort!r} is not one of {', '.join(EFFORTS)}",
             param="reasoning_effort",
         )
+    sampling.integer("thinking_token_budget", fields.thinking_token_budget, 0, 0, INT64_MAX)
 
 
 def _logprobs(fields: ChatRequest, most: int) -> int | None:
@@ -241,9 +238,11 @@ def _logprobs(fields: ChatRequest, most: int) -> int | None:
     return top
 
 
-def _read(fields: ChatRequest, limits: Limits, cut: Collection[str]) -> tuple[list[JsonObject], Told]:
+def _read(
+    fields: ChatRequest, limits: Limits, cut: Collection[str], written: CallSyntax
+) -> tuple[list[JsonObject], Told]:
     """The messages, checked and in one shape, and what the session's transcript keeps of the request."""
-    messages = history.message_dicts(fields.messages, limits, cut)
+    messages = history.message_dicts(fields.messages, limits, cut, written=written)
     settings = msgspec.to_builtins(replace(fields, messages=[]), str_keys=True)
     kept = {
         name: value for name, value in settings.items() if value is not None and name not in _OF_ONE_REQUEST

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentserve.config import is_loopback
 from agentserve.metrics import Metrics
 from agentserve.server.errors import ApiError, shutting_down
+from agentserve.server.http.anthropic.errors import REQUEST_ID, is_ours
 from agentserve.server.http.context import ServerOptions
 from agentserve.server.http.names import REQUEST_HEADER, request_id
 from agentserve.server.http.voice import error_response
@@ -46,7 +47,10 @@ class Gate:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)[REQUEST_HEADER] = state["request_id"]
+                told = MutableHeaders(scope=message)
+                told[REQUEST_HEADER] = state["request_id"]
+                if is_ours(scope["path"]):
+                    told[REQUEST_ID] = state["request_id"]
                 if message["status"] >= 400:
                     self._metrics.http_error(message["status"])
             await send(message)

@@ -15,6 +15,7 @@ from agentserve.server.limits import Limits, check_text
 from agentserve.server.text_port import JsonObject
 from agentserve.text.conversation import Message, openai_shape, parse_messages
 from agentserve.text.unfinished import told_as_text
+from tools_bridge.call_syntax import HERMES, CallSyntax
 
 log = logging.getLogger(__name__)
 
@@ -22,17 +23,23 @@ _TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")  # as frameworks make them; Op
 
 
 def message_dicts(
-    messages: Sequence[JsonObject], limits: Limits, cut: Collection[str] = frozenset(), *, shown: bool = True
+    messages: Sequence[JsonObject],
+    limits: Limits,
+    cut: Collection[str] = frozenset(),
+    *,
+    shown: bool = True,
+    written: CallSyntax = HERMES,
 ) -> list[JsonObject]:
     """The messages in one shape, tool results in call order; a broken one is a ValueError (TextError).
 
-    `cut`: ids of calls this server handed out unfinished; they are taken as text, or left out.
+    `cut`: ids of calls this server handed out unfinished; they are taken as text, `written` as the
+    model writes calls, or left out.
     """
     if len(messages) > limits.messages:
         raise ApiError(
             f"messages: {len(messages)} messages, at most {limits.messages} are allowed", param="messages"
         )
-    parsed = parse_messages(told_as_text(messages, cut, shown=shown))
+    parsed = parse_messages(told_as_text(messages, cut, shown=shown, written=written))
     check_text((text for message in parsed for text in _shown(message)), limits, "messages")
     return [openai_shape(message) for message in parsed]
 

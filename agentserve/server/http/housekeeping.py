@@ -206,6 +206,7 @@ async def metrics(request: Request) -> Response:
             missing=sum(damage.missing or 0 for damage in journal.damages),
             kept=journal.kept_aside,
         )
+    context.metrics.set_responses(context.responses.counts())
     context.metrics.set_sessions(context.directory.by_state(), context.directory.size_bytes)
     return Response(context.metrics.render(), media_type=CONTENT_TYPE)
 

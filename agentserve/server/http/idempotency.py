@@ -1,21 +1,24 @@
 """Requests that come twice: a client that sends an Idempotency-Key gets its first answer again.
 
 SDKs send a request again when its answer was lost on the way; without a key such a turn runs beside the
-first. Kept in memory and bounded: an answer that is no longer here is computed once more.
+first. Kept in memory and bounded: an answer that is no longer here is computed once more. A run that goes
+on without its reader is shared: whoever repeats its request reads it from the start.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve.server.errors import ApiError
-from agentserve.server.http.sse import DONE
+from agentserve.server.http.sse import DONE, ClientGone
 from agentserve.server.http.voice import error_response
 
 HEADER = "idempotency-key"
@@ -24,8 +27,10 @@ MOST_CHARS = 256  # of a key
 _ENDS = (DONE, b'data: {"type":"message_stop"}\n\n')  # of streams that tell of no error
 _FAILED = b"event: response.failed\n"  # of a stream that ends as others do
 _KEPT_HEADERS = frozenset({b"content-type", b"x-session-id", b"cache-control"})
+_STATE = "shared_run"  # of a request's state: what a route calls that shares its run
 
 Key = tuple[str, str, bytes]
+Answer = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,32 @@ class Reply:
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
     at: float
+
+    @property
+    def size(self) -> int:
+        return len(self.body)
+
+    def running(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A run that every request with its key is a reader of."""
+
+    request: bytes
+    answer: Answer
+    running: Callable[[], bool]
+    at: float  # when it was last known to run
+    size: int = 256
+
+
+def share(request: Request, answer: Answer, running: Callable[[], bool]) -> None:
+    """The run that this request has begun does not end with its connection: a request that repeats it gets
+    `answer`, while it is `running` and as long afterwards as any answer is kept."""
+    shared = request.scope.get("state", {}).get(_STATE)
+    if shared is not None:
+        shared(answer, running)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +84,36 @@ class Replies:
     def __init__(self, bounds: Bounds = Bounds()) -> None:
         self.bounds = bounds
         self.running: set[Key] = set()
-        self._kept: OrderedDict[Key, Reply] = OrderedDict()
+        self._kept: OrderedDict[Key, Reply | Shared] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, key: Key, now: float) -> Reply | None:
+    def get(self, key: Key, now: float) -> Reply | Shared | None:
         while self._kept and now - next(iter(self._kept.values())).at >= self.bounds.seconds:
-            self._drop()
+            oldest, reply = self._kept.popitem(last=False)
+            self._bytes -= reply.size
+            if isinstance(reply, Shared) and reply.running():
+                self.keep(oldest, replace(reply, at=now))
         return self._kept.get(key)
 
-    def keep(self, key: Key, reply: Reply) -> None:
+    def keep(self, key: Key, reply: Reply | Shared) -> None:
         if key in self._kept:
-            self._bytes -= len(self._kept.pop(key).body)
+            self._bytes -= self._kept.pop(key).size
         self._kept[key] = reply
-        self._bytes += len(reply.body)
-        while len(self._kept) > self.bounds.answers or self._bytes > self.bounds.bytes:
-            self._drop()
+        self._bytes += reply.size
+        if len(self._kept) > self.bounds.answers or self._bytes > self.bounds.bytes:
+            self._make_room()
 
-    def _drop(self) -> None:
-        _, reply = self._kept.popitem(last=False)
-        self._bytes -= len(reply.body)
+    def _make_room(self) -> None:
+        """The oldest go, but for runs that still run: their number is bounded elsewhere."""
+        for key, reply in list(self._kept.items()):
+            if len(self._kept) <= self.bounds.answers and self._bytes <= self.bounds.bytes:
+                return
+            if not reply.running():
+                del self._kept[key]
+                self._bytes -= reply.size
 
 
 class Idempotency:
@@ -112,6 +151,12 @@ class Idempotency:
     async def _first(self, key: Key, scope: Scope, receive: Receive, send: Send) -> None:
         recorder = _Recorder(self.replies.bounds.answer_bytes, receive, send)
         self.replies.running.add(key)
+
+        def shared(answer: Answer, running: Callable[[], bool]) -> None:
+            self.replies.keep(key, Shared(recorder.digest(), answer, running, self._now()))
+            self.replies.running.discard(key)
+
+        scope.setdefault("state", {})[_STATE] = shared
         try:
             await self._app(scope, recorder.receive, recorder.send)
         finally:
@@ -120,7 +165,7 @@ class Idempotency:
             if reply is not None:
                 self.replies.keep(key, reply)
 
-    async def _again(self, kept: Reply, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _again(self, kept: Reply | Shared, scope: Scope, receive: Receive, send: Send) -> None:
         digest = sha256()
         while True:
             message = await receive()
@@ -131,7 +176,25 @@ class Idempotency:
                 break
         if digest.digest() != kept.request:
             await error_response(_reused(), scope)(scope, receive, send)
+        elif isinstance(kept, Shared):
+            await self._read_along(kept, scope, receive, send)
+        else:
+            await self._repeat(kept, send)
+
+    @staticmethod
+    async def _read_along(kept: Shared, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await kept.answer(Request(scope, receive))
+        except ClientGone:
             return
+        except ApiError as error:
+            response = error_response(error, scope)
+        name, value = REPLAYED
+        MutableHeaders(raw=response.raw_headers)[name.decode()] = value.decode()
+        await response(scope, receive, send)
+
+    @staticmethod
+    async def _repeat(kept: Reply, send: Send) -> None:
         headers = [*kept.headers, REPLAYED]
         if not any(name == b"content-type" and value.startswith(b"text/event") for name, value in headers):
             headers.append((b"content-length", str(len(kept.body)).encode()))
@@ -152,6 +215,10 @@ class _Recorder:
         self._parts: list[bytes] = []
         self._size = 0
         self._whole = False
+
+    def digest(self) -> bytes:
+        """Of the body, as far as it was read."""
+        return self._digest.digest()
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -183,7 +250,7 @@ class _Recorder:
         streamed = any(value.startswith(b"text/event-stream") for _, value in self._headers)
         if streamed and (_FAILED in body or not body.endswith(_ENDS)):
             return None
-        return Reply(self._digest.digest(), self._status, self._headers, body, now)
+        return Reply(self.digest(), self._status, self._headers, body, now)
 
 
 def _running() -> ApiError:

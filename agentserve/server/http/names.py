@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -30,17 +30,18 @@ class _Source:
     """Where one kind of client names its session, and the one that session was started by."""
 
     session: str
-    parents: tuple[str, ...] = ()  # the first that is there
+    parent: str | None = None
+    within: str | None = None  # names the one that it was started in, where no parent is named
 
 
 _SOURCES = (
-    _Source(SESSION_HEADER, ("x-parent-session-id",)),  # vLLM, SGLang, OpenCode
-    _Source("x-claude-code-agent-id", ("x-claude-code-parent-agent-id", "x-claude-code-session-id")),
+    _Source(SESSION_HEADER, "x-parent-session-id"),  # vLLM, SGLang, OpenCode
+    _Source("x-claude-code-agent-id", "x-claude-code-parent-agent-id", "x-claude-code-session-id"),
     _Source("x-claude-code-session-id"),
-    _Source("thread-id", ("x-codex-parent-thread-id",)),  # Codex
-    _Source("session-id", ("x-codex-parent-thread-id",)),  # Codex, older
-    _Source("x-dynamo-session-id", ("x-dynamo-parent-session-id",)),
-    _Source("x-deepseek-harness-session-id", ("x-deepseek-harness-parent-session-id",)),
+    _Source("thread-id", "x-codex-parent-thread-id"),  # Codex
+    _Source("session-id", "x-codex-parent-thread-id"),  # Codex, older
+    _Source("x-dynamo-session-id", "x-dynamo-parent-session-id"),
+    _Source("x-deepseek-harness-session-id", "x-deepseek-harness-parent-session-id"),
 )
 
 
@@ -62,18 +63,34 @@ def identity(headers: Headers, in_body: str | None, limits: Limits, extra: objec
 
     Names that AgentServe's users give are checked (400); what an agent sends by itself and is no clean
     name is as if it had not been sent.
+
+    A parent header speaks of the session that its own kind of client names beside it: where that is this
+    session, or no session is named so, its parent is this one's; where that is another session, it says
+    nothing of this one.
     """
     final = any(headers.get(name, "").strip().lower() in ("true", "1") for name in FINAL_HEADERS)
     named = _given(headers, in_body, limits) or _clean(
         extra.get("session_id") if isinstance(extra, Mapping) else None, limits
     )
-    for source in _SOURCES:
-        name = _clean(headers.get(source.session), limits)
-        if name is not None and named in (None, name):
-            parents = (_clean(headers.get(parent), limits) for parent in source.parents)
-            parent = next((parent for parent in parents if parent is not None), None)
-            return Identity(name, parent if parent != name else None, final)
-    return Identity(named, None, final)
+    theirs = [(source, _clean(headers.get(source.session), limits)) for source in _SOURCES]
+    if named is None:
+        named = next((name for _, name in theirs if name is not None), None)
+    if named is None:
+        return Identity(None, None, final)
+    parent = _parent(headers, theirs, named, limits)
+    return Identity(named, parent if parent != named else None, final)
+
+
+def _parent(
+    headers: Headers, theirs: Sequence[tuple[_Source, str | None]], named: str, limits: Limits
+) -> str | None:
+    others = {source.parent for source, name in theirs if name not in (None, named)}
+    ours = [source for source, name in theirs if name == named]
+    unnamed = [source for source, name in theirs if name is None and source.parent not in others]
+    headers_of = [header for source in ours for header in (source.parent, source.within)]
+    headers_of += [source.parent for source in unnamed]
+    parents = (_clean(headers.get(header), limits) for header in headers_of if header is not None)
+    return next((parent for parent in parents if parent is not None), None)
 
 
 def request_id(given: str | None, limits: Limits) -> str:

@@ -13,7 +13,8 @@ from starlette.routing import BaseRoute, Route
 
 from agentserve.server.errors import json_response
 from agentserve.server.http import housekeeping
-from agentserve.server.http.agents import inputs, saved, sessions, stream
+from agentserve.server.http.agents import inputs, lists, saved, sessions, stream
+from agentserve.server.http.agents.replies import AgentReply, SessionReply, TurnReply
 from agentserve.server.http.agents.schemas import AgentRequest, EventsRequest, SessionRequest, SessionUpdate
 from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
@@ -23,17 +24,21 @@ from agentserve.server.http.context import context_of
 from agentserve.server.http.replies import (
     ChatReply,
     CompletionReply,
+    ConversationReply,
+    DeletedReply,
     ErrorReply,
+    InputTokensReply,
+    ItemList,
+    MessageReply,
     MessagesErrorReply,
+    MessageTokens,
     ModelList,
     ModelReply,
+    ResponseReply,
     TokensReply,
 )
-from agentserve.server.http.responses.conversation_routes import (
-    add_items,
-    create_conversation,
-    update_conversation,
-)
+from agentserve.server.http.responses import conversation_routes as conversations
+from agentserve.server.http.responses import retrieve
 from agentserve.server.http.responses.create import count_input, create_response
 from agentserve.server.http.responses.schemas import ConversationRequest, ItemsRequest, ResponsesRequest
 from agentserve.server.http.schemas import (
@@ -65,19 +70,37 @@ class Operation:
 OPERATIONS: Mapping[object, Operation] = {
     chat_completions: Operation(ChatRequest, ChatReply, streams=True),
     completions: Operation(CompletionRequest, CompletionReply, streams=True),
-    messages: Operation(MessagesRequest, streams=True, error=MessagesErrorReply),
-    count_tokens: Operation(CountRequest, error=MessagesErrorReply),
-    create_response: Operation(ResponsesRequest, streams=True),
-    count_input: Operation(ResponsesRequest),
-    create_conversation: Operation(ConversationRequest),
-    update_conversation: Operation(ConversationRequest),
-    add_items: Operation(ItemsRequest),
-    sessions.create_session: Operation(SessionRequest, streams=True),
-    sessions.update_session: Operation(SessionUpdate),
+    messages: Operation(MessagesRequest, MessageReply, streams=True, error=MessagesErrorReply),
+    count_tokens: Operation(CountRequest, MessageTokens, error=MessagesErrorReply),
+    create_response: Operation(ResponsesRequest, ResponseReply, streams=True),
+    count_input: Operation(ResponsesRequest, InputTokensReply),
+    retrieve.get_response: Operation(reply=ResponseReply, streams=True),
+    retrieve.cancel_response: Operation(reply=ResponseReply),
+    retrieve.delete_response: Operation(reply=DeletedReply),
+    retrieve.input_items: Operation(reply=ItemList),
+    conversations.create_conversation: Operation(ConversationRequest, ConversationReply),
+    conversations.get_conversation: Operation(reply=ConversationReply),
+    conversations.update_conversation: Operation(ConversationRequest, ConversationReply),
+    conversations.delete_conversation: Operation(reply=DeletedReply),
+    conversations.list_items: Operation(reply=ItemList),
+    conversations.add_items: Operation(ItemsRequest, ItemList),
+    conversations.delete_item: Operation(reply=ConversationReply),
+    sessions.create_session: Operation(SessionRequest, SessionReply, streams=True),
+    sessions.update_session: Operation(SessionUpdate, SessionReply),
+    sessions.get_session: Operation(reply=SessionReply),
+    sessions.list_sessions: Operation(reply=ItemList),
+    sessions.delete_session: Operation(reply=DeletedReply),
     inputs.send_events: Operation(EventsRequest, status=ACCEPTED),
     stream.follow_events: Operation(kind="text/event-stream"),
-    saved.create_agent: Operation(AgentRequest),
-    saved.update_agent: Operation(AgentRequest),
+    lists.list_items: Operation(reply=ItemList),
+    lists.list_turns: Operation(reply=ItemList),
+    lists.get_turn: Operation(reply=TurnReply),
+    lists.list_turn_items: Operation(reply=ItemList),
+    saved.create_agent: Operation(AgentRequest, AgentReply),
+    saved.update_agent: Operation(AgentRequest, AgentReply),
+    saved.get_agent: Operation(reply=AgentReply),
+    saved.list_agents: Operation(reply=ItemList),
+    saved.delete_agent: Operation(reply=DeletedReply),
     housekeeping.models: Operation(reply=ModelList),
     housekeeping.model: Operation(reply=ModelReply),
     housekeeping.tokenize: Operation(TokenizeRequest, TokensReply),

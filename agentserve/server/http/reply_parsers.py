@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from agentserve.server.http.structure import Form
+import hashlib
+import threading
+from collections import OrderedDict
+
+import msgspec
+
+from agentserve.server.http.structure import Form, Reasoning
 from agentserve.server.sessions.answer import Call, CallDelta, CallsOnly, Found, ToolParser
 from agentserve.server.sessions.identity import new_call_id
-from tools_bridge.compiler import GrammarCompiler
+from tools_bridge.call_syntax import CallSyntax
+from tools_bridge.compiler import MAX_SOURCE_CHARS, GrammarCompiler
 from tools_bridge.deltas import ArgumentsDelta, CallOpened, ContentDelta, Delta, ReasoningDelta
 from tools_bridge.grammar import GrammarSource, ResponseFormat, ToolChoice, reply_grammar
 from tools_bridge.parser import ReplyParser
 from tools_bridge.registry import ReplyForm
 from tools_bridge.types import ToolSpec
+
+MOST_SOURCES = 64  # of half a million characters at most, kept for the next turn that asks alike
 
 
 class ReplyParsers:
@@ -19,12 +28,24 @@ class ReplyParsers:
     def __init__(self, form: ReplyForm) -> None:
         self._form = form
 
+    @property
+    def written(self) -> CallSyntax:
+        return self._form.family.syntax.calls
+
     def __call__(self, form: Form, before: str, *, continues: bool = False) -> ToolParser:
         """A parser for one answer of a `form`. `before`: the text that ends its prompt or, where it
         `continues` one, what that begins with."""
         inside = self._form.begun(before) if continues else self._form.inside(before)
         parser = self._form.parser(tool_specs(form), calls=form.calls, inside=inside)
         return CallsOnly(CallParser(parser)) if form.forced else CallParser(parser)
+
+    def reasoning(self, before: str, *, continues: bool = False) -> Reasoning | None:
+        """How reasoning is set apart. Families that read whole replies have no one mark for it."""
+        think = self._form.think
+        if think is None or think.tokens or self._form.family.program is not None:
+            return None
+        inside = self._form.begun(before) if continues else self._form.inside(before)
+        return Reasoning(think.open, think.close, inside)
 
 
 class CallParser:
@@ -93,16 +114,31 @@ class ReplyGrammars:
     def __init__(self, compiler: GrammarCompiler, form: ReplyForm) -> None:
         self._compiler = compiler
         self._form = form
+        self._sources: OrderedDict[bytes, GrammarSource | None] = OrderedDict()  # latest last
+        self._lock = threading.Lock()
 
     def source(self, form: Form, prompt_end: str) -> GrammarSource | None:
-        return reply_grammar(
+        thinking = self._form.thinking(prompt_end)
+        # An agent asks for one form turn after turn, and thirty tools with schemas take a tenth of a second.
+        key = hashlib.sha256(msgspec.msgpack.encode((form, thinking))).digest()
+        with self._lock:
+            if key in self._sources:
+                self._sources.move_to_end(key)
+                return self._sources[key]
+        source = reply_grammar(
             tool_specs(form),
             _choice(form),
             parallel=form.parallel,
             response=_response(form),
             syntax=self._form.syntax,
-            thinking=self._form.thinking(prompt_end),
+            thinking=thinking,
         )
+        if source is None or len(source.text) <= MAX_SOURCE_CHARS:
+            with self._lock:
+                self._sources[key] = source
+                if len(self._sources) > MOST_SOURCES:
+                    self._sources.popitem(last=False)
+        return source
 
     def cached(self, source: GrammarSource) -> str | None:
         return self._compiler.cached(source)

@@ -142,6 +142,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tool_choice: str | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None  # an extension, as vLLM names it
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None

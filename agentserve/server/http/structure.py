@@ -15,6 +15,7 @@ from agentserve.server.http.tool_choice import tool_choice
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.text_port import JsonObject
+from tools_bridge.call_syntax import CallSyntax
 from tools_bridge.compiler import CompilerUnavailable
 from tools_bridge.grammar import GrammarSource
 
@@ -31,7 +32,7 @@ class Form:
     parallel: bool = True
     json: bool = False
     schema: JsonObject | None = None
-    strict_schema: bool = False
+    strict_schema: bool = True  # the schema holds to the letter
     regex: str = ""  # the answer's form as a pattern, as one of `choices`, as a grammar in EBNF, or as
     choices: tuple[str, ...] = ()  # an xgrammar structural tag; at most one of these and `json`
     ebnf: str = ""
@@ -59,10 +60,28 @@ class Form:
 
 
 class ParserMaker(Protocol):
+    @property
+    def written(self) -> CallSyntax:
+        """How the model writes calls."""
+        ...
+
     def __call__(self, form: Form, before: str, *, continues: bool = False) -> ToolParser:
         """A parser for one answer of a `form`. `before`: the text that ends its prompt or, where it
         `continues` one, what that begins with."""
         ...
+
+    def reasoning(self, before: str, *, continues: bool = False) -> Reasoning | None:
+        """How the model sets reasoning apart in such an answer; None where it has no marks for that."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The marks around it, and whether an answer begins behind the first of them."""
+
+    open: str
+    close: str
+    inside: bool
 
 
 class GrammarMaker(Protocol):
@@ -154,7 +173,7 @@ def chat_form(fields: ChatRequest, tools: list[JsonObject], limits: Limits) -> F
         parallel=fields.parallel_tool_calls is not False,
         json=wants_json,
         schema=schema,
-        strict_schema=bool(wanted and wanted.strict),
+        strict_schema=wanted is None or wanted.strict is not False,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,9 @@ from agentserve.server.http.structure import Form
 from agentserve.server.sessions.answer import Answer
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.text_port import JsonObject
-from agentserve.types import Sampling
+from agentserve.types import ReasoningCap, Sampling
+
+log = logging.getLogger(__name__)
 
 PROMPT_END = 16  # tokens: more than any mark has that begins reasoning
 
@@ -36,6 +39,31 @@ def answer_begins_behind(
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""
+
+
+def reasoning_cap(
+    context: ServerContext, most: int | None, before: str, *, continues: bool
+) -> ReasoningCap | None:
+    """At most so many tokens of reasoning, where the model closes it with one token; else nothing can be
+    held to. `before`: as in `answer_begins_behind`."""
+    if most is None:
+        return None
+    marks = context.tool_parser.reasoning(before, continues=continues)
+    close = None if marks is None else _one_token(context, marks.close)
+    if marks is None or close is None:
+        log.info(
+            "a limit of %d tokens of reasoning cannot be held: this model has no token that ends it", most
+        )
+        return None
+    return ReasoningCap(most, close, _one_token(context, marks.open), marks.inside)
+
+
+def _one_token(context: ServerContext, text: str) -> int | None:
+    control = context.tokenizer.control.get(text)
+    if control is not None:
+        return control
+    ids = context.tokenizer.encode(text)
+    return ids[0] if len(ids) == 1 else None
 
 
 def answer_factory(

@@ -244,8 +244,9 @@ class Answer:
 
     def _generated(self, ended_by_token: bool) -> array[int] | None:
         """The ids that spell exactly the shown text, for splicing into the next turn's prompt."""
-        if self._parser is not None and self._parser.truncated:
-            return None
+        parser = self._parser
+        if parser is not None and parser.truncated and all(call.complete for call in parser.calls):
+            return None  # the beginning of a call that nobody was shown: the model need not see it either
         ids = array("i", (token.token for token in self._tokens))
         if ended_by_token:
             return ids[:-1]

@@ -34,7 +34,7 @@ class Chronicle:
         if isinstance(piece, Started):
             self.say(lease.session, "turn_started", epoch=lease.session.epoch, results=list(lease.answers))
         elif isinstance(piece, Delta):
-            if piece:
+            if piece.text or piece.calls:  # reasoning is no part of the answer
                 self._delta(lease, piece)
         else:
             self._outcome(lease, piece)

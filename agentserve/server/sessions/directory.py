@@ -294,6 +294,13 @@ class SessionDirectory:
             self._book.undo(session, lease.turn, self._waits.get(session.key))
         return False
 
+    def unheard(self, lease: Lease, reason: str, now: float) -> None:
+        """A turn was committed, and its client will never hear of it: nobody brings results for its calls."""
+        session = lease.session
+        alone = session.running is None and session.last_turn == lease.turn
+        if alone and self._sessions.get(session.key) is session:
+            self.release(session, now, reason, Departure.ABANDONED)
+
     def close(self, session: Session) -> Future[None] | None:
         """Forget a session; a turn that still runs will find its lease void. What is given back is done
         when a restart would not bring it back; None: at once."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -32,6 +31,7 @@ from agentserve.server.sessions.damage import Damage
 from agentserve.server.sessions.environment import Table
 from agentserve.server.sessions.errors import StorageFailed
 from agentserve.server.sessions.mending import Known, Mender
+from agentserve.server.sessions.retry import Retry
 from agentserve.server.sessions.session_record import CommittedTurn, Session
 from agentserve.server.sessions.store import SessionStore, Stored
 from agentserve.server.sessions.stored import head_bytes, read_session, turn_bytes
@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 OpenStore = Callable[[Path], SessionStore]
 LAST_PATIENCE = 10.0  # seconds the last writes may take when the server leaves
 LAST_LOOK = 5.0  # and to look for damage then, when they are on disk
-_LARGEST_PROBE = 16 << 20  # bytes
 
 
 class Journal:
@@ -67,7 +66,7 @@ class Journal:
         self._ahead = wall() - clock.now()
         self._writer = GroupWriter(store.write, wall, patience)
         self._mender = Mender(self._whole)
-        self._tried: Future[None] | None = None
+        self._retry = Retry(self._writer, lambda change: self._put(change, lasting=False))
         self._looked: Future[None] | None = None
         self.words_of: Callable[[SessionId], bytes] | None = None  # a session's transcript, as it is now
         self.skipped = 0  # sessions that could not be read at the start
@@ -90,20 +89,11 @@ class Journal:
 
     async def ready(self) -> None:
         """Try a disk that failed once more. StorageFailed if it still does."""
-        failure = self.failure
-        if failure is not None and self._writer.hung:
-            raise StorageFailed(failure.reason)  # who asks next will not learn it sooner by waiting
-        if failure is not None:
-            await booked(self.retry())
+        await self._retry.ready()
 
     def retry(self) -> Future[None]:
         """Write what is owed, and something as large as what did not fit."""
-        if self._tried is None or self._tried.done():
-            probe = os.urandom(min(self._writer.short, _LARGEST_PROBE))  # zeros might take no room
-            self._tried = self._put(Put(Table.META, b"tried", probe), lasting=False)
-            if probe:
-                self._tried.add_done_callback(self._tidy)
-        return self._tried
+        return self._retry.again()
 
     def look(self) -> None:
         """See whether the file is still where it was, though nothing is to be written; try a disk that failed
@@ -112,11 +102,6 @@ class Journal:
             self.retry()
         elif self._looked is None or self._looked.done():
             self._looked = self._put(Look(), lasting=False)
-
-    def _tidy(self, tried: Future[None]) -> None:
-        """On the writer's thread: a probe that went in takes no room any more."""
-        if tried.exception() is None:
-            self._writer.put(Delete(Table.META, b"tried"), lasting=False)
 
     async def close(self) -> None:
         """Write what is left, in a file that is sound, and let another server in."""

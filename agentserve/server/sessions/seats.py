@@ -130,12 +130,11 @@ class SessionSeat:
         usage = outcome.usage
         calls = [(call.id, call.name, call.arguments) for call in outcome.calls] if outcome.has_calls else []
         generated = len(outcome.tokens if outcome.generated is None else outcome.generated)
-        broken = any(not call.complete for call in outcome.calls)
         return committed_turn(
             self.lease,
             reply=self._reply_key(outcome),
             length=len(prompt) + generated,
-            generated=None if broken else outcome.generated,
+            generated=outcome.generated,
             calls=calls,
             handed={call.id: call.complete for call in outcome.calls},
             now=self._clock.now(),

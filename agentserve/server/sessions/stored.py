@@ -45,6 +45,7 @@ class StoredSaid(msgspec.Struct, frozen=True, omit_defaults=True):
     ahead: StoredWait = StoredWait()
     priority: int = 0
     retain: float | tuple[Span, ...] | None = None
+    lent: bool = False  # absent in what earlier versions wrote
 
 
 class StoredHead(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,6 +111,7 @@ def head_bytes(session: Session, since: float | None, unix: Moment) -> bytes:
             _stored_wait(session.said.ahead, unix),
             session.said.priority,
             session.said.retain,
+            session.said.lent,
         ),
     )
     return msgspec.msgpack.encode(head)
@@ -209,7 +211,7 @@ def _said(stored: StoredSaid, monotonic: Moment, to_come: Moment) -> Said:
         )
         for wait in (stored.wait, stored.ahead)
     ]
-    return Said(waits[0], waits[1], stored.priority, stored.retain)
+    return Said(waits[0], waits[1], stored.priority, stored.retain, stored.lent)
 
 
 def _turn(number: int, raw: bytes, text: bytes, monotonic: Moment, chain: int) -> CommittedTurn:

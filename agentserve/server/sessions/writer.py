@@ -40,9 +40,12 @@ class GroupWriter:
         write: Callable[[Sequence[Change]], None],
         wall: Callable[[], float],
         patience: float = PATIENCE,
+        *,
+        what: str = "sessions",
     ) -> None:
         """`write`: all or nothing, synced; StorageError. `wall`: Unix time. `patience`: seconds that
-        whoever waits for a change should wait."""
+        whoever waits for a change should wait. `what` it keeps, for the log."""
+        self._what = what
         self._write = write
         self._wall = wall
         self._patience = patience
@@ -65,7 +68,7 @@ class GroupWriter:
                 done.set_exception(StorageError("the server is shutting down"))
                 return done
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sessions", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._what, daemon=True)
                 self._thread.start()
             self._orders.append(_Order(changes, lasting, done))
             self._state.notify()
@@ -96,7 +99,7 @@ class GroupWriter:
             self._write(changes)
         except Exception as error:
             if not isinstance(error, StorageError):
-                log.exception("writing sessions failed")
+                log.exception("writing %s failed", self._what)
                 error = StorageError(f"internal error ({type(error).__name__})")
             with self._state:
                 self._writing = self.hung = False
@@ -111,7 +114,7 @@ class GroupWriter:
         with self._state:
             self._writing = self.hung = False
             if self.failure is not None and _size(changes) >= self.short:
-                log.warning("sessions are kept again")
+                log.warning("%s are kept again", self._what)
                 self.failure, self.short = None, 0
         for order in orders:
             order.done.set_result(None)
@@ -126,7 +129,7 @@ class GroupWriter:
 
     def _failed(self, reason: str) -> None:
         if self.failure is None:
-            log.error("sessions cannot be kept: %s", reason)
+            log.error("%s cannot be kept: %s", self._what, reason)
         since = self.failure.since if self.failure is not None else self._wall()
         self.failure = Failure(since, reason)
 

@@ -9,18 +9,18 @@ from agentserve.server.errors import json_response
 from agentserve.server.http.agents.lookup import session_of, turn_of
 from agentserve.server.http.agents.shown import item_objects, turn_object
 from agentserve.server.http.context import context_of
-from agentserve.server.http.responses.lists import page
+from agentserve.server.http.responses.lists import page, wanted
 
 
 async def list_items(request: Request) -> Response:
     history = session_of(context_of(request), request)
-    return json_response(page(item_objects(history), request.query_params))
+    return json_response(page(item_objects(history), wanted(request)))
 
 
 async def list_turns(request: Request) -> Response:
     history = session_of(context_of(request), request)
     turns = [turn_object(history, turn) for turn in history.turns]
-    return json_response(page(turns, request.query_params))
+    return json_response(page(turns, wanted(request)))
 
 
 async def get_turn(request: Request) -> Response:
@@ -29,4 +29,4 @@ async def get_turn(request: Request) -> Response:
 
 async def list_turn_items(request: Request) -> Response:
     history, turn = turn_of(context_of(request), request)
-    return json_response(page(item_objects(history, turn.id), request.query_params))
+    return json_response(page(item_objects(history, turn.id), wanted(request)))

@@ -17,7 +17,7 @@ from agentserve.server.http.agents.sessions import full
 from agentserve.server.http.agents.shown import agent_object
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
-from agentserve.server.http.responses.lists import page
+from agentserve.server.http.responses.lists import page, wanted
 from agentserve.server.http.schemas import decode
 from agentserve.server.sessions.book import booked
 
@@ -62,7 +62,7 @@ async def list_agents(request: Request) -> Response:
     saved = context_of(request).agents.shelf.agents.values()
     own = (agent for agent in saved if agent.tenant == whose(request))
     agents = sorted(own, key=lambda one: (one.created, one.id))
-    return json_response(page([agent_object(agent) for agent in agents], request.query_params))
+    return json_response(page([agent_object(agent) for agent in agents], wanted(request)))
 
 
 async def delete_agent(request: Request) -> Response:

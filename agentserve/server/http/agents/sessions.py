@@ -22,7 +22,7 @@ from agentserve.server.http.agents.stream import opened
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import SESSION_HEADER
 from agentserve.server.http.reading import read_body
-from agentserve.server.http.responses.lists import page
+from agentserve.server.http.responses.lists import page, wanted
 from agentserve.server.http.schemas import decode
 from agentserve.server.sessions.book import booked
 from agentserve.server.text_port import JsonObject
@@ -129,7 +129,7 @@ async def update_session(request: Request) -> Response:
 async def list_sessions(request: Request) -> Response:
     """`after`, `limit`, `order`, `agent_id` and `metadata[key]=value`."""
     context = context_of(request)
-    wanted = {
+    labels = {
         name[len("metadata[") : -1]: value
         for name, value in request.query_params.items()
         if name.startswith("metadata[") and name.endswith("]")
@@ -138,10 +138,10 @@ async def list_sessions(request: Request) -> Response:
     found = [
         history
         for history in context.agents.shelf.sessions(whose(request))
-        if (agent is None or history.head.config.id == agent) and _has(history.head.metadata, wanted)
+        if (agent is None or history.head.config.id == agent) and _has(history.head.metadata, labels)
     ]
     by_id = {history.id: history for history in found}
-    shown = page([{"id": history.id} for history in found], request.query_params)
+    shown = page([{"id": history.id} for history in found], wanted(request))
     shown["data"] = [session_object(by_id[one["id"]]) for one in shown["data"]]
     return json_response(shown)
 

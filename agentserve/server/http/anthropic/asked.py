@@ -33,6 +33,7 @@ _TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?(\.\w+)?")
 _NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
     "response_format": "output_config.format",
     "response_format.type": "output_config.format",
     "response_format.json_schema.schema": "output_config.format.schema",
@@ -101,6 +102,8 @@ def asked(fields: PromptFields) -> Asked:
         chat.parallel_tool_calls = False if choice.disable_parallel_tool_use else None
     if isinstance(fields, MessagesRequest):
         chat.max_completion_tokens = fields.max_tokens
+        if fields.thinking is not None and fields.thinking.type == "enabled":
+            chat.thinking_token_budget = fields.thinking.budget_tokens
         chat.stream = fields.stream
         chat.stop = fields.stop_sequences
         chat.temperature = fields.temperature

@@ -9,7 +9,7 @@ from agentserve.server.json_line import dump_json
 from agentserve.server.text_port import JsonObject
 
 PATH = "/v1/messages"
-REQUEST_ID = "request-id"  # the header that Anthropic's SDKs read
+REQUEST_ID = "request-id"  # the header that Anthropic's SDKs read; the gate sets it
 
 _TYPES = {
     401: "authentication_error",
@@ -50,8 +50,7 @@ def _message(error: ApiError) -> str:
 
 
 def error_response(error: ApiError, request_id: str) -> Response:
-    headers = error.reply_headers | {REQUEST_ID: request_id}
-    return json_response(error_body(error, request_id), status=error.status, headers=headers)
+    return json_response(error_body(error, request_id), status=error.status, headers=error.reply_headers)
 
 
 def event_frame(event: JsonObject) -> bytes:

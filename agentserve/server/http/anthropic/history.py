@@ -19,6 +19,7 @@ from agentserve.server.http.anthropic.offered import Offered
 from agentserve.server.http.anthropic.schemas import Block, Content, Turn
 from agentserve.server.http.anthropic.signature import hidden
 from agentserve.server.text_port import JsonObject
+from agentserve.text.conversation import unread
 
 log = logging.getLogger(__name__)
 
@@ -143,10 +144,22 @@ def _call(block: Block, where: str) -> JsonObject:
 
 def _result(history: History, block: Block, where: str) -> JsonObject:
     """A tool message. That it tells of an error no template can say but in words."""
-    texts = _texts(history, _content(block, where), f"{where}.content")
+    texts = [
+        text
+        for part, here in _blocks(_content(block, where), f"{where}.content")
+        for text in _told(history, part, here)
+    ]
     if block.is_error and not (texts and texts[0].lstrip().lower().startswith(_READS_AS_ERROR)):
         texts[:1] = [f"Error: {texts[0]}" if texts else "Error"]
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": _parts(texts)}
+
+
+def _told(history: History, part: Block, where: str) -> list[str]:
+    """What the model reads of a part of a result: of one that is no text, that there was one."""
+    instead = unread(part.type)
+    if instead is None or (part.type == "document" and _is_text(part)):
+        return _text(history, part, where)
+    return [instead]
 
 
 def _texts(history: History, content: Content, where: str) -> list[str]:
@@ -183,6 +196,10 @@ def _text(history: History, block: Block, where: str) -> list[str]:
         param=f"{where}.type",
         code="unsupported_content",
     )
+
+
+def _is_text(document: Block) -> bool:
+    return isinstance(document.source, dict) and document.source.get("type") in ("text", "content")
 
 
 def _document(history: History, block: Block, where: str) -> list[str]:

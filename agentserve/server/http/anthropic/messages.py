@@ -12,7 +12,7 @@ from starlette.responses import Response
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.ahead_of_turn import prompt_of, warming
 from agentserve.server.http.anthropic.asked import Asked, asked
-from agentserve.server.http.anthropic.errors import REQUEST_ID, error_body, event_frame
+from agentserve.server.http.anthropic.errors import error_body, event_frame
 from agentserve.server.http.anthropic.retention import take_retention
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
 from agentserve.server.http.anthropic.thread import continued, message_id
@@ -54,7 +54,7 @@ async def count_tokens(request: Request) -> Response:
     ours = await continued(context, asked(fields), fields.thread)
     async with _told_as(ours):
         prompt = await prompt_of(context, request, ours.chat)
-    return json_response({"input_tokens": len(prompt.ids)}, headers={REQUEST_ID: request.state.request_id})
+    return json_response({"input_tokens": len(prompt.ids)})
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def _answer(
 ) -> Response:
     try:
         take_retention(context, job.seats[0].lease.session, fields)
-        headers = {SESSION_HEADER: job.session_id, REQUEST_ID: request.state.request_id}
+        headers = {SESSION_HEADER: job.session_id}
         asking = Asking(
             id=message_id(job.seats[0].lease),
             model=fields.model,
@@ -139,7 +139,7 @@ async def _warmed(context: ServerContext, request: Request, ours: Asked) -> Resp
         spec.seat.rollback("done")  # of a turn that was never begun
     body |= {"content": [], "stop_reason": "max_tokens", "stop_sequence": None}
     body["usage"]["output_tokens"] = 0
-    return json_response(body, headers={REQUEST_ID: request.state.request_id})
+    return json_response(body)
 
 
 def _failure(error: ApiError, request: Request) -> bytes:

@@ -1,7 +1,7 @@
 """What `cache_control` says of a session's KV: how long its client means to come back for it.
 
 All KV is kept for as long as there is room, so "5m" says nothing new. "1h" raises the session's
-priority by one, unless its client has given it one itself.
+priority by one, unless its client has given it one itself, until a request comes without it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Iterator
 
 from agentserve.server.http.anthropic.schemas import CacheControl, PromptFields
 from agentserve.server.http.context import ServerContext
-from agentserve.server.sessions.advice import advise
+from agentserve.server.http.said import heed
 from agentserve.server.sessions.session_record import Session
-from tiering.hints import hear
 
 LONG = "1h"
 
 
 def take_retention(context: ServerContext, session: Session, fields: PromptFields) -> None:
     """Keep it as a hint, for the end of the turn that is about to run."""
-    if session.said.priority or not any(mark is not None and mark.ttl == LONG for mark in _marks(fields)):
-        return
-    now = context.clock.now()
-    heard = hear(session.said, {"priority": 1}, now, running=True)
-    advise(context.directory, context.engine, session, heard, now)
+    said = session.said
+    if any(mark is not None and mark.ttl == LONG for mark in _marks(fields)):
+        if not said.priority:
+            heed(context, session, {"priority": 1}, lent=True)
+    elif said.lent:
+        heed(context, session, {"priority": None})
 
 
 def _marks(fields: PromptFields) -> Iterator[CacheControl | None]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
-from agentserve.server.http.responses.conversations import Conversation
+from agentserve.server.http.responses.conversations import Conversation, shown
 from agentserve.server.http.responses.desk import new_id
 from agentserve.server.http.responses.items import Reference, read_input
-from agentserve.server.http.responses.lists import page
-from agentserve.server.http.responses.plan import check_metadata, not_found
+from agentserve.server.http.responses.lists import Wanted, page, wanted
+from agentserve.server.http.responses.plan import check_metadata, not_found, twice
 from agentserve.server.http.responses.schemas import ConversationRequest, ItemsRequest
 from agentserve.server.http.schemas import Body, decode
 from agentserve.server.sessions.book import booked
@@ -27,8 +26,8 @@ async def create_conversation(request: Request) -> Response:
     body = await _body(context, request, ConversationRequest)
     check_metadata(body.metadata)
     items = _read(context, body.items or [], None)
-    made = Conversation(new_id("conv"), context.responses.conversations.now(), body.metadata or {})
-    await booked(context.responses.conversations.put(made.with_items(items)))
+    made = Conversation(new_id("conv"), context.wall(), body.metadata)
+    await booked(context.responses.conversations.open(made, items))
     return json_response(made.shown())
 
 
@@ -40,9 +39,9 @@ async def update_conversation(request: Request) -> Response:
     context = context_of(request)
     body = await _body(context, request, ConversationRequest)
     check_metadata(body.metadata)
-    changed = msgspec.structs.replace(_found(context, request), metadata=body.metadata or {})
-    await booked(context.responses.conversations.put(changed))
-    return json_response(changed.shown())
+    found = _found(context, request)
+    await booked(context.responses.conversations.describe(found, body.metadata or {}))
+    return json_response(found.shown())
 
 
 async def delete_conversation(request: Request) -> Response:
@@ -54,8 +53,10 @@ async def delete_conversation(request: Request) -> Response:
 
 
 async def list_items(request: Request) -> Response:
-    found = _found(context_of(request), request)
-    return json_response(page([entry.shown() for entry in found.entries], request.query_params))
+    context = context_of(request)
+    found = _found(context, request)
+    items = await context.off_loop(shown, found.entries())
+    return json_response(page(items, wanted(request)))
 
 
 async def add_items(request: Request) -> Response:
@@ -66,12 +67,10 @@ async def add_items(request: Request) -> Response:
     conversations = context.responses.conversations
     conversations.lock(found.id)
     try:
-        await booked(conversations.put(found.with_items(items)))
+        await booked(conversations.add(found, items))
     finally:
         conversations.busy.discard(found.id)
-    shown = page(items, {"order": "asc", "limit": "100"})
-    shown |= {"data": items, "last_id": items[-1]["id"] if items else None, "has_more": False}
-    return json_response(shown)
+    return json_response(page(items, Wanted("asc", MOST_ITEMS)))
 
 
 async def get_item(request: Request) -> Response:
@@ -87,21 +86,20 @@ async def delete_item(request: Request) -> Response:
     found = _found(context, request)
     if found.entry(request.path_params["item"]) is None:
         raise not_found("Item", request.path_params["item"], code="item_not_found")
-    changed = found.without(request.path_params["item"])
-    await booked(context.responses.conversations.put(changed))
-    return json_response(changed.shown())
+    await booked(context.responses.conversations.remove(found, request.path_params["item"]))
+    return json_response(found.shown())
 
 
 def _read(
     context: ServerContext, items: list[JsonObject], conversation: Conversation | None
 ) -> list[JsonObject]:
     given = read_input(items, new_id, most=MOST_ITEMS, param="items")
-    seen = {entry.id for entry in conversation.entries} if conversation is not None else set()
+    seen: set[str] = set()
     for item, place in zip(given.items, given.places, strict=True):
         if isinstance(item, Reference):
             raise ApiError(f"{place}: a conversation takes items, not references", param=place)
-        if item["id"] in seen:
-            raise ApiError(f"{place}.id: {item['id'][:80]!r} is in it already", param=f"{place}.id")
+        if item["id"] in seen or (conversation is not None and item["id"] in conversation):
+            raise twice(place, item["id"])
         seen.add(item["id"])
     return [item for item in given.items if not isinstance(item, Reference)]
 

@@ -12,11 +12,13 @@ from starlette.responses import Response
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.ahead_of_turn import prompt_of
 from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.idempotency import share
 from agentserve.server.http.names import SESSION_HEADER, set_request_id
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.responses.events import event_frame
+from agentserve.server.http.responses.following import follow, follow_live, found
 from agentserve.server.http.responses.job import TOO_LONG, Job, turn_job, warming_job
-from agentserve.server.http.responses.live import Live
+from agentserve.server.http.responses.live import EVENT_SECONDS, Live
 from agentserve.server.http.responses.making import Making
 from agentserve.server.http.responses.plan import Plan, planned
 from agentserve.server.http.responses.schemas import ResponsesRequest
@@ -25,16 +27,12 @@ from agentserve.server.http.sse import DONE, KEEP_ALIVE, StreamForm, unless_gone
 from agentserve.server.http.streaming import open_stream
 from agentserve.server.text_port import JsonObject
 
-EVENT_SECONDS = 45.0  # of silence, after which an event is sent: some clients do not see comments
-
 
 async def create_response(request: Request) -> Response:
     context = context_of(request)
     body = await _body(context, request)
     if body.model is None:
         raise ApiError("model: missing", param="model", code="missing_required_parameter")
-    if body.background:
-        context.responses.check_room()
     plan = await planned(context, body)
     try:
         job = await _job(context, request, plan)
@@ -90,6 +88,8 @@ async def _body(context: ServerContext, request: Request) -> ResponsesRequest:
 
 
 async def _job(context: ServerContext, request: Request, plan: Plan) -> Job:
+    if plan.keeps:
+        await context.responses.ready()
     if plan.body.prewarm:
         return await warming_job(context, request, plan.fields)
     return await turn_job(context, request, plan.fields, shorten=plan.body.truncation == "auto")
@@ -109,8 +109,8 @@ async def _frames(making: Making, alive: _Alive) -> AsyncGenerator[bytes, None]:
         async for events in all_events:
             if events:
                 alive.heard()
-                yield b"".join(map(event_frame, events))
-    yield DONE
+                told = b"".join(map(event_frame, events))
+                yield told + DONE if making.fold.over else told
 
 
 class _Alive:
@@ -129,10 +129,12 @@ class _Alive:
         if fold.sequence < 0 or self._now() - self._last < EVENT_SECONDS:
             return KEEP_ALIVE
         self.heard()
-        return b"".join(map(event_frame, fold.tick()))
+        return b"".join(map(event_frame, fold.tick())) or KEEP_ALIVE
 
     def told(self, error: ApiError) -> bytes:
         fold = self._making.fold
+        if fold.over:  # a stream has one end
+            return b""
         events = [] if fold.sequence >= 0 else fold.created()
         fold.fail(error)
         return b"".join(map(event_frame, events + fold.ended())) + DONE
@@ -155,44 +157,34 @@ async def _in_background(
     context: ServerContext, request: Request, making: Making, headers: dict[str, str]
 ) -> Response:
     """Begin it, and answer at once: it goes on whoever reads."""
-    desk = context.responses
-    live = Live(making.fold)
+    lives, shelf = context.responses.lives, context.responses.shelf
+    live = lives.begin(making.fold, context.clock.now)
     live.add(making.fold.created("queued"))
-    try:
-        await making.keep(running=True)
-    except BaseException:
-        if desk.shelf.get(live.id) is not None:
-            desk.shelf.delete(live.id)
-        raise
-    desk.begin(live)
+    shelf.hold(live.id)  # whoever comes for it finds it, however many are kept meanwhile
 
     def over() -> None:
         making.close()
-        desk.over(live)
+        shelf.release(live.id)
+        lives.over(live)
 
+    try:
+        await making.keep(running=True)
+    except BaseException:
+        over()
+        lives.forget(live)
+        if shelf.get(live.id) is not None:
+            shelf.delete(live.id)
+        raise
     shown = dict(making.fold.response)
     live.task = context.background.begin(_drive(making, live), over)
     if not making.plan.body.stream:
         return json_response(shown, headers=headers)
-    return await follow(context, request, live, None, headers)
 
+    async def again(request: Request) -> Response:
+        return await follow(context, request, found(context, live.id), None, headers)
 
-async def follow(
-    context: ServerContext, request: Request, live: Live, after: int | None, headers: dict[str, str]
-) -> Response:
-    """The events of a background response, from one on; the reader may leave."""
-    last = context.clock.now()
-
-    def alive() -> bytes:
-        nonlocal last
-        if not live.over and context.clock.now() - last >= EVENT_SECONDS:
-            last = context.clock.now()
-            live.tick()
-        return KEEP_ALIVE
-
-    return await open_stream(
-        context, request, live.follow(after), headers, _nothing, form=StreamForm(silence=alive)
-    )
+    share(request, again, lambda: not live.over)
+    return await follow_live(context, request, live, None, headers)
 
 
 async def _drive(making: Making, live: Live) -> None:
@@ -204,7 +196,3 @@ async def _drive(making: Making, live: Live) -> None:
         if not live.cancelled:
             raise  # the server leaves; what is on disk says that it ran
         live.add(await making.cancelled())
-
-
-def _nothing() -> None:
-    """A reader holds nothing."""

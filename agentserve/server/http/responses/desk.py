@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agentserve.server.errors import ApiError
 from agentserve.server.http.responses.conversations import Conversations
 from agentserve.server.http.responses.diagnostics import Compared
-from agentserve.server.http.responses.live import Live
+from agentserve.server.http.responses.live import Live, Lives
 from agentserve.server.http.responses.records import Records
 from agentserve.server.http.responses.shelf import Kept, Shelf
 from agentserve.server.sessions.transcript import write_json
@@ -32,7 +31,8 @@ class Bounds:
     conversations: int = 10_000
     conversations_bytes: int = 128 << 20
     compared_bytes: int = 64 << 20  # token ids, in memory only
-    events_bytes: int = 64 << 20  # of background responses that are over, in memory only
+    events_bytes: int = 64 << 20  # of background responses, in memory only
+    one_events_bytes: int = 8 << 20  # of one of them
     running: int = 256  # in the background, at once
 
 
@@ -59,17 +59,20 @@ class Desk:
             book=records,
         )
         self.conversations = Conversations(
-            wall, max_count=bounds.conversations, max_bytes=bounds.conversations_bytes, book=records
+            max_count=bounds.conversations, max_bytes=bounds.conversations_bytes, book=records
         )
-        self._live: OrderedDict[str, Live] = OrderedDict()
-        self._live_bytes = 0  # of those that are over
+        self.lives = Lives(
+            most_running=bounds.running,
+            most_bytes=bounds.events_bytes,
+            one_bytes=bounds.one_events_bytes,
+        )
         self._compared: OrderedDict[str, Compared] = OrderedDict()
         self._compared_bytes = 0
         if records is not None:
             records.content_of = self._content
             self.shelf.restore(records.responses)
-            self.conversations.restore(records.conversations)
-            records.responses, records.conversations = [], []
+            records.skipped += self.conversations.restore(records.conversations, records.parts)
+            records.responses, records.conversations, records.parts = [], [], {}
             for kept in self.shelf:
                 if kept.running:
                     self.shelf.put(_broken_off(kept))
@@ -78,6 +81,11 @@ class Desk:
         if self.records is not None:
             await self.records.close()
 
+    async def ready(self) -> None:
+        """Refuse what could not be kept before anything is computed for it. StorageFailed."""
+        if self.records is not None:
+            await self.records.ready()
+
     def health(self) -> JsonObject:
         """How the disk that keeps all this does; nothing where there is none."""
         records = self.records
@@ -85,6 +93,7 @@ class Desk:
             return {}
         told: JsonObject = {"state": "ok", "skipped": records.skipped}
         if records.failure is not None:
+            records.retry()  # the next to look may see it well
             since, reason = round(records.failure.since, 3), records.failure.reason
             told |= {"state": "failing", "since": since, "reason": reason}
         if records.damages:
@@ -101,41 +110,23 @@ class Desk:
             return []
         return [{"part": "responses_disk", "reason": failure.reason, "since": round(failure.since, 3)}]
 
-    # --- being made --------------------------------------------------------------------
+    def counts(self) -> tuple[float, ...]:
+        """For `Metrics.set_responses`."""
+        records = self.records
+        return (
+            len(self.shelf),
+            self.shelf.size_bytes,
+            len(self.conversations),
+            self.conversations.size_bytes,
+            self.lives.running,
+            self.lives.size_bytes,
+            records is not None and records.failure is not None,
+            0 if records is None else records.skipped,
+        )
 
     def live(self, id_: str) -> Live | None:
         """A background response that is being made, or whose events are still here."""
-        return self._live.get(id_)
-
-    def check_room(self) -> None:
-        """ApiError where as many run in the background as may: nobody's connection bounds them."""
-        running = sum(not live.over for live in self._live.values())
-        if running >= self._bounds.running:
-            raise ApiError(
-                f"{running} responses are being made in the background, and no more may be. "
-                "Please try again in 5s.",
-                status=429,
-                code="rate_limit_exceeded",
-                headers={"retry-after": "5", "x-should-retry": "true"},
-            )
-
-    def begin(self, live: Live) -> None:
-        self._live[live.id] = live
-
-    def over(self, live: Live) -> None:
-        """Its events stay as long as there is room for them."""
-        live.end()
-        if live.id in self._live:
-            self._live_bytes += live.size_bytes
-            self._live.move_to_end(live.id)
-        for other in list(self._live.values()):
-            if self._live_bytes <= self._bounds.events_bytes:
-                return
-            self.forget(other)
-
-    def forget(self, live: Live) -> None:
-        if live.over and self._live.pop(live.id, None) is not None:
-            self._live_bytes -= live.size_bytes
+        return self.lives.get(id_)
 
     # --- recent prompts ----------------------------------------------------------------
 
@@ -150,10 +141,7 @@ class Desk:
             self._compared_bytes -= oldest.cost
 
     def _content(self, name: str) -> bytes | None:
-        conversation = self.conversations.get(name)
-        if conversation is not None:
-            return msgspec.msgpack.encode(conversation)
-        return self.shelf.encoded(name)
+        return self.conversations.encoded(name) or self.shelf.encoded(name)
 
 
 def _broken_off(kept: Kept) -> Kept:

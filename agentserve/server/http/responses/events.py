@@ -44,11 +44,10 @@ class Fold:
         *,
         logprobs: Logprobs | None = None,
         packs_reasoning: bool = False,
-        first: int = 0,
     ) -> None:
-        """`first`: the number of its first event."""
         self.response = response
-        self.sequence = first - 1  # of the last event
+        self.sequence = -1  # of the last event
+        self.over = False  # its end was told
         self._box = box
         self._new_id = new_id
         self._logprobs = logprobs
@@ -73,9 +72,10 @@ class Fold:
         return [self._told("response.in_progress")]
 
     def tick(self) -> list[JsonObject]:
-        """What was said last of the whole, again: some clients give up a stream that brings no events."""
-        queued = self.response["status"] == "queued"
-        return [self._told("response.queued" if queued else "response.in_progress")]
+        """What was said last of the whole, again: some clients give up a stream that brings no events.
+        Nothing where its end is all that is still to come."""
+        status = self.response["status"]
+        return [self._told(f"response.{status}")] if status in ("queued", "in_progress") else []
 
     def delta(self, piece: Delta) -> list[JsonObject]:
         """What became certain. Of calls and text in one piece, the rest of an open call comes first."""
@@ -125,8 +125,18 @@ class Fold:
         self.response["status"] = "cancelled"
 
     def ended(self) -> list[JsonObject]:
-        """The last event of the stream."""
+        """The last event of the stream, once."""
+        if self.over:
+            return []
+        self.over = True
         return [self._told(end_of(self.response))]
+
+    def last(self) -> list[JsonObject]:
+        """The event that `ended` told, again; nothing where it has not told it."""
+        if not self.over:
+            return []
+        end: JsonObject = {"type": end_of(self.response), "sequence_number": self.sequence}
+        return [{**end, "response": self.response}]
 
     def again(self, item: JsonObject) -> list[JsonObject]:
         """The events of an item that was made before, its text in one piece."""

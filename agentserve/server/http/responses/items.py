@@ -1,7 +1,7 @@
 """Input items, checked and in one form: that in which they are kept and listed.
 
 Kinds of items that mean nothing to this server (hosted tools' calls, say) are skipped; content that
-would be lost on the model (images, files) is refused. Pure.
+would be lost on the model (images, files) is refused, but for that of tools, whose results stay. Pure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from agentserve.server.errors import ApiError
 from agentserve.server.text_port import JsonObject
+from agentserve.text.conversation import unread
 
 NewId = Callable[[str], str]
 """A fresh id with a prefix: msg, fc, fco, rs."""
@@ -145,7 +146,7 @@ def _function_call(item: JsonObject, place: str, new_id: NewId) -> JsonObject:
 def _function_call_output(item: JsonObject, place: str, new_id: NewId) -> JsonObject:
     output = item.get("output")
     if not isinstance(output, str):
-        output = _content(output, f"{place}.output", says=False)
+        output = _output(output, f"{place}.output")
     return {
         "id": _own_id(item, place, "fco", new_id),
         "type": "function_call_output",
@@ -153,6 +154,18 @@ def _function_call_output(item: JsonObject, place: str, new_id: NewId) -> JsonOb
         "call_id": _name(item, "call_id", place),
         "output": output,
     }
+
+
+def _output(output: object, place: str) -> list[JsonObject]:
+    """A tool's parts; those that are no text are kept as what the model reads instead of them."""
+    if isinstance(output, list):
+        output = [_told(part) for part in output]
+    return _content(output, place, says=False)
+
+
+def _told(part: object) -> object:
+    instead = unread(part.get("type")) if isinstance(part, dict) else None
+    return part if instead is None else {"type": "input_text", "text": instead}
 
 
 def _reasoning(item: JsonObject, place: str, new_id: NewId) -> JsonObject:

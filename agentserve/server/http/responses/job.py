@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 from starlette.requests import Request
@@ -14,6 +15,8 @@ from agentserve.server.http.ahead_of_turn import warming
 from agentserve.server.http.chat_request import prepare
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.schemas import ChatRequest
+from agentserve.server.sessions.advice import settle
+from agentserve.server.sessions.session_record import Lease
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import JsonObject
 
@@ -28,6 +31,7 @@ class Job:
     session: str | None  # public id; None: it is nobody's
     logprobs: int | None
     rollback: Callable[[], None]
+    unheard: Callable[[str], None]  # its turn is committed, and nobody will be told
 
 
 async def turn_job(context: ServerContext, request: Request, fields: ChatRequest, *, shorten: bool) -> Job:
@@ -44,14 +48,22 @@ async def turn_job(context: ServerContext, request: Request, fields: ChatRequest
                 raise
             fields = replace(fields, messages=shorter)
             continue
-        return Job(job.specs, job.prompt, job.session_id, job.logprobs, job.rollback)
+        unheard = partial(_unheard, context, job.seats[0].lease)
+        return Job(job.specs, job.prompt, job.session_id, job.logprobs, job.rollback, unheard)
+
+
+def _unheard(context: ServerContext, lease: Lease, reason: str) -> None:
+    context.directory.unheard(lease, reason, context.clock.now())
+    settle(context.directory, context.engine, context.chronicle)
 
 
 async def warming_job(context: ServerContext, request: Request, fields: ChatRequest) -> Job:
     """`prewarm`: nobody's turn, so that the one asked for later finds its prompt computed. What a session's
     tools are still running for is not touched."""
     spec = await warming(context, request, fields)
-    return Job((spec,), spec.prompt, None, None, lambda: spec.seat.rollback("not started"))
+    return Job(
+        (spec,), spec.prompt, None, None, lambda: spec.seat.rollback("not started"), lambda reason: None
+    )
 
 
 def shortened(messages: list[JsonObject]) -> list[JsonObject] | None:

@@ -1,31 +1,46 @@
-"""Lists of items, a page at a time. Pure."""
+"""Lists of items, a page at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http import query
 from agentserve.server.text_port import JsonObject
 
 MOST, USUAL = 100, 20
 
 
-def page(items: Sequence[JsonObject], query: Mapping[str, str]) -> JsonObject:
-    """`after`, `limit` and `order` (newest first where it is not said). ApiError."""
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    order: str = "desc"  # newest first
+    limit: int = USUAL
+    after: str | None = None  # the last item that its reader has
+
+
+def wanted(request: Request) -> Wanted:
+    """`after`, `limit` and `order` of a request. ApiError."""
+    order = query.text(request, "order")
+    if order not in (None, "asc", "desc"):
         raise ApiError("order: must be asc or desc", param="order")
-    given = query.get("limit", str(USUAL))
-    if not given.isdecimal() or len(given) > 9 or not 1 <= int(given) <= MOST:
+    limit = query.whole(request, "limit")
+    if limit is not None and not 1 <= limit <= MOST:
         raise ApiError(f"limit: must be between 1 and {MOST}", param="limit")
-    ordered = list(items) if order == "asc" else list(reversed(items))
-    after = query.get("after")
-    if after is not None:
-        place = next((i for i, item in enumerate(ordered) if item["id"] == after), None)
+    return Wanted(order or "desc", USUAL if limit is None else limit, query.text(request, "after"))
+
+
+def page(items: Sequence[JsonObject], asked: Wanted) -> JsonObject:
+    """ApiError where `after` is none of them."""
+    ordered = list(items) if asked.order == "asc" else list(reversed(items))
+    if asked.after is not None:
+        place = next((i for i, item in enumerate(ordered) if item["id"] == asked.after), None)
         if place is None:
-            raise ApiError(f"after: {after[:80]!r} is not an item of this list", param="after")
+            raise ApiError(f"after: {asked.after[:80]!r} is not an item of this list", param="after")
         ordered = ordered[place + 1 :]
-    shown = ordered[: int(given)]
+    shown = ordered[: asked.limit]
     return {
         "object": "list",
         "data": shown,

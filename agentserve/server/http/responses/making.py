@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import AsyncGenerator
+from concurrent.futures import Future
 from contextlib import aclosing
 
 from agentserve.server.errors import ApiError
@@ -38,6 +39,7 @@ class Making:
         self._job = job
         self._desk = context.responses
         self._open = True
+        self._committed = False  # its session has the turn
         self.created = context.wall()
         body = plan.body
         conversation = plan.conversation
@@ -88,6 +90,7 @@ class Making:
                         if piece and not self.plan.body.prewarm:
                             yield fold.delta(piece)
                     else:
+                        self._committed = True
                         ids = self._job.prompt + array("i", piece.ids)
                         yield self._finished(piece)
         except Exception as error:
@@ -120,15 +123,22 @@ class Making:
         return self.fold.ended()
 
     async def keep(self, *, running: bool = False) -> None:
-        """Have it, as it is now, where it is found again. StorageFailed."""
-        plan, shown = self.plan, self.fold.response
-        if plan.body.stored:
-            await booked(self._desk.shelf.put(self._record(running)))
-        if plan.conversation is not None and shown["status"] in ("completed", "incomplete"):
-            current = self._desk.conversations.get(plan.conversation.id)
-            if current is not None:  # else it was deleted meanwhile
-                added = current.with_items([*plan.items, *shown["output"]], session=shown["session_id"])
-                await booked(self._desk.conversations.put(added))
+        """Have it, as it is now, where it is found again. StorageFailed: its conversation is as before."""
+        conversations, plan = self._desk.conversations, self.plan
+        owed = [self._desk.shelf.put(self._record(running))] if plan.body.stored else []
+        grows = plan.conversation is not None and not plan.body.prewarm
+        current = conversations.get(plan.conversation.id) if plan.conversation is not None else None
+        if not grows or current is None or self.fold.response["status"] not in ("completed", "incomplete"):
+            await _all_booked(owed)
+            return
+        shown, before = self.fold.response, current.session
+        items = [*plan.items, *shown["output"]]
+        owed.append(conversations.add(current, items, shown["session_id"]))
+        try:
+            await _all_booked(owed)
+        except StorageFailed:
+            conversations.take_back(current, [item["id"] for item in items], before)
+            raise
 
     def _record(self, running: bool) -> Kept:
         plan, shown = self.plan, self.fold.response
@@ -164,6 +174,8 @@ class Making:
             told = api_error(error)
             assert told is not None
             self._fail(told)
+            if self._committed and self._job is not None:  # what its client does next goes on from before
+                self._job.unheard("its response could not be kept")
             if self.plan.body.stored:
                 self._desk.shelf.put(self._record(False))
 
@@ -179,6 +191,11 @@ class Making:
             shown["prompt_cache_diagnostics"] = {"type": "unavailable"}
         else:
             shown["prompt_cache_diagnostics"] = {"type": "comparison_response_not_found"}
+
+
+async def _all_booked(owed: list[Future[None] | None]) -> None:
+    for change in owed:
+        await booked(change)
 
 
 def _logprobs(context: ServerContext, job: Job | None) -> Logprobs | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agentserve.server.errors import ApiError
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.responses.asked import chat_request, messages_of
-from agentserve.server.http.responses.conversations import Conversation
+from agentserve.server.http.responses.conversations import Conversation, Entry, shown
 from agentserve.server.http.responses.desk import Desk, new_id
 from agentserve.server.http.responses.items import Given, Reference, read_input
 from agentserve.server.http.responses.schemas import ResponsesRequest
@@ -36,14 +36,27 @@ _NAMES = (  # of chat completions, and of this dialect
 
 
 class Claim:
-    """What a response goes on from, held until it is done: a parent stays, a conversation is locked."""
+    """What a response needs, held until it is done: its parent stays, its conversation is locked, and in the
+    background it has a place."""
 
     def __init__(self, desk: Desk, body: ResponsesRequest, *, lock: bool) -> None:
         """ApiError where it is not there, or is taken."""
         self._desk = desk
         self._open = lock
+        self._placed = lock and bool(body.background)
         self.chain: list[Kept] = []
         self.conversation: Conversation | None = None
+        if self._placed:
+            desk.lives.reserve()
+        try:
+            self._take(body, lock)
+        except BaseException:
+            if self._placed:
+                desk.lives.free()
+            raise
+
+    def _take(self, body: ResponsesRequest, lock: bool) -> None:
+        desk = self._desk
         if body.previous_response_id is not None:
             self.chain = _chain(desk, body.previous_response_id)
             if lock:
@@ -69,6 +82,8 @@ class Claim:
             self._desk.shelf.release(self.chain[-1].id)
         if self.conversation is not None:
             self._desk.conversations.busy.discard(self.conversation.id)
+        if self._placed:
+            self._desk.lives.free()
 
 
 @dataclass(slots=True)
@@ -87,6 +102,11 @@ class Plan:
     @property
     def conversation(self) -> Conversation | None:
         return self.claim.conversation
+
+    @property
+    def keeps(self) -> bool:
+        """Something of it is to be found afterwards."""
+        return self.body.stored or self.conversation is not None
 
     def told(self, error: ApiError) -> ApiError:
         """An error about a chat request as one about the request that it was made of."""
@@ -135,10 +155,11 @@ async def _read(context: ServerContext, body: ResponsesRequest, claim: Claim) ->
         log.warning("responses: tools and items of type %r are skipped", kind)
     conversation = claim.conversation
     if conversation is not None:
-        earlier = [await context.off_loop(conversation.before, conversation.next)]
+        earlier = [await context.off_loop(shown, conversation.entries())]
     else:
         earlier = await context.off_loop(runs_of, claim.chain, conversations_of(desk, claim.chain))
-    items, places = _resolved(desk, given, {item["id"] for run in earlier for item in run})
+    known = {item["id"] for run in earlier for item in run}
+    items, places = _resolved(desk, given, known, once=conversation is not None)
     messages, where = _messages(context, body, [*earlier, items], places)
     last = claim.session
     alive = last is not None and context.directory.get(DEFAULT_TENANT, last) is not None
@@ -204,34 +225,42 @@ def _conversation(desk: Desk, id_: str) -> Conversation:
     return found
 
 
-def conversations_of(desk: Desk, chain: Sequence[Kept]) -> dict[str, Conversation]:
-    """Those that responses of a chain were made in. ApiError where one is gone, and its items with it."""
-    found: dict[str, Conversation] = {}
+def conversations_of(desk: Desk, chain: Sequence[Kept]) -> dict[str, tuple[Entry, ...]]:
+    """The items of those that responses of a chain were made in. ApiError where one is gone."""
+    found: dict[str, tuple[Entry, ...]] = {}
     for id_ in dict.fromkeys(kept.conversation for kept in chain if kept.conversation is not None):
         conversation = desk.conversations.get(id_)
         if conversation is None:
             raise not_found("Conversation", id_, code="conversation_not_found")
-        found[id_] = conversation
+        found[id_] = conversation.entries()
     return found
 
 
-def runs_of(chain: Sequence[Kept], conversations: Mapping[str, Conversation]) -> list[list[JsonObject]]:
+def runs_of(chain: Sequence[Kept], conversations: Mapping[str, Sequence[Entry]]) -> list[list[JsonObject]]:
     """The items of a chain of responses, a run for each input and each output: the last is its output."""
     runs: list[list[JsonObject]] = []
     for kept in chain:
         if kept.conversation is not None:
-            runs.append(conversations[kept.conversation].before(kept.upto))
+            runs.append(shown([e for e in conversations[kept.conversation] if e.number < kept.upto]))
         runs += [kept.own_items(), kept.output()]
     return runs
 
 
-def _resolved(desk: Desk, given: Given, known: set[str]) -> tuple[list[JsonObject], list[str]]:
-    """The request's own items, references looked up; one to what the history has anyway says nothing."""
+def twice(place: str, id_: str) -> ApiError:
+    """An item's id is its own within a conversation."""
+    return ApiError(f"{place}.id: {id_[:80]!r} is in it already", param=f"{place}.id", code="duplicate_item")
+
+
+def _resolved(desk: Desk, given: Given, known: set[str], *, once: bool) -> tuple[list[JsonObject], list[str]]:
+    """The request's own items, references looked up; one to what the history has anyway says nothing.
+    `once`: no item may be there twice."""
     items: list[JsonObject] = []
     places: list[str] = []
     looked: dict[str, dict[str, JsonObject]] = {}  # items of responses that were read for this
     for item, place in zip(given.items, given.places, strict=True):
         if not isinstance(item, Reference):
+            if once and item["id"] in known:
+                raise twice(place, item["id"])
             items.append(item)
         elif item.id in known:
             continue
@@ -243,6 +272,8 @@ def _resolved(desk: Desk, given: Given, known: set[str]) -> tuple[list[JsonObjec
                 theirs = [*owner.own_items(), *owner.output()]
                 looked[owner.id] = {one["id"]: one for one in theirs}
             items.append(looked[owner.id][item.id])
+        if once:
+            known.add(items[-1]["id"])
         places.append(place)
     return items, places
 

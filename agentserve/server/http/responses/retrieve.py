@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
-from agentserve.server.http.context import ServerContext, context_of
-from agentserve.server.http.responses.create import follow
-from agentserve.server.http.responses.events import event_frame
-from agentserve.server.http.responses.lists import page
+from agentserve.server.http import query
+from agentserve.server.http.context import context_of
+from agentserve.server.http.responses.following import NO_HEADERS, follow, found
+from agentserve.server.http.responses.lists import page, wanted
 from agentserve.server.http.responses.plan import conversations_of, not_found, runs_of
-from agentserve.server.http.responses.replay import replayed
-from agentserve.server.http.responses.shelf import Kept
-from agentserve.server.http.sse import DONE
-from agentserve.server.http.streaming import open_stream
 from agentserve.server.sessions.book import booked
 from agentserve.server.text_port import JsonObject
 
@@ -25,32 +19,22 @@ async def get_response(request: Request) -> Response:
     """The response as it is. With `?stream=true`, its events: those of a background response from
     `starting_after` on, as they were and as they come; of others, as they could have been."""
     context = context_of(request)
-    kept = _found(context, request)
-    wanted = request.query_params.get("stream", "false")
-    if wanted not in ("true", "false"):
-        raise ApiError("stream: must be true or false", param="stream")
-    after = _after(request)
+    kept = found(context, request.path_params["id"])
+    if query.flag(request, "stream"):
+        after = query.whole(request, "starting_after")
+        return await follow(context, request, kept, after, NO_HEADERS)
     live = context.responses.live(kept.id)
-    if wanted == "false":
-        return json_response(kept.shown() if live is None else live.fold.response)
-    if live is not None:
-        return await follow(context, request, live, after, {})
-    events = replayed(kept.shown(), kept.sequence, after)
-
-    async def frames() -> AsyncGenerator[bytes, None]:
-        yield b"".join(map(event_frame, events)) + DONE
-
-    return await open_stream(context, request, frames(), {}, _nothing)
+    return json_response(kept.shown() if live is None else live.fold.response)
 
 
 async def delete_response(request: Request) -> Response:
     """What goes on from it keeps its history; nobody can name it any more."""
     context = context_of(request)
-    kept = _found(context, request)
+    kept = found(context, request.path_params["id"])
     live = context.responses.live(kept.id)
     if live is not None:
         await live.cancel()
-        context.responses.forget(live)
+        context.responses.lives.forget(live)
     if context.responses.shelf.get(kept.id) is not None:
         await booked(context.responses.shelf.delete(kept.id))
     return json_response({"id": kept.id, "object": "response", "deleted": True})
@@ -59,7 +43,7 @@ async def delete_response(request: Request) -> Response:
 async def cancel_response(request: Request) -> Response:
     """Stop a background response. One that is over stays as it is."""
     context = context_of(request)
-    kept = _found(context, request)
+    kept = found(context, request.path_params["id"])
     shown = kept.shown()
     if not shown["background"]:
         raise ApiError("Only a background response can be cancelled.", code="not_in_background")
@@ -73,31 +57,10 @@ async def cancel_response(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     """All that the model read for it, instructions apart: the history that it goes on from, too."""
     context = context_of(request)
-    kept = _found(context, request)
+    kept = found(context, request.path_params["id"])
     chain = context.responses.shelf.chain(kept.id)
     if chain is None:
         raise not_found("The history of response", kept.id)
     runs = await context.off_loop(runs_of, chain, conversations_of(context.responses, chain))
     items: list[JsonObject] = [item for run in runs[:-1] for item in run]
-    return json_response(page(items, request.query_params))
-
-
-def _found(context: ServerContext, request: Request) -> Kept:
-    id_ = request.path_params["id"]
-    kept = context.responses.shelf.get(id_)
-    if kept is None:
-        raise not_found("Response", id_, code="response_not_found")
-    return kept
-
-
-def _after(request: Request) -> int | None:
-    given = request.query_params.get("starting_after")
-    if given is None:
-        return None
-    if not given.isdecimal() or len(given) > 15:
-        raise ApiError("starting_after: must be the number of an event", param="starting_after")
-    return int(given)
-
-
-def _nothing() -> None:
-    """A reader holds nothing."""
+    return json_response(page(items, wanted(request)))

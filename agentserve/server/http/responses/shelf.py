@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -74,6 +74,10 @@ class Book(Protocol):
 
     def drop(self, name: str) -> Future[None]: ...
 
+    def write(self, records: Sequence[tuple[str, bytes | None]]) -> Future[None]:
+        """All of them or none; None: drop it."""
+        ...
+
 
 class Shelf:
     def __init__(
@@ -134,7 +138,8 @@ class Shelf:
         return None if kept is None else msgspec.msgpack.encode(kept)
 
     def put(self, kept: Kept) -> Future[None] | None:
-        """Add a response, or what became of one. Its parent must be there: `hold` sees to that."""
+        """Add a response, or what became of one. Its parent must be there: `hold` sees to that. It is not
+        what goes to make room for itself, so it alone may be more than all may be."""
         before = self._kept.get(kept.id)
         if before is None:
             self._add(kept)
@@ -142,7 +147,7 @@ class Shelf:
             self._replace(before, kept)
         written = self._book.put(kept.id, msgspec.msgpack.encode(kept)) if self._book is not None else None
         self.expire()
-        self._make_room()
+        self._make_room(kept.id)
         return written
 
     def hold(self, id_: str) -> None:
@@ -243,9 +248,16 @@ class Shelf:
             elif self._owners.get(name) == kept.id:
                 del self._owners[name]
 
-    def _make_room(self) -> None:
+    def _make_room(self, spared: str | None = None) -> None:
+        first: Kept | None = None  # in line, and spared
         while len(self._kept) > self._max_count or self._bytes > self._max_bytes:
             oldest = self._oldest()
             if oldest is None:
-                return
-            self._remove(oldest)
+                break
+            if oldest.id == spared:
+                first = oldest
+                heapq.heappop(self._line)
+            else:
+                self._remove(oldest)
+        if first is not None:
+            self._stand_in_line(first)

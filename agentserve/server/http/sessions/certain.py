@@ -13,6 +13,7 @@ from agentserve.server.http.sessions.going_on import TurnOptions, next_request
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.transcript import Held, Transcript
 from agentserve.server.text_port import ChatTemplate
+from tools_bridge.call_syntax import HERMES, CallSyntax
 
 UNCERTAIN_TOKENS = 4  # the last ones may come out otherwise when the text goes on
 _EMPTY = Held(b'""', b"", 0)
@@ -41,6 +42,7 @@ class Certain:
         growing: str,
         text: str,
         cut: set[str],
+        written: CallSyntax = HERMES,
         spliced: Mapping[int, array[int]],
         limits: Limits,
     ) -> array[int]:
@@ -54,7 +56,7 @@ class Certain:
             held = {call: kept.held.get(call, _EMPTY) for call in calls}
             held[growing] = Held(msgspec.json.encode(content), b"", 0)
             fields = next_request(kept, held, TurnOptions())
-            messages = history.message_dicts(fields.messages, limits, cut)
+            messages = history.message_dicts(fields.messages, limits, cut, written=written)
             tools = history.tool_dicts(fields.tools, limits)
             return render(template, fields, messages, tools, spliced)
 

@@ -109,6 +109,7 @@ class Growing:
                 growing=self._call,
                 text=text,
                 cut=cut,
+                written=context.tool_parser.written,
                 spliced=dict(session.replies),
                 limits=context.options.limits,
             )

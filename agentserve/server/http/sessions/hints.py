@@ -10,12 +10,13 @@ from agentserve.server.errors import json_response
 from agentserve.server.http.bad_json import check_numbers
 from agentserve.server.http.context import context_of
 from agentserve.server.http.reading import read_body
+from agentserve.server.http.said import heed
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sessions.lookup import found
-from agentserve.server.sessions.advice import advise, settle
+from agentserve.server.sessions.advice import settle
 from agentserve.server.sessions.book import booked
 from agentserve.server.text_port import JsonObject
-from tiering.hints import Status, hear
+from tiering.hints import Status
 
 
 async def session_hints(request: Request) -> Response:
@@ -28,12 +29,9 @@ async def session_hints(request: Request) -> Response:
     check_numbers(raw)
     await context.check_storage()
     session = found(context, request)
-    now, running = context.clock.now(), session.running is not None
-    heard = hear(session.said, raw, now, running=running, held=context.engine.holds(session.key))
-    told: JsonObject = {name: msgspec.to_builtins(receipt) for name, receipt in heard.receipts.items()}
-    context.chronicle.say(session, "hints", receipts=told)
-    advise(context.directory, context.engine, session, heard, now)
+    receipts = heed(context, session, raw)
     settle(context.directory, context.engine, context.chronicle)
-    if any(receipt.status is not Status.REJECTED for receipt in heard.receipts.values()):
+    if any(receipt.status is not Status.REJECTED for receipt in receipts.values()):
         await booked(context.directory.keep(session))
+    told: JsonObject = {name: msgspec.to_builtins(receipt) for name, receipt in receipts.items()}
     return json_response({"object": "agentserve.hints", "session_id": session.public_id, "receipts": told})

@@ -1,0 +1,27 @@
+"""A turn's reasoning, counted: a fold over its generated tokens."""
+
+from __future__ import annotations
+
+from agentserve.types import ReasoningCap
+
+
+class ReasoningFold:
+    """What was reasoned so far. Of an answer that reasons more than once, all of it counts together."""
+
+    def __init__(self, cap: ReasoningCap) -> None:
+        self._cap = cap
+        self._inside = cap.inside
+        self._spent = 0
+
+    def push(self, token: int) -> None:
+        if not self._inside:
+            self._inside = token == self._cap.open
+        elif token == self._cap.close:
+            self._inside = False
+        else:
+            self._spent += 1
+
+    @property
+    def due(self) -> int | None:
+        """The token that must come next, where the reasoning has to end."""
+        return self._cap.close if self._inside and self._spent >= self._cap.tokens else None

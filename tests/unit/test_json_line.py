@@ -1,0 +1,29 @@
+"""JSON on one line: the same for all that a client or a model can say."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from agentserve.server.json_line import dump_json
+
+
+@pytest.mark.parametrize("text", ["plain", "caf\u00e9", "a\u2028b", "half \ud83d"])
+@pytest.mark.parametrize("number", [1.5, math.nan, math.inf, -math.inf])
+def test_what_json_has_no_number_for_is_null(text: str, number: float) -> None:
+    value: Any = {"text": text, "deep": [{"numbers": (number, 2)}]}
+    line = dump_json(value)
+    assert line.isascii()
+    assert len(line.splitlines()) == 1
+    shown = number if math.isfinite(number) else None
+    assert json.loads(line) == {"text": text, "deep": [{"numbers": [shown, 2]}]}
+
+
+def test_what_contains_itself_is_an_error() -> None:
+    value: list[Any] = ["\u00e9"]
+    value.append(value)
+    with pytest.raises((ValueError, RecursionError)):
+        dump_json(value)

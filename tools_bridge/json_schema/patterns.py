@@ -1,0 +1,379 @@
+"""Regular expressions of JSON Schema: the part of ECMA-262 that can be held, read into a tree.
+
+A pattern is found anywhere in a text unless it is anchored. Anchors are taken at the ends only.
+Everything that looks around, back or at word boundaries is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tools_bridge.json_schema.chars import (
+    CONTROLS,
+    DIGIT,
+    DISPUTED,
+    LAST,
+    LINE_ENDS,
+    SIZES,
+    SPACE,
+    WORD,
+    Ranges,
+    outside,
+)
+from tools_bridge.schemas import GrammarError, check_pattern
+
+MOST = 1000  # repetitions that are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of these ranges."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    node: Node
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    nodes: tuple[Node, ...]
+
+
+Node = Chars | Repeat | Row | Either
+ANY = Chars(((32, 0xD7FF), (0xE000, LAST)))
+ANYTHING = Repeat(ANY, 0, None)
+"""Any text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """`whole` matches a text from end to end exactly if the pattern `text` is found in it."""
+
+    text: str
+    whole: Node
+
+    def found_in(self, text: str) -> bool:
+        return len(text) in _ends(self.whole, text, frozenset({0}))
+
+    @property
+    def lengths(self) -> tuple[int, int | None]:
+        """Of the shortest and longest text; None: no end."""
+        return _lengths(self.whole)
+
+    def source(self, where: str, apart: Ranges = ()) -> str:
+        """For xgrammar, whose expressions match from end to end. It does not escape control characters,
+        which are no JSON as they are: they are left out, as is what is `apart`."""
+        try:
+            return written(self.whole, outside((*CONTROLS, *apart)))
+        except ValueError:
+            raise GrammarError(
+                f"{where}: the pattern {self.text[:60]!r} asks for a character that cannot be held"
+            ) from None
+
+    def of_length(self, least: int, most: int | None) -> Pattern | None:
+        """With the length held, too; None where that cannot be said."""
+        low, high = self.lengths
+        if low >= least and (most is None or (high is not None and high <= most)):
+            return self
+        node = _counted(self.whole, least, most)
+        return None if node is None else Pattern(self.text, node)
+
+
+def read_pattern(text: str, where: str, *, ours: bool = False) -> Pattern:
+    """GrammarError where it cannot be held. `ours`: it was written here, and may be longer."""
+    if not ours:
+        check_pattern(text, where)
+    reader = _Reader(text, f"{where}: the pattern {text[:60]!r}")
+    return Pattern(text, reader.all())
+
+
+def _ends(node: Node, text: str, starts: frozenset[int]) -> frozenset[int]:
+    """Where matches that begin at one of `starts` may end. Polynomial, whatever the pattern."""
+    match node:
+        case Chars(ranges):
+            return frozenset(
+                at + 1 for at in starts if at < len(text) and any(a <= ord(text[at]) <= b for a, b in ranges)
+            )
+        case Row(nodes):
+            for part in nodes:
+                starts = _ends(part, text, starts)
+            return starts
+        case Either(nodes):
+            return frozenset().union(*(_ends(part, text, starts) for part in nodes))
+        case Repeat(part, least, most):
+            for _ in range(least):
+                starts = _ends(part, text, starts)
+            found, last, count = starts, starts, least
+            while last and (most is None or count < most):
+                last = _ends(part, text, last) - found
+                found, count = found | last, count + 1
+            return found
+
+
+def _lengths(node: Node) -> tuple[int, int | None]:
+    match node:
+        case Chars():
+            return 1, 1
+        case Row(nodes):
+            each = [_lengths(part) for part in nodes]
+            ends = [high for _, high in each]
+            return sum(low for low, _ in each), None if None in ends else sum(high or 0 for high in ends)
+        case Either(nodes):
+            each = [_lengths(part) for part in nodes]
+            ends = [high for _, high in each]
+            return min(low for low, _ in each), None if None in ends else max(high or 0 for high in ends)
+        case Repeat(part, least, most):
+            low, high = _lengths(part)
+            if high == 0:
+                return 0, 0
+            return low * least, None if most is None or high is None else high * most
+
+
+def _counted(node: Node, least: int, most: int | None) -> Node | None:
+    """One repetition among parts of fixed length takes up what is left."""
+    parts = list(node.nodes) if isinstance(node, Row) else [node]
+    lengths = [_lengths(part) for part in parts]
+    loose = [index for index, (low, high) in enumerate(lengths) if low != high]
+    if len(loose) != 1:
+        return None
+    part = parts[loose[0]]
+    if not isinstance(part, Repeat) or _lengths(part.node) != (1, 1):
+        return None
+    fixed = sum(low for index, (low, _) in enumerate(lengths) if index != loose[0])
+    low = max(part.least, least - fixed)
+    high = part.most if most is None else most - fixed if part.most is None else min(part.most, most - fixed)
+    if high is not None and high < low:
+        return None
+    parts[loose[0]] = Repeat(part.node, low, high)
+    return Row(tuple(parts))
+
+
+def written(node: Node, allowed: Ranges) -> str:
+    """With these characters only; a ValueError where another one is needed."""
+    match node:
+        case Chars(ranges):
+            left = outside((*outside(ranges), *outside(allowed)))
+            marks, left = _peeled(left)
+            classes = [_class(found) for low, high in SIZES if (found := _within(left, low, high))]
+            choices = [*classes, *map(_char, marks)]
+            if not choices:
+                raise ValueError
+            return choices[0] if len(choices) == 1 else f"({'|'.join(choices)})"
+        case Row(nodes):
+            return "".join(written(part, allowed) for part in nodes)
+        case Either(nodes):
+            return "(" + "|".join(written(part, allowed) for part in nodes) + ")"
+        case Repeat(part, least, most):
+            inner = written(part, allowed)
+            signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+            sign = signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
+            return (inner if isinstance(part, Chars) else f"({inner})") + sign
+
+
+def _within(ranges: Ranges, low: int, high: int) -> Ranges:
+    return tuple((max(a, low), min(b, high)) for a, b in ranges if a <= high and b >= low)
+
+
+def _peeled(ranges: Ranges) -> tuple[list[int], Ranges]:
+    """Signs that mean something in a class, where they begin or end a range, apart from the rest: xgrammar
+    forgets to escape them."""
+    signs = set(map(ord, "-]^[\\"))
+    found: list[int] = []
+    rest: list[tuple[int, int]] = []
+    for low, high in ranges:
+        while low in signs and low <= high:
+            found.append(low)
+            low += 1
+        while high in signs and low <= high:
+            found.append(high)
+            high -= 1
+        if low <= high:
+            rest.append((low, high))
+    return found, tuple(rest)
+
+
+def _class(ranges: Ranges) -> str:
+    return "[" + "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in ranges) + "]"
+
+
+def _char(code: int) -> str:
+    char = chr(code)
+    if char.isascii() and char.isalnum():
+        return char
+    return f"\\u{{{code:x}}}"  # xgrammar takes any number of digits behind \x
+
+
+class _Reader:
+    def __init__(self, text: str, what: str) -> None:
+        self._text = text
+        self._what = what
+        self._at = 0
+
+    def all(self) -> Node:
+        nodes = [self._anchored()]
+        while self._take("|"):
+            nodes.append(self._anchored())
+        if self._at < len(self._text):
+            raise self._no("has a parenthesis too many")
+        return nodes[0] if len(nodes) == 1 else Either(tuple(nodes))
+
+    def _anchored(self) -> Node:
+        start = self._take("^")
+        nodes = self._row()
+        end = self._take("$")
+        if self._next() not in ("|", ""):
+            raise self._no("has an anchor within, which cannot be held")
+        return Row((*(() if start else (ANYTHING,)), *nodes, *(() if end else (ANYTHING,))))
+
+    def _row(self) -> list[Node]:
+        nodes: list[Node] = []
+        while self._next() not in ("", "|", ")", "$"):
+            nodes.append(self._repeated(self._one()))
+        return nodes
+
+    def _one(self) -> Node:
+        char = self._char()
+        if char == "(":
+            return self._group()
+        if char == "[":
+            return self._class()
+        if char == ".":
+            return Chars(outside(LINE_ENDS))
+        if char == "\\":
+            return Chars(self._escape(in_class=False))
+        if char in "*+?{}])^":
+            raise self._no(f"has {char!r} where it means nothing" if char != "^" else "has an anchor within")
+        return Chars(((ord(char), ord(char)),))
+
+    def _group(self) -> Node:
+        if self._take("?") and not self._take(":"):
+            if self._take("<") and self._next() not in ("=", "!"):
+                while self._char() != ">":
+                    pass
+            else:
+                raise self._no("looks around, which cannot be held")
+        nodes: list[Node] = [Row(tuple(self._row()))]
+        while self._take("|"):
+            nodes.append(Row(tuple(self._row())))
+        if not self._take(")"):
+            raise self._no("has an anchor within or a group without an end")
+        return nodes[0] if len(nodes) == 1 else Either(tuple(nodes))
+
+    def _repeated(self, node: Node) -> Node:
+        least, most = self._count()
+        if (least, most) == (1, 1):
+            return node
+        self._take("?")  # lazy: the same texts
+        if self._next() in ("*", "+", "?", "{") and self._next():
+            raise self._no("repeats a repetition")
+        return Repeat(node, least, most)
+
+    def _count(self) -> tuple[int, int | None]:
+        if self._take("*"):
+            return 0, None
+        if self._take("+"):
+            return 1, None
+        if self._take("?"):
+            return 0, 1
+        if not self._take("{"):
+            return 1, 1
+        inner = ""
+        while (char := self._char()) != "}":
+            inner += char
+        low, comma, high = inner.partition(",")
+        if not (low.isascii() and low.isdigit()) or (high and not (high.isascii() and high.isdigit())):
+            raise self._no(f"has {{{inner}}}, which is no count")
+        least = int(low[:9])
+        most = None if comma and not high else int(high[:9]) if high else least
+        if least > MOST or (most or 0) > MOST or (most is not None and most < least):
+            raise self._no(f"repeats {{{inner}}} times; at most {MOST} can be counted")
+        return least, most
+
+    def _class(self) -> Chars:
+        negated = self._take("^")
+        ranges: list[tuple[int, int]] = []
+        while (char := self._char()) != "]":
+            low = self._escape(in_class=True) if char == "\\" else ((ord(char), ord(char)),)
+            if self._next() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
+                self._char()
+                char = self._char()
+                high = self._escape(in_class=True) if char == "\\" else ((ord(char), ord(char)),)
+                if len(low) != 1 or len(high) != 1 or low[0][0] > high[0][1] or low[0][0] != low[0][1]:
+                    raise self._no("has a range without ends")
+                low = ((low[0][0], high[0][1]),)
+            ranges += low
+        if negated:
+            ranges += [
+                pair for letter in DISPUTED if f"\\{letter}" in self._text for pair in DISPUTED[letter]
+            ]
+        found = outside(ranges) if negated else outside(outside(ranges))
+        if not found:
+            raise self._no("has a class without characters")
+        return Chars(found)
+
+    def _escape(self, *, in_class: bool) -> Ranges:
+        char = self._char()
+        known = {"d": DIGIT, "w": WORD, "s": SPACE}
+        if char in known:
+            return known[char]
+        if char.lower() in known:
+            return outside(known[char.lower()] + DISPUTED[char.lower()])
+        plain = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
+        if in_class:
+            plain["b"] = 8
+        if char in plain and not (char == "0" and self._next().isdigit()):
+            return ((plain[char], plain[char]),)
+        if char == "x":
+            code = self._hex(2)
+        elif char == "u" and self._take("{"):
+            digits = ""
+            while (digit := self._char()) != "}":
+                digits += digit
+            code = self._number(digits[:8])
+        elif char == "u":
+            code = self._hex(4)
+        elif char == "c" and self._next().isascii() and self._next().isalpha():
+            code = ord(self._char()) % 32
+        elif char.isalnum():
+            raise self._no(f"has \\{char}, which cannot be held")
+        else:
+            code = ord(char)
+        if code > LAST or 0xD800 <= code <= 0xDFFF:
+            raise self._no("names half a character")
+        return ((code, code),)
+
+    def _hex(self, length: int) -> int:
+        digits = "".join(self._char() for _ in range(length))
+        return self._number(digits)
+
+    def _number(self, digits: str) -> int:
+        if not digits or any(digit not in "0123456789abcdefABCDEF" for digit in digits):
+            raise self._no("has an escape without a number")
+        return int(digits, 16)
+
+    def _next(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _take(self, char: str) -> bool:
+        found = self._next() == char
+        self._at += found
+        return found
+
+    def _char(self) -> str:
+        if self._at >= len(self._text):
+            raise self._no("ends too early")
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def _no(self, why: str) -> GrammarError:
+        return GrammarError(f"{self._what} {why}")
