@@ -77,6 +77,7 @@ class HttpConfig(msgspec.Struct, frozen=True):
     tool_wait_seconds: float = 3600.0  # how long a session waits for tool results before it counts as idle
     session_ttl_seconds: float | None = 86400.0  # then an idle session is forgotten; None: never for age
     keep_responses: int = 256 << 20  # bytes of stored responses; the oldest go
+    tools: tuple[str, ...] = ()  # modules whose @agentserve.tool functions agents may call
     response_ttl_days: int = 30  # then a stored response is gone, as at OpenAI
 
     def __repr__(self) -> str:
@@ -169,6 +170,7 @@ _FLAGS: dict[str, _Key] = {
     "reasoning_field": _Key("http", "reasoning_field", choice("both", "reasoning", "reasoning_content")),
     "drain_seconds": _Key("http", "drain_seconds", seconds),
     "tool_wait_seconds": _Key("http", "tool_wait_seconds", seconds),
+    "tools": _Key("http", "tools", text_list),
     "keep_responses": _Key("http", "keep_responses", size),
     "response_ttl_days": _Key("http", "response_ttl_days", at_least(1, 36500)),
     "session_ttl_seconds": _Key("http", "session_ttl_seconds", optional(positive_seconds)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -59,6 +60,10 @@ class Rig:
         reply_form: ReplyForm | None = None,
         keyring: Any = None,
         audit: Any = None,
+        agents: Any = None,
+        tools: Any = None,
+        sleep: Any = asyncio.sleep,
+        wall: Any = time.time,
         **options: Any,
     ) -> None:
         self.engine = engine or ScriptedEngine()
@@ -79,6 +84,10 @@ class Rig:
             responses=responses,
             keyring=keyring,
             audit=audit,
+            agents=agents,
+            tools=tools,
+            sleep=sleep,
+            wall=wall,
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"

@@ -119,6 +119,10 @@ def serve(
     response_ttl_days: Annotated[
         str | None, typer.Option(help="After that a stored response is gone.", show_default="30")
     ] = None,
+    tools: Annotated[
+        list[str] | None,
+        typer.Option(help="A module whose @agentserve.tool functions agents may call; may be repeated."),
+    ] = None,
     hang_seconds: Annotated[
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
     ] = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from agentserve import __version__
 from agentserve.clock import WallClock
 from agentserve.config import ServeConfig
 from agentserve.models.source import resolve
+from agentserve.server.agents.disk import Disk
+from agentserve.server.agents.shelf import Shelf
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import create_app
 from agentserve.server.http.context import REASONING_FIELDS, ServerOptions
@@ -39,6 +41,7 @@ from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import JsonObject
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.text import TextModel, canonical, load
+from agentserve.tools import Tool, load_tools
 from tools_bridge.compiler import GrammarCompiler
 
 log = logging.getLogger(__name__)
@@ -103,7 +106,7 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
     bounds = Bounds(
         responses_bytes=config.http.keep_responses, ttl=config.http.response_ttl_days * SECONDS_PER_DAY
     )
-    kept, records, audit = None, None, None
+    kept, records, audit, shelf = None, None, None, Shelf()
     file = None if folder is None else KeyFile(folder / KEYS_FOLDER)
     keyring = Keyring(config.api_keys, config.http.admin_keys, file)
     if folder is not None:
@@ -111,8 +114,11 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         patience = options.limits.storage_seconds
         kept = open_sessions(open_store(folder / "sessions"), text, options, patience)
         records = open_records(folder / "responses", patience)
+        shelf = open_shelf(folder / "agents", patience)
     guards = Keepers(keyring, audit or (to_log if keyring.closed else None))
-    return Prepared(names[0], http_app(text, options, kept, Desk(time.time, bounds, records), guards))
+    desk = Desk(time.time, bounds, records)
+    tools = load_tools(config.http.tools)
+    return Prepared(names[0], http_app(text, options, kept, desk, guards, agents=shelf, tools=tools))
 
 
 def open_sessions(store: SessionStore, text: TextModel, options: ServerOptions, patience: float) -> Kept:
@@ -144,12 +150,26 @@ def open_records(folder: Path, patience: float) -> Records:
     return records
 
 
+def open_shelf(folder: Path, patience: float) -> Shelf:
+    """All agents and their sessions that are kept there. ValueError, OSError."""
+    disk = Disk(folder, time.time, patience)
+    shelf = Shelf(book=disk)
+    skipped = shelf.restore(disk.read())
+    disk.content_of = shelf.encoded
+    if skipped:
+        log.warning("%d record(s) of agents could not be read", skipped)
+    return shelf
+
+
 def http_app(
     text: TextModel,
     options: ServerOptions,
     kept: Kept | None = None,
     responses: Desk | None = None,
     keepers: Keepers | None = None,
+    *,
+    agents: Shelf | None = None,
+    tools: Mapping[str, Tool] | None = None,
 ) -> Callable[[Engine], Starlette]:
     """In two steps: this one may run in a thread while workers start, the result takes the engine."""
     shown = shown_bytes(text.tokenizer)
@@ -172,6 +192,8 @@ def http_app(
             responses=responses,
             keyring=keepers.keyring if keepers else None,
             audit=keepers.audit if keepers else None,
+            agents=agents,
+            tools=tools,
         )
 
     return build

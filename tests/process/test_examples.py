@@ -58,3 +58,16 @@ def test_langgraph_agent(url: str) -> None:  # noqa: F811
         line.split(":")[0] for line in said.splitlines() if line.split(":")[0] in ("human", "ai", "tool")
     ]
     assert kinds[:4] == ["human", "ai", "tool", "ai"]
+
+
+def test_agents_sessions(url: str) -> None:  # noqa: F811
+    said = run("agents_sessions.py", url)
+    assert said.startswith("call: weather(")
+    words = said.rsplit("tokens: ", 1)[1].splitlines()[0].split()
+    told, cached = (int(word) for word in words if word.isdigit())
+    assert cached > told / 2 - 60  # of two model calls the second computes the tool's result only
+    turns = said.rsplit("turns: ", 1)[1].splitlines()[0].split(", ")
+    assert turns[0] in ("completed", "failed")  # failed: its tokens did not last for the answer
+    assert turns[1] == "cancelled"
+    items = said.rsplit("items: ", 1)[1].splitlines()[0].split(", ")
+    assert items[:4] == ["message", "function_call", "function_call_output", "message"]

@@ -71,6 +71,7 @@ tool_wait_seconds = 90
 session_ttl_seconds = 120
 keep_responses = "1GiB"
 response_ttl_days = 7
+tools = ["my_tools"]
 [engine]
 page_size = 32
 max_num_seqs = 3

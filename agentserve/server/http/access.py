@@ -32,7 +32,7 @@ class Access(Enum):
 @dataclass(frozen=True, slots=True)
 class Rule:
     access: Access
-    turns: bool = False  # it computes: refused before its body is read where the tenant's limits say so
+    turns: bool = False  # its POST computes: refused before its body is read where a tenant's limits say so
     slow_body: bool = False  # its body comes as slowly as what makes it
 
 
@@ -40,6 +40,7 @@ _OPEN, _TENANT, _ADMIN = Rule(Access.OPEN), Rule(Access.TENANT), Rule(Access.ADM
 _TURNS = Rule(Access.TENANT, turns=True)
 
 _SESSION = "/agentserve/sessions/{name}"
+_AGENT_SESSION = "/v1/agents/sessions/{id}"
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "/health": _OPEN,
@@ -73,6 +74,15 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "/v1/conversations/{id}": _TENANT,
         "/v1/conversations/{id}/items": _TENANT,
         "/v1/conversations/{id}/items/{item}": _TENANT,
+        "/v1/agents": _TENANT,
+        "/v1/agents/{agent}": _TENANT,
+        "/v1/agents/sessions": _TURNS,
+        _AGENT_SESSION: _TENANT,
+        f"{_AGENT_SESSION}/events": _TURNS,
+        f"{_AGENT_SESSION}/items": _TENANT,
+        f"{_AGENT_SESSION}/turns": _TENANT,
+        f"{_AGENT_SESSION}/turns/{{turn}}": _TENANT,
+        f"{_AGENT_SESSION}/turns/{{turn}}/items": _TENANT,
         "/server_info": _ADMIN,
         "/metrics": _ADMIN,
         "/load": _ADMIN,
@@ -119,7 +129,7 @@ class _Guarded:
             limits = self._accounts.limits(caller.tenant)
             if limits.request_bytes is not None:
                 bound_body(scope, limits.request_bytes)
-            if rule.turns:
+            if rule.turns and scope["method"] == "POST":
                 self._accounts.check_turn(caller.tenant)
         await self._app(scope, receive, send)
 

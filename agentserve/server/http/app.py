@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -20,10 +20,15 @@ from starlette.types import ASGIApp
 
 from agentserve.clock import Clock, WallClock
 from agentserve.metrics import Metrics
+from agentserve.server.agents.means import Sleep
+from agentserve.server.agents.shelf import Shelf
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http import housekeeping, sessions_api
 from agentserve.server.http.access import Access, guard, paths
+from agentserve.server.http.agents.building import office_of
+from agentserve.server.http.agents.routes import routes as agents_routes
+from agentserve.server.http.agents.telling import Telling
 from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
@@ -57,6 +62,7 @@ from agentserve.server.tenants.accounts import Accounts, quotas
 from agentserve.server.tenants.audit import Audit, AuditLog
 from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import ChatTemplate, Tokenizer
+from agentserve.tools import Tool
 
 LOOK_SECONDS = 1.0  # between looks for waits that are over
 DISK_LOOKS = 5  # at every how many of them it is seen whether the disk of the sessions is there
@@ -79,6 +85,9 @@ def create_app(
     responses: Desk | None = None,
     keyring: Keyring | None = None,
     audit: Audit | None = None,
+    agents: Shelf | None = None,
+    tools: Mapping[str, Tool] | None = None,
+    sleep: Sleep = asyncio.sleep,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
     wall: Callable[[], float] = time.time,
@@ -87,8 +96,9 @@ def create_app(
 
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
     canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
-    `directory`; it is closed when the application ends. `keyring`: without one it has the keys of
-    `options`.
+    `directory`; it is closed when the application ends, as is `agents`. `keyring`: without one it has the
+    keys of `options`. `tools` are the Python functions that agents may call; `sleep` is how their time is
+    measured.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -113,6 +123,16 @@ def create_app(
         directory = SessionDirectory(
             new_session_id, max_wait=options.tool_wait_seconds, quota=quotas(options.tenants)
         )
+    telling = Telling(lambda: secrets.token_hex(4))
+    office = office_of(
+        Shelf() if agents is None else agents,
+        telling,
+        tools or {},
+        context=lambda: context,
+        wall=wall,
+        most_wait=options.tool_wait_seconds,
+        sleep=sleep,
+    )
     context = ServerContext(
         options=options,
         engine=engine,
@@ -138,6 +158,9 @@ def create_app(
         text_pool=text_pool,
         journal=journal,
         responses=responses or Desk(wall),
+        agents=office,
+        telling=telling,
+        python_tools=tools or {},
     )
 
     routes = _routes()
@@ -172,6 +195,7 @@ def begin_drain(app: ASGIApp) -> None:
     context = getattr(app.state, "context", None) if isinstance(app, Starlette) else None
     if isinstance(context, ServerContext):
         context.chronicle.events.shut()
+        context.telling.logs.shut()
 
 
 def _lifespan(
@@ -180,12 +204,15 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         expiry = asyncio.create_task(_look(context))
+        context.agents.resume()
         try:
             yield
         finally:
             expiry.cancel()
             await asyncio.gather(expiry, return_exceptions=True)
+            await context.agents.stop()
             await context.background.stop()
+            await context.agents.shelf.close()
             await context.responses.close()
             for pool in pools:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -246,6 +273,7 @@ def _routes() -> list[Route]:
         Route("/agentserve/sessions/{name}/hints", session_hints, methods=["POST"]),
         Route("/agentserve/sessions/{name}/events", session_events, methods=["GET"]),
         *responses_routes(),
+        *agents_routes(),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
@@ -12,8 +12,10 @@ from starlette.requests import Request
 
 from agentserve.clock import Clock
 from agentserve.metrics import Metrics
+from agentserve.server.agents.office import Office
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
+from agentserve.server.http.agents.telling import Telling
 from agentserve.server.http.responses.desk import Desk
 from agentserve.server.http.sampling import ModelFacts
 from agentserve.server.http.sessions.background import Background
@@ -33,6 +35,7 @@ from agentserve.server.tenants.accounts import Accounts
 from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 from agentserve.tenant_limits import TenantsConfig
+from agentserve.tools import Tool
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -83,6 +86,9 @@ class ServerContext:
     responses: Desk  # what the Responses API remembers
     keyring: Keyring  # who is let in, and as whom
     accounts: Accounts  # what tenants have used of their limits
+    agents: Office  # agents' sessions, and their turns
+    telling: Telling  # the events of agents' sessions
+    python_tools: Mapping[str, Tool]  # that agents may call in this process
     text_pool: Executor  # rendering and encoding long prompts stays off the event loop
     journal: Journal | None = None  # keeps the directory on disk; None: sessions end with the server
 

@@ -43,7 +43,7 @@ async def health(request: Request) -> Response:
     hello = context.engine.hello
     tiers = tiers_health(context)
     faults = _worker_faults(context, workers) + _sessions_fault(context.journal)
-    faults += context.responses.faults()
+    faults += context.responses.faults() + _agents_fault(context)
     return json_response(
         {
             "status": "degraded" if faults else "ok",
@@ -71,7 +71,7 @@ def _outline(context: ServerContext) -> tuple[JsonObject, int]:
     """For those who do not run the server: whether it serves, and what. No use of it shows."""
     if not context.engine.health().serving:
         return {"status": "unavailable"}, 503
-    faults = _sessions_fault(context.journal) + context.responses.faults()
+    faults = _sessions_fault(context.journal) + context.responses.faults() + _agents_fault(context)
     faults += _worker_faults(context, context.engine.health())
     hello = context.engine.hello
     told: JsonObject = {
@@ -81,6 +81,14 @@ def _outline(context: ServerContext) -> tuple[JsonObject, int]:
         "max_model_len": hello.max_model_len,
     }
     return told, 200
+
+
+def _agents_fault(context: ServerContext) -> list[JsonObject]:
+    """Why turns of agents are refused."""
+    failure = context.agents.shelf.failure
+    if failure is None:
+        return []
+    return [{"part": "agents_disk", "reason": failure.reason, "since": round(failure.since, 3)}]
 
 
 def _worker_faults(context: ServerContext, workers: FleetHealth) -> list[JsonObject]:

@@ -246,7 +246,7 @@ class _Recorder:
 
     def reply(self, now: float) -> Reply | None:
         """What to say again; None for errors, and for what was cut or is too long."""
-        if not self._whole or self._status != 200 or self._size > self._most:
+        if not self._whole or self._status not in (200, 202) or self._size > self._most:
             return None
         body = b"".join(self._parts)
         streamed = any(value.startswith(b"text/event-stream") for _, value in self._headers)

@@ -13,6 +13,9 @@ from starlette.routing import BaseRoute, Route
 
 from agentserve.server.errors import json_response
 from agentserve.server.http import housekeeping
+from agentserve.server.http.agents import inputs, lists, saved, sessions, stream
+from agentserve.server.http.agents.replies import AgentReply, SessionReply, TurnReply
+from agentserve.server.http.agents.schemas import AgentRequest, EventsRequest, SessionRequest, SessionUpdate
 from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
 from agentserve.server.http.chat import chat_completions
@@ -48,6 +51,7 @@ from agentserve.server.text_port import JsonObject
 
 _REFS = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+ACCEPTED = 202
 _ANY: JsonObject = {"type": "object"}
 
 
@@ -59,6 +63,7 @@ class Operation:
     reply: type | None = None
     streams: bool = False  # with `stream` true the reply is an event stream
     kind: str = "application/json"  # of other replies
+    status: int = 200  # of replies; 202 has no body
     error: type = ErrorReply
 
 
@@ -80,6 +85,22 @@ OPERATIONS: Mapping[object, Operation] = {
     conversations.list_items: Operation(reply=ItemList),
     conversations.add_items: Operation(ItemsRequest, ItemList),
     conversations.delete_item: Operation(reply=ConversationReply),
+    sessions.create_session: Operation(SessionRequest, SessionReply, streams=True),
+    sessions.update_session: Operation(SessionUpdate, SessionReply),
+    sessions.get_session: Operation(reply=SessionReply),
+    sessions.list_sessions: Operation(reply=ItemList),
+    sessions.delete_session: Operation(reply=DeletedReply),
+    inputs.send_events: Operation(EventsRequest, status=ACCEPTED),
+    stream.follow_events: Operation(kind="text/event-stream"),
+    lists.list_items: Operation(reply=ItemList),
+    lists.list_turns: Operation(reply=ItemList),
+    lists.get_turn: Operation(reply=TurnReply),
+    lists.list_turn_items: Operation(reply=ItemList),
+    saved.create_agent: Operation(AgentRequest, AgentReply),
+    saved.update_agent: Operation(AgentRequest, AgentReply),
+    saved.get_agent: Operation(reply=AgentReply),
+    saved.list_agents: Operation(reply=ItemList),
+    saved.delete_agent: Operation(reply=DeletedReply),
     housekeeping.models: Operation(reply=ModelList),
     housekeeping.model: Operation(reply=ModelReply),
     housekeeping.tokenize: Operation(TokenizeRequest, TokensReply),
@@ -153,7 +174,9 @@ def _operation(
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{_PARAMETER.sub('by', route.path)}"),
         "summary": _summary(route.endpoint),
         "responses": {
-            "200": {"description": "The answer", "content": content},
+            str(operation.status): {"description": "The answer", "content": content}
+            if operation.status != ACCEPTED
+            else {"description": "Accepted"},
             "4XX": error,
             "5XX": error,
         },

@@ -121,10 +121,13 @@ async def close_session(request: Request) -> Response:
 
 
 async def _close(context: ServerContext, session: Session) -> None:
+    agent = context.agents.shelf.get(session.tenant, session.public_id)
+    dropped = None if agent is None else await context.agents.close(agent)
     forgotten = context.directory.close(session)
     context.engine.close(session.key)
     context.chronicle.gone(session.key, "deleted")
     await booked(forgotten)
+    await booked(dropped)
 
 
 def summary(context: ServerContext, session: Session) -> JsonObject:

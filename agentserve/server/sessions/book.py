@@ -64,8 +64,9 @@ async def booked(change: Future[None] | None) -> None:
         return
     patience = change.patience if isinstance(change, Booking) else None
     try:
-        # Whoever stops waiting does not undo it.
-        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(change)), patience)
+        # Whoever stops waiting does not undo it. (`wait_for` would lose a cancel that comes with the answer.)
+        async with asyncio.timeout(patience):
+            await asyncio.shield(asyncio.wrap_future(change))
     except TimeoutError as error:
         if isinstance(change, Booking):
             change.overdue()

@@ -158,9 +158,8 @@ class SessionDirectory:
     def extend(self, session: Session, keys: tuple[bytes, ...], now: float) -> Lease | None:
         """Lease the next turn of this very session; None where a turn runs, or the keys do not extend it."""
         self.end_waits(now)
-        if session.key not in self._sessions or session.running or not session.extended_by(keys):
-            return None
-        return self._lease(session, keys, now, ())
+        there = session.key in self._sessions and not session.running and session.extended_by(keys)
+        return self._lease(session, keys, now, ()) if there else None
 
     def fork(self, source: Session, messages: int, pending: Sequence[PendingCall], now: float) -> Session:
         """A session at rest on the first messages, waiting for `pending`. ValueError: no turn ended there."""
@@ -301,7 +300,7 @@ class SessionDirectory:
         session = lease.session
         alone = session.running is None and session.last_turn == lease.turn
         if alone and self._sessions.get(session.key) is session:
-            self._release(session, now, reason, Departure.ABANDONED)
+            self.release(session, now, reason, Departure.ABANDONED)
 
     def close(self, session: Session) -> Future[None] | None:
         """Forget a session; a turn that still runs will find its lease void. What is given back is done
@@ -337,7 +336,7 @@ class SessionDirectory:
             key, since = next(iter(self._waits.items()))
             if now - since < self._max_wait:
                 return
-            self._release(self._sessions[key], now, "no result came", Departure.ABANDONED)
+            self.release(self._sessions[key], now, "no result came", Departure.ABANDONED)
 
     def end_deadlines(self, now: float) -> None:
         """Clients whose deadline has passed are not expected to bring their results any more."""
@@ -355,17 +354,19 @@ class SessionDirectory:
             if not issuer.pending and issuer.running is None:
                 if issuer.family == lease.session.family:  # else that session has a line of its own
                     issuer.heir = lease.key
-                self._release(issuer, now, f"answered in {lease.session.public_id}", Departure.SUPERSEDED)
+                self.release(issuer, now, f"answered in {lease.session.public_id}", Departure.SUPERSEDED)
             else:
                 self.keep(issuer)
 
-    def _release(self, session: Session, now: float, reason: str, why: Departure) -> None:
-        """It waits no longer, if it still did."""
+    def release(self, session: Session, now: float, reason: str, why: Departure | None) -> bool:
+        """It waits no longer. `why` it is left; None: it is idle as others are. Whether it still waited."""
         waited = self._waits.pop(session.key, None) is not None
         if waited:
             session.move(SessionState.IDLE, TurnId(session.last_turn), now, reason)
         self.keep(session)
-        self.departures.leave(session, why, reason, now, waited=waited)
+        if why is not None:
+            self.departures.leave(session, why, reason, now, waited=waited)
+        return waited
 
     # --- bounds ----------------------------------------------------------------------
 

@@ -72,7 +72,8 @@ async def take(
         session = found(context, request)
         taken = _take(context, session, results, go_on=go_on)
         kept = context.chronicle.transcripts.get(session.key)
-        begins = kept is not None and session.running is None and session.pending
+        driven = context.agents.has(session.tenant, session.public_id)  # then its agent goes on with them
+        begins = kept is not None and session.running is None and session.pending and not driven
         if not begins or taking.outstanding(session, kept):
             try:
                 await context.keep_words(session)
@@ -93,14 +94,28 @@ async def take(
     return await respond(context, request, fields, job)
 
 
+async def hold(context: ServerContext, session: Session, results: Sequence[Incoming]) -> Taken:
+    """Take all results or none; whoever goes on with them does so elsewhere. On disk when this returns. The
+    caller has the session's lock."""
+    taken = _take(context, session, results, go_on=False)
+    try:
+        await context.keep_words(session)
+    except BaseException:
+        if taken.before is not None:
+            context.chronicle.transcripts.put_back(taken.before)
+        raise
+    _tell(context, session, taken)
+    return taken
+
+
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class Taken:
     results: Taking
     before: Transcript | None  # as it was until now
     since: float | None  # when the session began to wait
 
 
-def _take(context: ServerContext, session: Session, results: Sequence[Incoming], *, go_on: bool) -> _Taken:
+def _take(context: ServerContext, session: Session, results: Sequence[Incoming], *, go_on: bool) -> Taken:
     transcripts = context.chronicle.transcripts
     kept = transcripts.get(session.key)
     sorted_out = taking.sort_out(session, kept, results)
@@ -122,10 +137,10 @@ def _take(context: ServerContext, session: Session, results: Sequence[Incoming],
         if transcripts.get(session.key) is None:  # it alone is larger than all may be
             raise taking.transcript_gone(session)
     since = session.history[-1].at if session.state is SessionState.WAITING_TOOL else None
-    return _Taken(sorted_out, kept, since)
+    return Taken(sorted_out, kept, since)
 
 
-def _tell(context: ServerContext, session: Session, taken: _Taken) -> None:
+def _tell(context: ServerContext, session: Session, taken: Taken) -> None:
     if session.running is None:
         welcome_back(context.directory, context.engine, session, context.clock.now())
     for call, result in taken.results.fresh.items():
@@ -135,9 +150,10 @@ def _tell(context: ServerContext, session: Session, taken: _Taken) -> None:
             context.metrics.tiers.waited(session.pending[call].name, waited)
 
 
-def _receipts(context: ServerContext, session: Session, taken: _Taken) -> Response:
+def _receipts(context: ServerContext, session: Session, taken: Taken) -> Response:
     _tell(context, session, taken)
     kept = context.chronicle.transcripts.get(session.key)
+    context.agents.heard(session.tenant, session.public_id)
     statuses = {
         **dict.fromkeys(taken.results.fresh, "taken"),
         **dict.fromkeys(taken.results.repeats, "repeated"),

@@ -1,0 +1,163 @@
+"""The tool calls of one turn: those under way, and results on their way to items."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from agentserve.server.agents.history import History
+from agentserve.server.agents.means import Means
+from agentserve.server.agents.ports import Line
+from agentserve.server.agents.records import CallItem, Output, OutputItem, Turn
+from agentserve.server.agents.runners import INTERRUPTED, ToolCall, ToolOutcome, ToolRunner
+from agentserve.server.agents.texts import BROKE, STARTED, TOO_LONG, timed_out
+
+log = logging.getLogger(__name__)
+
+MOST_OUTPUT_CHARS = 4 << 20  # of a tool that runs here; clients' are bounded as all bodies are
+
+
+class Calls:
+    """A result is the session's first (`Line.hold`), and an item then. Whoever brings one, by whichever way,
+    the first is taken."""
+
+    def __init__(
+        self, means: Means, history: History, turn: Turn, line: Line, heard: Callable[[], None]
+    ) -> None:
+        """`heard` is called when a call that ran here has its result."""
+        self._means = means
+        self._history = history
+        self._turn = turn
+        self._line = line
+        self._heard = heard
+        self._outcomes: dict[str, ToolOutcome] = {}  # of calls whose results are held
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def outstanding(self) -> list[CallItem]:
+        """Calls that are waited for and have no result, in call order."""
+        held = self._line.held()
+        return [call for call in self._history.open_calls(self._turn) if call.call not in held]
+
+    def elsewhere(self) -> bool:
+        """The session went on without the results of calls that are waited for."""
+        names = {call.id for call in self._line.pending()}
+        return any(call.call not in names for call in self.outstanding())
+
+    def bring(self, results: Mapping[str, ToolOutcome]) -> None:
+        """How results that are held came about."""
+        self._outcomes.update(results)
+
+    def forget(self, calls: Iterable[str]) -> None:
+        for call in calls:
+            self._outcomes.pop(call, None)
+
+    def start(self) -> None:
+        """Run what is waited for and does not run yet, and say by when all will be there."""
+        waiting = self.outstanding()
+        for call in waiting:
+            if call.call not in self._running:
+                self._running[call.call] = asyncio.create_task(self._run(call))
+        ends = [call.deadline for call in waiting if call.deadline is not None]
+        if waiting and len(ends) == len(waiting):
+            self._line.expect(max(0.0, max(ends) - self._means.wall()))
+
+    def stop(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+        self._running.clear()
+
+    def take_in(self) -> None:
+        """Make items of the results that are held."""
+        held = self._line.held()
+        for call in self._history.open_calls(self._turn):
+            if call.call in held:
+                task = self._running.pop(call.call, None)
+                if task is not None:
+                    task.cancel()
+                outcome = self._outcomes.pop(call.call, None) or _read(held[call.call])
+                self._answered(call, outcome)
+
+    async def acknowledge(self, items: Iterable[object]) -> None:
+        """Calls that nobody waits for have a result at once: that they run."""
+        held = self._line.held()
+        calls = [item for item in items if isinstance(item, CallItem) and item.background and item.whole]
+        fresh: dict[str, Output] = {call.call: STARTED for call in calls if call.call not in held}
+        if fresh:
+            await self._line.hold(fresh)
+
+    async def recover(self) -> None:
+        """After a restart: what was taken is an item, and what cannot have gone on has failed."""
+        held = self._line.held()
+        lost = {call.id for call in self._line.pending() if call.id not in held}
+        known = [output for output in self._history.outputs().values() if output.call in lost]
+        for output in known:  # both disks were written, and one of them was damaged
+            await self._line.hold({output.call: ToolOutcome(output.output or "", output.error).content})
+        self.take_in()
+        for call in self.outstanding():
+            runner = self._means.runners.get(call.kind)
+            if runner is not None and not runner.lasting:
+                outcome = ToolOutcome(error=INTERRUPTED)
+                await self._line.hold({call.call: outcome.content})
+                self._outcomes[call.call] = outcome
+        self.take_in()
+
+    def deadline(self, name: str) -> float | None:
+        """Of a call that is made now."""
+        tool = self._history.head.config.tool(name)
+        return None if tool is None or tool.timeout is None else self._means.wall() + tool.timeout
+
+    async def _run(self, call: CallItem) -> None:
+        """One call, from its start to its result in the session."""
+        runner = self._means.runners.get(call.kind)
+        if runner is None:
+            outcome = ToolOutcome(error=f"This server cannot run tools of kind {call.kind!r}.")
+        else:
+            outcome = await self._in_time(runner, call)
+        try:
+            if call.call not in self._line.held():
+                await self._line.hold({call.call: outcome.content})
+                self._outcomes.setdefault(call.call, outcome)
+        except Exception as error:
+            if self._line.explain(error) is None:
+                log.exception("the result of a tool could not be taken")
+        self._heard()
+
+    async def _in_time(self, runner: ToolRunner, call: CallItem) -> ToolOutcome:
+        tool = self._history.head.config.tool(call.name)
+        timeout = (tool.timeout if tool is not None else None) or self._means.most_wait
+        left = timeout if call.deadline is None else max(0.0, call.deadline - self._means.wall())
+        work = asyncio.ensure_future(runner.run(ToolCall(self._history.id, self._turn.id, call)))
+        timer = asyncio.ensure_future(self._means.sleep(left))
+        try:
+            await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                return ToolOutcome(error=timed_out(timeout))
+            return ToolOutcome(error=BROKE) if work.cancelled() else _bounded(work.result())
+        except Exception:
+            log.exception("the runner of %s tools failed", call.kind)
+            return ToolOutcome(error=BROKE)
+        finally:
+            work.cancel()
+            timer.cancel()
+            await asyncio.gather(work, timer, return_exceptions=True)
+
+    def _answered(self, call: CallItem, outcome: ToolOutcome) -> None:
+        output = None if outcome.error is not None else outcome.output
+        item = OutputItem(self._means.new_id("fco"), call.call, output, outcome.error)
+        self._means.shelf.add(self._history, self._turn, item)
+        self._means.teller.added(self._history, self._turn, item)
+        self._means.teller.call_done(self._history, self._turn, call.call)
+
+
+def _bounded(outcome: ToolOutcome) -> ToolOutcome:
+    content = outcome.content
+    size = len(content) if isinstance(content, str) else sum(len(str(part)) for part in content)
+    return outcome if size <= MOST_OUTPUT_CHARS else ToolOutcome(error=TOO_LONG)
+
+
+def _read(content: Output) -> ToolOutcome:
+    """A result that came another way."""
+    if isinstance(content, str) and content.startswith("Error: "):
+        return ToolOutcome(error=content.removeprefix("Error: "))
+    return ToolOutcome(content)

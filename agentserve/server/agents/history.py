@@ -1,0 +1,144 @@
+"""One agent session's record: its head, turns and batches, and what follows from them. No event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from agentserve.server.agents.records import (
+    Batch,
+    CallItem,
+    Failure,
+    Head,
+    Item,
+    OutputItem,
+    Turn,
+    Usage,
+    UserItem,
+)
+
+_ITEM_BYTES = 200
+_SESSION_BYTES = 2048
+
+
+@dataclass(slots=True, eq=False)
+class History:
+    head: Head
+    turns: list[Turn] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return self.head.id
+
+    @property
+    def active(self) -> Turn | None:
+        """The turn that is not over."""
+        last = self.turns[-1] if self.turns else None
+        return None if last is None or last.over else last
+
+    @property
+    def status(self) -> str:
+        turn = self.active
+        if turn is None:
+            return "idle"
+        return "requires_action" if turn.status == "waiting" else "in_progress"
+
+    @property
+    def usage(self) -> Usage | None:
+        total = None
+        for turn in self.turns:
+            if turn.usage is not None:
+                total = turn.usage if total is None else total.plus(turn.usage)
+        return total
+
+    @property
+    def cost(self) -> int:
+        """Bytes, roughly."""
+        items = sum(item_cost(item) for batch in self.batches for item in batch.items)
+        return _SESSION_BYTES + len(str(self.head.config.tools)) + items + 256 * len(self.turns)
+
+    def turn(self, id_: str) -> Turn | None:
+        return next((turn for turn in self.turns if turn.id == id_), None)
+
+    def items(self, turn: str | None = None) -> Iterator[tuple[Item, str]]:
+        """Each with the turn that it belongs to, oldest first."""
+        for batch in self.batches:
+            if turn is None or batch.turn == turn:
+                for item in batch.items:
+                    yield item, batch.turn
+
+    def outputs(self) -> dict[str, OutputItem]:
+        return {item.call: item for item, _ in self.items() if isinstance(item, OutputItem)}
+
+    def call(self, call: str) -> tuple[CallItem, Turn] | None:
+        for item, turn in self.items():
+            if isinstance(item, CallItem) and item.call == call:
+                found = self.turn(turn)
+                return None if found is None else (item, found)
+        return None
+
+    def said_by(self, turn: str) -> int:
+        """How many items the agent brought forth in it."""
+        return sum(not isinstance(item, UserItem | OutputItem) for item, _ in self.items(turn))
+
+    def open_calls(self, turn: Turn) -> list[CallItem]:
+        """Calls of the turn that are waited for, in call order."""
+        done = self.outputs()
+        return [
+            item
+            for item, _ in self.items(turn.id)
+            if isinstance(item, CallItem) and item.whole and not item.background and item.call not in done
+        ]
+
+    def required(self) -> list[CallItem]:
+        """Calls that the client has to run before the session can go on."""
+        turn = self.active
+        return [] if turn is None else [call for call in self.open_calls(turn) if call.kind == "function"]
+
+    def untold(self) -> list[tuple[CallItem, OutputItem]]:
+        """Results of background calls that the model has not been told of."""
+        outputs = self.outputs()
+        told = {call for batch in self.batches for call in batch.told}
+        return [
+            (item, outputs[item.call])
+            for item, _ in self.items()
+            if isinstance(item, CallItem)
+            and item.background
+            and item.call in outputs
+            and item.call not in told
+        ]
+
+    def asked(self, turn: Turn) -> list[UserItem]:
+        return [item for item, _ in self.items(turn.id) if isinstance(item, UserItem)]
+
+    def last_reply(self, turn: Turn) -> Batch | None:
+        replies = (b for b in reversed(self.batches) if b.turn == turn.id and b.step is not None)
+        return next(replies, None)
+
+    def answered(self, turn: Turn) -> bool:
+        """Its last reply calls nothing that is waited for: it was the answer."""
+        reply = self.last_reply(turn)
+        return reply is not None and not any(
+            isinstance(item, CallItem) and item.whole for item in reply.items
+        )
+
+    def fails(self, turn: Turn) -> Failure | None:
+        """Why a turn whose last reply is there has failed nevertheless."""
+        reply = self.last_reply(turn)
+        if reply is not None and not all(
+            item.whole for item in reply.items if not isinstance(item, UserItem | OutputItem)
+        ):
+            return Failure("max_output_tokens", "The model reached its limit before its answer was whole.")
+        return None
+
+
+def item_cost(item: Item) -> int:
+    size = _ITEM_BYTES
+    for name in item.__struct_fields__:
+        value = getattr(item, name)
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, list | tuple):
+            size += sum(len(str(part)) for part in value)
+    return size

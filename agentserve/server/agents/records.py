@@ -1,0 +1,184 @@
+"""What is kept of agents and of their sessions: configuration, turns, items. Plain values.
+
+Items come in batches that never change: what a user said, one reply of the model, one tool result. How a
+call stands is read from what followed it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal, TypeVar
+
+import msgspec
+
+from agentserve.server.sessions.transcript import write_json
+from agentserve.server.text_port import JsonObject
+
+ToolKind = Literal["function", "python"]
+"""Who runs a tool: the client, or a function registered in this process."""
+
+TurnStatus = Literal["in_progress", "waiting", "completed", "failed", "cancelled"]
+OVER: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
+
+MOST_ARGUMENT_CHARS = 1 << 20
+Output = str | list[JsonObject]
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+class AgentTool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool as the session was given it: what its definition says later changes nothing here."""
+
+    kind: ToolKind
+    name: str
+    description: str = ""
+    parameters: JsonObject = {}
+    strict: bool | None = None
+    background: bool = False  # the agent goes on without its result
+    defer_loading: bool = False
+    timeout: float | None = None  # seconds; None: as long as the server waits for tools
+
+
+class AgentConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    id: str
+    model: str
+    name: str | None = None
+    instructions: str | None = None
+    tools: tuple[AgentTool, ...] = ()
+    effort: str | None = None
+    summary: str | None = None
+    verbosity: str = "medium"
+    schema: JsonObject | None = None  # that answers have
+    service_tier: str = "auto"
+    settings: JsonObject = {}  # of sampling, by the names of chat completions
+
+    def tool(self, name: str) -> AgentTool | None:
+        return next((tool for tool in self.tools if tool.name == name), None)
+
+
+class SavedAgent(msgspec.Struct, frozen=True):
+    tenant: str
+    config: AgentConfig
+    created: float  # Unix time
+    updated: float
+    metadata: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        return self.config.id
+
+
+class Head(msgspec.Struct, omit_defaults=True):
+    """A session, but for what happened in it."""
+
+    id: str  # public; the directory's session of this name has its tokens
+    tenant: str
+    config: AgentConfig
+    created: float
+    active: float
+    metadata: dict[str, str] = {}
+    cache_ttl: str | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tokens. Sums over the model calls of a turn."""
+
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+    reasoning: int = 0
+
+    def plus(self, more: Usage) -> Usage:
+        return Usage(
+            self.prompt + more.prompt,
+            self.cached + more.cached,
+            self.generated + more.generated,
+            self.reasoning + more.reasoning,
+        )
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a turn failed. `too_long`: its prompt does not fit into the context."""
+
+    code: str
+    message: str
+    too_long: bool = False
+
+
+class Turn(msgspec.Struct, omit_defaults=True):
+    id: str
+    number: int  # counts the session's turns from 1
+    created: float
+    status: TurnStatus = "in_progress"
+    completed: float | None = None
+    error: Failure | None = None
+    usage: Usage | None = None
+    steps: int = 0  # model calls
+    base: int = 0  # turns of the session up to this number were before it
+    key: str | None = None  # the Idempotency-Key it came with
+
+    @property
+    def over(self) -> bool:
+        return self.status in OVER
+
+
+class UserItem(msgspec.Struct, frozen=True, tag="user"):
+    id: str
+    texts: tuple[str, ...]
+
+
+class MessageItem(msgspec.Struct, frozen=True, tag="message", omit_defaults=True):
+    id: str
+    text: str
+    final: bool = True  # nothing was called after it
+    whole: bool = True
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, tag="reasoning", omit_defaults=True):
+    id: str
+    text: str
+    whole: bool = True
+
+
+class CallItem(msgspec.Struct, frozen=True, tag="call", omit_defaults=True):
+    id: str
+    call: str
+    name: str
+    arguments: str  # JSON
+    kind: ToolKind = "function"
+    background: bool = False
+    deadline: float | None = None  # Unix time; after it the call has failed
+    whole: bool = True
+
+
+class OutputItem(msgspec.Struct, frozen=True, tag="output", omit_defaults=True):
+    id: str
+    call: str
+    output: Output | None = None
+    error: str | None = None
+
+
+Item = UserItem | MessageItem | ReasoningItem | CallItem | OutputItem
+Said = MessageItem | ReasoningItem | CallItem
+"""What the model brings forth."""
+
+
+class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Items that came together. `step`: of a reply, the number of the session's turn that made it; `told`:
+    background results that it was told of."""
+
+    number: int  # counts the session's batches from 1
+    turn: str
+    items: tuple[Item, ...]
+    step: int | None = None
+    told: tuple[str, ...] = ()
+
+
+Record = TypeVar("Record", SavedAgent, Head, Turn, Batch)
+
+
+def packed(record: SavedAgent | Head | Turn | Batch) -> bytes:
+    """JSON: a model can write half a surrogate pair, which msgpack does not take."""
+    return write_json(msgspec.to_builtins(record))

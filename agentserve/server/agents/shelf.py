@@ -1,0 +1,236 @@
+"""All agents and agent sessions of a server, bounded; on disk too where a book is given. No event loop.
+
+Names of records: `a:AGENT`, `s:SESSION` (its head), `t:SESSION:n` (a turn), `i:SESSION:n` (a batch of items).
+A record is written when it changes, so a session costs what is new in it, however long it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from agentserve.server.agents.history import History, item_cost
+from agentserve.server.agents.records import Batch, Head, Item, Record, SavedAgent, Turn, packed
+from agentserve.server.sessions.writer import Failure
+
+
+class Book(Protocol):
+    """What keeps records beyond the life of the process. No call blocks; changes are kept in their order."""
+
+    def put(self, name: str, content: bytes) -> Future[None]: ...
+
+    def drop(self, name: str) -> Future[None]: ...
+
+    async def close(self) -> None: ...
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it keeps nothing now."""
+        ...
+
+
+class Full(Exception):
+    """Every session has a running turn, and no further one may be opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    sessions: int = 10_000
+    bytes: int = 256 << 20  # of all sessions
+    agents: int = 1000
+
+
+class Shelf:
+    def __init__(self, bounds: Bounds | None = None, book: Book | None = None) -> None:
+        self._bounds = bounds or Bounds()
+        self._book = book
+        self._sessions: OrderedDict[str, History] = OrderedDict()  # the longest unused first
+        self._costs: dict[str, int] = {}
+        self._bytes = 0
+        self.agents: dict[str, SavedAgent] = {}
+        self.forget: Callable[[History], None] = lambda history: None  # told of what is dropped
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[History]:
+        return iter(list(self._sessions.values()))
+
+    @property
+    def failure(self) -> Failure | None:
+        return None if self._book is None else self._book.failure
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def get(self, tenant: str, id_: str) -> History | None:
+        history = self._sessions.get(id_)
+        return history if history is not None and history.head.tenant == tenant else None
+
+    def has(self, history: History) -> bool:
+        """It was not dropped."""
+        return self._sessions.get(history.id) is history
+
+    def sessions(self, tenant: str) -> list[History]:
+        """In the order in which they were created."""
+        own = (history for history in self._sessions.values() if history.head.tenant == tenant)
+        return sorted(own, key=lambda history: (history.head.created, history.id))
+
+    # --- changes: each gives back when it cannot be lost; None: at once -----------------
+
+    def open(self, head: Head) -> History:
+        """A new session. Nothing of it is kept before `keep_head`. Full."""
+        self._make_room()
+        history = self._sessions[head.id] = History(head)
+        self._costs[head.id] = history.cost
+        self._bytes += history.cost
+        return history
+
+    def keep_head(self, history: History) -> Future[None] | None:
+        self._use(history)
+        return self._put(f"s:{history.id}", history.head) if self.has(history) else None
+
+    def keep_turn(self, history: History, turn: Turn) -> Future[None] | None:
+        return self._put(f"t:{history.id}:{turn.number}", turn) if self.has(history) else None
+
+    def add(
+        self,
+        history: History,
+        turn: Turn,
+        *items: Item,
+        step: int | None = None,
+        told: tuple[str, ...] = (),
+    ) -> Future[None] | None:
+        number = history.batches[-1].number + 1 if history.batches else 1
+        batch = Batch(number, turn.id, items, step, told)
+        history.batches.append(batch)
+        if not self.has(history):  # it was deleted while its turn ended
+            return None
+        cost = sum(map(item_cost, items))
+        self._costs[history.id] += cost
+        self._bytes += cost
+        self._use(history)
+        return self._put(f"i:{history.id}:{number}", batch)
+
+    def drop(self, history: History) -> Future[None] | None:
+        """Forget a session."""
+        if self._sessions.pop(history.id, None) is None:
+            return None
+        self._bytes -= self._costs.pop(history.id)
+        self.forget(history)
+        if self._book is None:
+            return None
+        for batch in history.batches:
+            self._book.drop(f"i:{history.id}:{batch.number}")
+        for turn in history.turns:
+            self._book.drop(f"t:{history.id}:{turn.number}")
+        return self._book.drop(f"s:{history.id}")
+
+    def undo(self, history: History, turn: Turn) -> None:
+        """A turn that could not begin."""
+        history.turns.remove(turn)
+        gone = [batch for batch in history.batches if batch.turn == turn.id]
+        for batch in gone:
+            history.batches.remove(batch)
+            cost = sum(map(item_cost, batch.items))
+            if self.has(history):
+                self._costs[history.id] -= cost
+                self._bytes -= cost
+        if self._book is not None:
+            for batch in gone:
+                self._book.drop(f"i:{history.id}:{batch.number}")
+            self._book.drop(f"t:{history.id}:{turn.number}")
+
+    def save_agent(self, agent: SavedAgent) -> Future[None] | None:
+        if agent.id not in self.agents and len(self.agents) >= self._bounds.agents:
+            raise Full(f"all {len(self.agents)} places for agents are taken")
+        self.agents[agent.id] = agent
+        return self._put(f"a:{agent.id}", agent)
+
+    def drop_agent(self, id_: str) -> Future[None] | None:
+        del self.agents[id_]
+        return None if self._book is None else self._book.drop(f"a:{id_}")
+
+    async def close(self) -> None:
+        if self._book is not None:
+            await self._book.close()
+
+    # --- for a book --------------------------------------------------------------------
+
+    def encoded(self, name: str) -> bytes | None:
+        """A record as it is now."""
+        kind, _, rest = name.partition(":")
+        id_, _, number = rest.partition(":")
+        if kind == "a":
+            agent = self.agents.get(id_)
+            return None if agent is None else packed(agent)
+        history = self._sessions.get(id_)
+        if history is None:
+            return None
+        if kind == "s":
+            return packed(history.head)
+        records = history.turns if kind == "t" else history.batches
+        found = next((record for record in records if str(record.number) == number), None)
+        return None if found is None else packed(found)
+
+    def restore(self, records: Mapping[str, bytes]) -> int:
+        """Take in what a book gives back; how many could not be read."""
+        skipped = 0
+        heads: dict[str, Head] = {}
+        turns: dict[str, list[Turn]] = {}
+        batches: dict[str, list[Batch]] = {}
+        for name, content in records.items():
+            kind, _, rest = name.partition(":")
+            id_ = rest.partition(":")[0]
+            try:
+                if kind == "a":
+                    self.agents[id_] = _read(content, SavedAgent)
+                elif kind == "s":
+                    heads[id_] = _read(content, Head)
+                elif kind == "t":
+                    turns.setdefault(id_, []).append(_read(content, Turn))
+                else:
+                    batches.setdefault(id_, []).append(_read(content, Batch))
+            except ValueError:
+                skipped += 1
+        for id_, head in sorted(heads.items(), key=lambda item: item[1].active):
+            history = History(
+                head,
+                sorted(turns.get(id_, ()), key=lambda turn: turn.number),
+                sorted(batches.get(id_, ()), key=lambda batch: batch.number),
+            )
+            self._sessions[id_] = history
+            self._costs[id_] = history.cost
+            self._bytes += history.cost
+        return skipped
+
+    # --- inside ------------------------------------------------------------------------
+
+    def _put(self, name: str, record: SavedAgent | Head | Turn | Batch) -> Future[None] | None:
+        return None if self._book is None else self._book.put(name, packed(record))
+
+    def _use(self, history: History) -> None:
+        if history.id in self._sessions:
+            self._sessions.move_to_end(history.id)
+
+    def _make_room(self) -> None:
+        while len(self._sessions) >= self._bounds.sessions or self._bytes > self._bounds.bytes:
+            victim = next((h for h in self._sessions.values() if h.active is None), None)
+            if victim is None:
+                raise Full(f"all {len(self._sessions)} sessions have a running turn")
+            self.drop(victim)
+
+
+def _read(content: bytes, kind: type[Record]) -> Record:
+    try:
+        value = msgspec.json.decode(content)
+    except msgspec.DecodeError:  # half a surrogate pair, or no JSON at all
+        value = json.loads(content)
+    return msgspec.convert(value, kind)

@@ -1,0 +1,40 @@
+"""Puts the loop of agents together with the server around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from agentserve.server.agents.means import Means, Sleep
+from agentserve.server.agents.office import Office
+from agentserve.server.agents.records import new_id
+from agentserve.server.agents.runners import ClientTools, PythonTools
+from agentserve.server.agents.shelf import Shelf
+from agentserve.server.http.agents.line import ChatLine
+from agentserve.server.http.agents.telling import Telling
+from agentserve.server.http.context import ServerContext
+from agentserve.tools import Tool
+
+
+def office_of(
+    shelf: Shelf,
+    telling: Telling,
+    tools: Mapping[str, Tool],
+    *,
+    context: Callable[[], ServerContext],
+    wall: Callable[[], float],
+    most_wait: float,
+    sleep: Sleep = asyncio.sleep,
+) -> Office:
+    """`context` is asked for when the first session begins a turn."""
+    shelf.forget = telling.forget
+    means = Means(
+        shelf=shelf,
+        teller=telling,
+        runners={"function": ClientTools(), "python": PythonTools(tools)},
+        wall=wall,
+        sleep=sleep,
+        new_id=new_id,
+        most_wait=most_wait,
+    )
+    return Office(means, lambda history: ChatLine(context(), history))
