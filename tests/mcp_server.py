@@ -58,8 +58,8 @@ def leave() -> str:
 async def main() -> None:
     runner = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), port=0, log_level="critical"))
     serving = asyncio.create_task(runner.serve())
-    while not runner.started:
-        await asyncio.sleep(0.005)  # noqa: ASYNC110 (uvicorn tells nobody)
+    while not runner.started:  # noqa: ASYNC110 (uvicorn tells nobody)
+        await asyncio.sleep(0.005)
     port = runner.servers[0].sockets[0].getsockname()[1]
     print(f"http://127.0.0.1:{port}/mcp", flush=True)
     await serving

@@ -98,7 +98,7 @@ class ShelfHistory(RuleBasedStateMachine):
                 expected.append(parent)
                 parent = self.made[parent].parent
             assert [one.id for one in chain] == expected[::-1]
-            owner = self.shelf.owner(f"item-{id_}")
+            owner = self.shelf.owner("default", f"item-{id_}")
             assert owner is not None
             assert owner.id == id_
         assert set(self.held) <= there
@@ -301,6 +301,6 @@ async def test_a_file_that_is_deleted_while_it_is_used_is_written_again(tmp_path
 def test_recent_prompts_and_events_are_bounded() -> None:
     desk = Desk(lambda: 0.0, Bounds(compared_bytes=10_000))
     for number in range(20):
-        desk.remember(str(number), Compared(array("i", [0] * 1000), 500, {}))
-    assert desk.compared("0") is None
-    assert desk.compared("19") is not None
+        desk.remember("t", str(number), Compared(array("i", [0] * 1000), 500, {}))
+    assert desk.compared("t", "0") is None
+    assert desk.compared("t", "19") is not None
