@@ -34,6 +34,7 @@ def url() -> Iterator[str]:
     root = str(Path(__file__).parent.parent.parent)
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "agentserve", "serve", "--port", "0", "--device-kv", "64MiB"]
+    command += ["--private-host", "127.0.0.1"]  # for the example with an MCP server
     process = subprocess.Popen(
         [*command, "--threads", "1", "--log-level", "warning"],
         stdout=subprocess.PIPE,

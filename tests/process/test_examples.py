@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mcp_rig import needs_mcp
 from tests.process.test_api_real import url  # noqa: F401  (a fixture)
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -71,3 +72,11 @@ def test_agents_sessions(url: str) -> None:  # noqa: F811
     assert turns[1] == "cancelled"
     items = said.rsplit("items: ", 1)[1].splitlines()[0].split(", ")
     assert items[:4] == ["message", "function_call", "function_call_output", "message"]
+
+
+@needs_mcp
+def test_mcp_tool(url: str) -> None:  # noqa: F811
+    said = run("mcp_tool.py", url)
+    assert said.startswith("approve: station.departures({'city': ")
+    assert "\nresult: completed: " in said
+    assert "12:10 to the airport" in said

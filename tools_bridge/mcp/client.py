@@ -184,12 +184,12 @@ def _failed(error: Exception, seen: Seen, secrets: list[str]) -> McpFailed:
         return McpFailed(Fault.HTTP, f"The MCP server answers with a redirect ({status}); none is followed.")
     if status is not None and (told is None or status in (401, 403, 404, 429) or status >= 500):
         return McpFailed(Fault.HTTP, f"The MCP server answers with HTTP status {status}.")
-    if told is not None:
+    if told is not None and told.error.code != mcp_types.PARSE_ERROR:
         words = without(reason(told.error.message), secrets)
         return McpFailed(Fault.PROTOCOL, f"The MCP server answers with an error ({told.error.code}): {words}")
     if any(isinstance(cause, NotResolved) for cause in causes):
         return McpFailed(Fault.UNREACHABLE, "The MCP server's name has no address.")
-    if any(isinstance(cause, ValidationError | ValueError) for cause in causes):
+    if told is not None or any(isinstance(cause, ValidationError | ValueError) for cause in causes):
         return McpFailed(Fault.PROTOCOL, "The MCP server's answer is not what the protocol says.")
     if not (seen.error or any(isinstance(cause, httpx2.HTTPError | OSError) for cause in causes)):
         log.error("an MCP server could not be asked: %s", type(error).__name__)
