@@ -233,6 +233,7 @@ LARGE = b"x" * (3 << 20)
 PACKED = gzip.compress(b"[" + b" " * (1 << 20) + b"]")
 ERROR = {"jsonrpc": "2.0", "error": {"code": -32000, "message": "key very-secret-key"}}
 ELSEWHERE = "location: http://169.254.169.254/\r\n"
+STREAM = "text/event-stream"
 PAGE = {"tools": [], "nextCursor": "again"}
 HOSTILE: dict[str, tuple[Reply, str]] = {
     "no JSON": (lambda _: http(b"<html>"), "not what the protocol says"),
@@ -248,6 +249,7 @@ HOSTILE: dict[str, tuple[Reply, str]] = {
     "too much of an event": (lambda _: http(b"data: " + LARGE, kind="text/event-stream"), "too large"),
     "a bomb": (lambda _: http(PACKED, more="content-encoding: gzip\r\n"), "compressed"),
     "tools that are none": (lambda asked: older(asked, {"tools": [{"name": 5}]}), "protocol"),
+    "streams without end": (lambda _: http(b"id: 1\nretry: 0\ndata:\n\n", kind=STREAM), "broke off|error"),
     "no list": (lambda asked: older(asked, "tools"), "protocol"),
     "pages without end": (lambda asked: older(asked, PAGE), "pages"),
     "an error": (lambda asked: http(json.dumps({**ERROR, "id": asked.get("id")}).encode()), "[secret]"),
@@ -265,7 +267,7 @@ async def test_a_listing_that_is_none(name: str, caplog: pytest.LogCaptureFixtur
         await agent.until("idle")
         listing = (await agent.items())[0]
         assert listing["tools"] == []
-        assert len(heads) <= 40
+        assert len(heads) <= 101
         assert any(word in listing["error"] for word in words.split("|")), listing["error"]
         assert (await agent.items())[-1]["content"][0]["text"] == "Hello."
         assert "very-secret-key" not in json.dumps([listing, agent.events()]) + caplog.text

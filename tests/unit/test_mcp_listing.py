@@ -32,7 +32,8 @@ def test_tools_are_bounded() -> None:
     large = {"type": "object", "description": "x" * listing.MOST_SCHEMA}
     odd = [ListedTool("deep", "", deep), ListedTool("large", "", large), ListedTool("", "", ANY)]
     odd.append(ListedTool("n" * 129, "", ANY))
-    assert taken([*odd, ADD]) == ([ADD], 4)
+    odd += [ListedTool("nan", "", {"default": float("nan")}), ListedTool("big", "", {"default": 10**5000})]
+    assert taken([*odd, ADD]) == ([ADD], 6)
     ((tool,), _) = taken([ListedTool("long", "d" * 10_000, ANY)])
     assert len(tool.description) == listing.MOST_DESCRIPTION
     many = [ListedTool(f"t{i:04}", "", ANY) for i in range(500)]

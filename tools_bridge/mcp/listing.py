@@ -41,7 +41,10 @@ def _size(tool: ListedTool) -> int | None:
     """Characters; None: it is too large."""
     if not 0 < len(tool.name) <= MOST_NAME or not _shallow(tool.parameters, MOST_DEPTH):
         return None
-    schema = len(json.dumps(tool.parameters))
+    try:
+        schema = len(json.dumps(tool.parameters, allow_nan=False))
+    except ValueError:  # numbers that are no JSON, or have too many digits
+        return None
     return (
         None
         if schema > MOST_SCHEMA

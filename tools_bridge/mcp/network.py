@@ -18,12 +18,19 @@ import httpx2
 from tools_bridge.webhooks.address import Address, Refused
 from tools_bridge.webhooks.dial import TooLarge
 
+MOST_REQUESTS = 100  # of one operation: a server may end a stream and ask for it to be taken up again
+
+
+class TooMany(Exception):
+    pass
+
 
 class Seen:
     """What an operation met on the network. `left`: bytes that may still be read, of all replies together."""
 
     def __init__(self, most: int) -> None:
         self.left = most
+        self.requests = 0
         self.statuses: list[int] = []  # of the replies
         self.encoded = False  # a reply was compressed, although that was not asked for
         self.error: Exception | None = None  # the last that a connection failed with
@@ -122,6 +129,10 @@ class Wire(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         assert isinstance(request.stream, httpx2.AsyncByteStream)
+        self._seen.requests += 1
+        if self._seen.requests > MOST_REQUESTS:
+            self._seen.error = TooMany()
+            raise TooMany
         url = httpcore2.URL(
             scheme=request.url.raw_scheme,
             host=request.url.raw_host,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from tools_bridge.mcp.results import Unread
@@ -14,6 +16,7 @@ from tools_bridge.webhooks.dial import Resolver, SystemResolver
 if TYPE_CHECKING:
     from tools_bridge.mcp.client import McpClient
 
+MOST_AT_ONCE = 1024  # operations
 MISSING = "this server is installed without the extra `mcp`: pip install 'agentserve-llm[mcp]'"
 
 
@@ -32,6 +35,7 @@ class RemoteMcp:
         self._version = version
         self._resolver = resolver or SystemResolver()
         self._client: McpClient | None = None
+        self._under_way = 0
 
     def check(self, url: str) -> None:
         if not installed():
@@ -39,10 +43,22 @@ class RemoteMcp:
         parse(url, self.policy)
 
     async def list_tools(self, place: Place, seconds: float) -> list[ListedTool]:
-        return await (await self._made()).list_tools(place, seconds)
+        async with self._one_more():
+            return await (await self._made()).list_tools(place, seconds)
 
     async def call(self, place: Place, tool: str, arguments: JsonObject, seconds: float) -> Answer:
-        return await (await self._made()).call(place, tool, arguments, seconds)
+        async with self._one_more():
+            return await (await self._made()).call(place, tool, arguments, seconds)
+
+    @asynccontextmanager
+    async def _one_more(self) -> AsyncIterator[None]:
+        if self._under_way >= MOST_AT_ONCE:
+            raise McpFailed(Fault.UNREACHABLE, "This server asks too many MCP servers at once.")
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
 
     async def _made(self) -> McpClient:
         if not installed():

@@ -19,11 +19,11 @@ def answer(
     """`content`: blocks as the protocol has them; `structured`: a JSON value that says the same, or None.
 
     Texts are joined. Where there is no text, the structured content is read as JSON; a server that has both
-    says in the text what the structure says.
+    says in the text what the structure says. ValueError: a number of it is none.
     """
     texts = [_text(block, unread) for block in content]
     if structured is not None and not any(block.get("type") == "text" for block in content):
-        texts.append(json.dumps(structured, ensure_ascii=False))
+        texts.append(json.dumps(structured, ensure_ascii=False, allow_nan=False))
     return Answer("\n".join(text for text in texts if text), failed)
 
 
