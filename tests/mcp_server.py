@@ -10,6 +10,7 @@ import uvicorn
 from mcp.server.mcpserver import Image, MCPServer
 
 server = MCPServer("calc")
+told: list[str] = []
 
 
 @server.tool()
@@ -45,8 +46,18 @@ def large(count: int) -> str:
 @server.tool()
 async def slow(name: str) -> str:
     """Takes its time."""
-    await asyncio.sleep(30)
+    told.append(f"{name} began")
+    try:
+        await asyncio.sleep(30)
+    finally:
+        told.append(f"{name} ended")
     return name
+
+
+@server.tool()
+def tell() -> list[str]:
+    """What became of calls of `slow`."""
+    return told
 
 
 @server.tool()

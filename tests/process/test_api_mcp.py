@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentserve.text.conversation import unread
-from tests.agents_rig import SESSIONS, Agent, body, created
+from tests.agents_rig import CANCEL, SESSIONS, Agent, body, created
 from tests.api_rig import Rig, hermes, served, settled
 from tests.fakes import say
 from tests.mcp_rig import needs_mcp, real_server
@@ -64,7 +64,7 @@ async def test_a_call_of_a_real_server(url: str) -> None:
     assert (call["status"], call["output"], call["error"]) == ("completed", "3", None)
     listed = (await agent.items())[0]
     names = [tool["name"] for tool in listed["tools"]]
-    assert names == ["add", "broken", "large", "leave", "picture", "slow", "table"]
+    assert names == ["add", "broken", "large", "leave", "picture", "slow", "table", "tell"]
     assert "Adds numbers." in agent.prompt()
     prompts = [agent.prompt(0), agent.prompt()]
     assert prompts[1].startswith(prompts[0])
@@ -123,6 +123,23 @@ async def test_a_call_that_takes_too_long_or_too_much(url: str) -> None:
     await agent.until("idle")
     _, call = await asked(rig_of(), calc(url), "large", '{"count": 100000000}')
     assert call["error"] == "The MCP server's reply is too large."
+
+
+async def told(rig: Rig, place: Place, word: str) -> None:
+    for _ in range(200):
+        answer = await rig.context.mcp.call(place, "tell", {}, 10)
+        if word in answer.text:
+            return
+    raise AssertionError(answer.text)
+
+
+async def test_a_turn_that_is_cancelled_ends_its_call(url: str) -> None:
+    rig, place = rig_of(), Place(url)
+    agent = await created(rig, hermes("slow", '{"name": "cut"}'), agent={"tools": [calc(url)]}, input="Go.")
+    await told(rig, place, "cut began")
+    await agent.send(CANCEL)
+    await told(rig, place, "cut ended")
+    assert (await agent.items())[-1]["status"] == "incomplete"
 
 
 async def test_a_server_that_dies_in_mid_call() -> None:
@@ -226,6 +243,7 @@ async def test_an_older_server_is_spoken_to_in_its_version() -> None:
             line for head in heads for line in head.lower().split("\r\n") if "protocol-version" in line
         }
         assert "mcp-protocol-version: 2025-06-18" in versions
+        assert "mcp-protocol-version: 2026-07-28" in heads[0].lower()  # the newest is asked for first
         assert all("accept-encoding: identity" in head.lower() for head in heads)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents_machine import Machine
+from agentserve.server.http.agents.shown import item_objects
+from tests.agents_machine import Machine, Sleeper
 from tests.agents_rig import CANCEL, SESSIONS, WEATHER, Agent, body, check_events, created
 from tests.api_rig import Rig, hermes, settled
 from tests.fakes import ScriptedEngine, say
@@ -30,8 +31,8 @@ async def agent_of(rig: Rig, *tools: dict[str, Any], says: str = SUM, **more: An
     return await created(rig, says, agent={"tools": list(tools)}, input="1 + 2?", **more)
 
 
-def asked(agent: Agent) -> list[str]:
-    return [item["type"] for item in agent.events() if item["type"].endswith("requires_action")]
+def shown_calls(agent: Agent) -> list[dict[str, Any]]:
+    return [item for item in item_objects(agent.history) if item["type"].endswith("_call")]
 
 
 def decision(request: dict[str, Any], word: str) -> dict[str, Any]:
@@ -261,6 +262,44 @@ async def test_secrets_are_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     for text in (shown, caplog.text, repr(agent.history), agent.prompt()):
         assert SECRET not in text
     assert mcp.places[-1].headers["authorization"] == f"Bearer {SECRET}"
+
+
+async def test_nobody_says_anything_to_a_call() -> None:
+    time, mcp = Sleeper(), FakeMcp(ADD)
+    rig = Rig(mcp=mcp, sleep=time.sleep, wall=time.wall, tool_wait_seconds=100)
+    agent = await agent_of(rig, server(require_approval="always"))
+    (request,) = (await agent.until("requires_action"))["required_actions"]
+    rig.engine.reply = say("Then not.")
+    time.pass_(99)
+    await agent.until("requires_action")
+    time.pass_(1)
+    await agent.until("idle")
+    assert (await agent.items())[2]["error"] == "Nobody allowed this call within 100 s."
+    assert (await agent.send(decision(request, "approve"), status=400))["code"] == "unknown_approval_request"
+    assert not mcp.calls
+
+
+async def test_two_calls_of_which_one_is_approved() -> None:
+    rig, mcp = rig_of()
+    given = server(require_approval={"always": {"tool_names": ["add"]}})
+    agent = await agent_of(
+        rig, given, WEATHER, says=SUM + hermes("sub", "{}") + hermes("weather", '{"city": "Oslo"}')
+    )
+    await settled(lambda: mcp.calls)
+    request, call = (await agent.until("requires_action"))["required_actions"]
+    assert (request["type"], call["type"]) == ("mcp_approval_request", "function_call")
+    await settled(
+        lambda: [item["status"] for item in shown_calls(agent)] == ["in_progress", "completed", "in_progress"]
+    )
+    await agent.give(call)
+    await agent.until("requires_action")
+    assert mcp.calls == [("sub", {})]
+    rig.engine.reply = say("Done.")
+    await agent.send(decision(request, "approve"))
+    await agent.until("idle")
+    assert mcp.calls == [("sub", {}), ("add", {"a": 1, "b": 2})]
+    check_events(agent.events())
+    rig.check_rest()
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from agentserve.server.agents.history import History
 from agentserve.server.agents.means import Means
 from agentserve.server.agents.ports import Line
-from agentserve.server.agents.records import CallItem, Output, OutputItem, Turn
+from agentserve.server.agents.records import CallItem, Decision, Output, OutputItem, Turn
 from agentserve.server.agents.runners import INTERRUPTED, ToolCall, ToolOutcome, ToolRunner
-from agentserve.server.agents.texts import BROKE, DENIED, STARTED, TOO_LONG, timed_out
+from agentserve.server.agents.texts import BROKE, DENIED, STARTED, TOO_LONG, UNDECIDED, timed_out
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class Calls:
         self._outcomes: dict[str, ToolOutcome] = {}  # of calls whose results are held
         self._running: dict[str, asyncio.Task[None]] = {}
         said = history.approvals().values()  # before anything began here
+        self._decisions: dict[str, asyncio.Event] = {}  # of calls whose user is waited for
         self._approved = {item.call for item in said if item.decision == "approve"}
 
     def outstanding(self) -> list[CallItem]:
@@ -58,8 +59,7 @@ class Calls:
         """Run what is waited for and does not run yet, and say by when all will be there."""
         waiting = self.outstanding()
         for call in waiting:
-            unasked = call.kind == "mcp" and self._history.awaits_client(call)
-            if not unasked and call.call not in self._running:
+            if call.call not in self._running:
                 self._running[call.call] = asyncio.create_task(self._run(call))
         ends = [call.deadline for call in waiting if call.deadline is not None]
         if waiting and len(ends) == len(waiting):
@@ -109,10 +109,30 @@ class Calls:
                 self._outcomes[call.call] = outcome
         self.take_in()
 
-    def _unrun(self, call: CallItem) -> bool:
-        """It waits for its user's word, or has had none that lets it run."""
+    def decided(self, call: CallItem) -> None:
+        """A user's word on it is in the history."""
+        if call.call in self._decisions:
+            self._decisions[call.call].set()
+
+    async def _decision(self, call: CallItem) -> Decision | None:
+        """What its user says to it; None: nothing, for as long as the server waits for tools."""
         said = self._history.approvals().get(call.call)
-        return call.approval and (said is None or said.decision != "approve")
+        if said is None:
+            decided = self._decisions[call.call] = asyncio.Event()
+            waits = [asyncio.ensure_future(decided.wait())]
+            waits.append(asyncio.ensure_future(self._slept(self._means.most_wait)))
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                del self._decisions[call.call]
+                for wait in waits:
+                    wait.cancel()
+            said = self._history.approvals().get(call.call)
+        return None if said is None else said.decision
+
+    async def _slept(self, seconds: float) -> bool:
+        await self._means.sleep(seconds)
+        return True
 
     def deadline(self, name: str) -> float | None:
         """Of a call that is made now."""
@@ -122,8 +142,10 @@ class Calls:
     async def _run(self, call: CallItem) -> None:
         """One call, from its start to its result in the session."""
         runner = self._means.runners.get(call.kind)
-        if self._unrun(call):
-            outcome = ToolOutcome(error=DENIED)
+        said = await self._decision(call) if call.approval else "approve"
+        if said != "approve":
+            wait = self._means.most_wait
+            outcome = ToolOutcome(error=DENIED if said else UNDECIDED.format(wait))
         elif runner is None:
             outcome = ToolOutcome(error=f"This server cannot run tools of kind {call.kind!r}.")
         else:

@@ -126,8 +126,7 @@ class Driver:
         try:
             await booked(kept)
         finally:
-            if not (self._cancelled or self._ending):
-                self._calls.start()
+            self._calls.decided(call)
             self.heard()
 
     # --- the loop ----------------------------------------------------------------------

@@ -19,6 +19,7 @@ STARTED = "The call runs in the background. Its result will follow."
 TOO_LONG = "The tool's output is too long for the context. Ask for less."
 BROKE = "The tool failed."
 DENIED = "The user did not allow this call."
+UNDECIDED = "Nobody allowed this call within {:g} s."
 TOO_MANY = "The turn took {} model calls without an answer."
 ELSEWHERE = "The session went on elsewhere, without this turn's tool results."
 
