@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
+from agentserve.messages import Submit
+from agentserve.server.agents.records import CallItem, McpServer
+from agentserve.server.agents.remote import McpTools
+from agentserve.server.agents.runners import ToolCall
 from agentserve.server.http.agents.shown import item_objects
 from tests.agents_machine import Machine, Sleeper
 from tests.agents_rig import CANCEL, SESSIONS, WEATHER, Agent, body, check_events, created
 from tests.api_rig import Rig, hermes, settled
-from tests.fakes import ScriptedEngine, say
+from tests.fakes import Script, ScriptedEngine, say
 from tests.mcp_rig import ADD, NUMBERS, SUB, URL, FakeMcp, server
 from tools_bridge.mcp.types import Answer, Fault, ListedTool, McpFailed
 
@@ -27,12 +31,19 @@ def rig_of(*tools: ListedTool) -> tuple[Rig, FakeMcp]:
     return Rig(mcp=mcp), mcp
 
 
-async def agent_of(rig: Rig, *tools: dict[str, Any], says: str = SUM, **more: Any) -> Agent:
-    return await created(rig, says, agent={"tools": list(tools)}, input="1 + 2?", **more)
+async def agent_of(rig: Rig, *tools: dict[str, Any], says: str = SUM, then: str = "Done.") -> Agent:
+    """`then`: what the model says after its call."""
+    rig.engine.reply = one_after_the_other(says, then)
+    return await created(rig, agent={"tools": list(tools)}, input="1 + 2?")
 
 
 def shown_calls(agent: Agent) -> list[dict[str, Any]]:
     return [item for item in item_objects(agent.history) if item["type"].endswith("_call")]
+
+
+def one_after_the_other(*texts: str) -> Callable[[Submit], Script]:
+    left = list(texts)
+    return lambda submit: say(left.pop(0) if left[1:] else left[0])
 
 
 def decision(request: dict[str, Any], word: str) -> dict[str, Any]:
@@ -45,9 +56,7 @@ def decision(request: dict[str, Any], word: str) -> dict[str, Any]:
 
 async def test_a_call_runs_without_the_client() -> None:
     rig, mcp = rig_of()
-    agent = await agent_of(rig, server(headers={"x-key": SECRET}), WEATHER)
-    await settled(lambda: mcp.calls)
-    rig.engine.reply = say("It is 3.")
+    agent = await agent_of(rig, server(headers={"x-key": SECRET}), WEATHER, then="It is 3.")
     await agent.until("idle")
     listing, question, call, reply = await agent.items()
     assert listing["type"] == "mcp_list_tools"
@@ -103,8 +112,6 @@ async def test_names_clash_with_functions_and_other_servers() -> None:
     second = server(server_label="two", server_url=URL + "/2")
     mcp.tools[URL + "/2"] = [ADD]
     agent = await agent_of(rig, server(), second, add, says=hermes("two_add", "{}"))
-    await settled(lambda: mcp.calls)
-    rig.engine.reply = say("Done.")
     await agent.until("idle")
     names = {tool.name: tool.kind for tool in agent.history.config.tools}
     assert names == {"sub": "function", "calc_add": "mcp", "calc_sub": "mcp", "two_add": "mcp"}
@@ -184,8 +191,6 @@ async def test_failures_are_read_by_the_model(answer: Answer | Exception) -> Non
     rig, mcp = rig_of()
     mcp.answer = answer
     agent = await agent_of(rig, server())
-    await settled(lambda: mcp.calls)
-    rig.engine.reply = say("Sorry.")
     await agent.until("idle")
     call = (await agent.items())[2]
     assert (call["status"], call["output"]) == ("failed", None)
@@ -197,8 +202,8 @@ async def test_failures_are_read_by_the_model(answer: Answer | Exception) -> Non
 async def test_arguments_that_are_no_object() -> None:
     rig, mcp = rig_of()
     agent = await agent_of(rig, server(), says=hermes("add", '{"a": NaN}'))
-    await settled(lambda: len(rig.engine.submits) > 1 or agent.history.status == "idle")
-    assert not mcp.calls or all(isinstance(given, dict) for _, given in mcp.calls)
+    await agent.until("idle")
+    assert not mcp.calls
 
 
 async def test_a_server_that_is_down_leaves_the_session_usable() -> None:
@@ -210,9 +215,8 @@ async def test_a_server_that_is_down_leaves_the_session_usable() -> None:
     assert (listing["type"], listing["tools"]) == ("mcp_list_tools", [])
     assert listing["error"] == "The MCP server cannot be reached."
     mcp.raises = None
-    await agent.say("And now?", says=SUM)
-    await settled(lambda: mcp.calls)
-    rig.engine.reply = say("It is 3.")
+    rig.engine.reply = one_after_the_other(SUM, "It is 3.")
+    await agent.say("And now?")
     await agent.until("idle")
     assert (await agent.items())[-1]["content"][0]["text"] == "It is 3."
 
@@ -253,9 +257,10 @@ async def test_secrets_are_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     given = server(headers={"x-key": SECRET}, authorization=SECRET, server_url=f"{URL}?key={SECRET}")
     saved = (await rig.post("/v1/agents", {"model": "tiny", "tools": [given]})).json()
     agent = await agent_of(rig, given)
-    await settled(lambda: mcp.calls)
-    mcp.raises = mcp.answer = McpFailed(Fault.HTTP, "The MCP server answers with HTTP status 401.")
-    rig.engine.reply = say("Done.")
+    await agent.until("idle")
+    mcp.answer = McpFailed(Fault.HTTP, "The MCP server answers with HTTP status 401.")
+    rig.engine.reply = one_after_the_other(SUM, "Done.")
+    await agent.say("Again?")
     await agent.until("idle")
     shown = json.dumps([saved, await agent.get(), await agent.items(), agent.events()])
     assert URL in shown
@@ -340,3 +345,14 @@ async def test_a_call_that_ran_at_the_end_of_the_server_is_not_made_again(machin
     await agent.until("idle")
     assert len(machine.mcp.calls) == 1
     assert "interrupted" in (await agent.items())[2]["error"]
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 100_000])
+async def test_arguments_that_are_not_sent(arguments: str) -> None:
+    mcp = FakeMcp(ADD)
+    item = CallItem("i", "c", "add", arguments, kind="mcp", server="calc", remote="add")
+    outcome = await McpTools(mcp).run(ToolCall("s", "t", item, McpServer("calc", URL)))
+    assert outcome.error == "Bad arguments. They are no JSON object."
+    gone = await McpTools(mcp).run(ToolCall("s", "t", item))
+    assert gone.error == "The session has no MCP server 'calc' any more."
+    assert not mcp.calls

@@ -119,8 +119,10 @@ class Calls:
         said = self._history.approvals().get(call.call)
         if said is None:
             decided = self._decisions[call.call] = asyncio.Event()
-            waits = [asyncio.ensure_future(decided.wait())]
-            waits.append(asyncio.ensure_future(self._slept(self._means.most_wait)))
+            waits: list[asyncio.Future[object]] = [
+                asyncio.ensure_future(decided.wait()),
+                asyncio.ensure_future(self._means.sleep(self._means.most_wait)),
+            ]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -129,10 +131,6 @@ class Calls:
                     wait.cancel()
             said = self._history.approvals().get(call.call)
         return None if said is None else said.decision
-
-    async def _slept(self, seconds: float) -> bool:
-        await self._means.sleep(seconds)
-        return True
 
     def deadline(self, name: str) -> float | None:
         """Of a call that is made now."""
