@@ -261,6 +261,9 @@ async def test_a_conversation_that_lost_items_is_not_taken_for_whole(tmp_path: P
     assert desk.records.skipped == 2
     assert [desk.conversations.get(f"conv_{n}") is not None for n in (1, 2, 3)] == [False, False, True]
     await desk.close()
+    records = Records(tmp_path / "r", lambda: 0.0, 10.0)  # it is told once, and gone from the disk
+    assert ([head.id for head in records.conversations], list(records.parts)) == (["conv_3"], ["conv_3"])
+    await records.close()
 
 
 async def test_a_record_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:

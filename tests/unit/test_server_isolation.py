@@ -28,6 +28,9 @@ from tiering.keys import block_key
 
 PROMPT = "The code of the vault is 4711, and nobody may know it but Ann."
 CALLING = hermes("now", "{}")
+AGENTS = "/v1/agents/sessions"
+AGENT = {"model": "tiny", "instructions": PROMPT}
+NOWHERE = {"environment": {"type": "none"}}
 
 
 def body(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -51,6 +54,9 @@ class Things:
     conversation: str
     entry: str
     message: str
+    agent: str
+    working: str  # an agent's session
+    turn: str
 
     def ids(self) -> dict[str, str]:
         return dict(vars(self))
@@ -70,6 +76,10 @@ async def things(rig: Tenants) -> Things:
     entries = await ok(await a.get(f"/v1/conversations/{talk['id']}/items"))
     asked = body(max_tokens=9, thread={"type": "create"})
     message = await ok(await a.post("/v1/messages", json=asked))
+    saved = await ok(await a.post("/v1/agents", json=AGENT))
+    working = await ok(await a.post(AGENTS, json={"agent": AGENT, "input": PROMPT, **NOWHERE}))
+    await settled(lambda: rig.context.agents.shelf.get("a", working["id"]).status == "idle")
+    turns = await ok(await a.get(f"{AGENTS}/{working['id']}/turns"))
     return Things(
         session=chat["session_id"],
         call=chat["choices"][0]["message"]["tool_calls"][0]["id"],
@@ -79,6 +89,9 @@ async def things(rig: Tenants) -> Things:
         conversation=talk["id"],
         entry=entries["data"][0]["id"],
         message=message["id"],
+        agent=saved["id"],
+        working=working["id"],
+        turn=turns["data"][0]["id"],
     )
 
 
@@ -128,6 +141,19 @@ TRIES: list[tuple[str, str, Any]] = [
         "/v1/messages/count_tokens",
         body(user("x"), thread={"type": "continue", "previous_message_id": "{message}"}),
     ),
+    ("GET", "/v1/agents/{agent}", None),
+    ("POST", "/v1/agents/{agent}", AGENT),
+    ("POST", AGENTS, {"agent_id": "{agent}", **NOWHERE}),
+    ("GET", AGENTS + "/{working}", None),
+    ("POST", AGENTS + "/{working}", {"metadata": {"a": "b"}}),
+    ("GET", AGENTS + "/{working}/items", None),
+    ("GET", AGENTS + "/{working}/turns", None),
+    ("GET", AGENTS + "/{working}/turns/{turn}", None),
+    ("GET", AGENTS + "/{working}/turns/{turn}/items", None),
+    ("POST", AGENTS + "/{working}/events", {"events": [{"type": "agent.session.input.cancel"}]}),
+    ("GET", AGENTS + "/{working}/events", None),
+    ("DELETE", AGENTS + "/{working}", None),
+    ("DELETE", "/v1/agents/{agent}", None),
 ]
 
 
@@ -158,7 +184,7 @@ async def told(client: httpx.AsyncClient, attempt: tuple[str, str, Any], ids: di
 def test_every_route_with_an_id_is_tried() -> None:
     tried = {path.partition("?")[0].replace("{session}", "{name}") for _, path, _ in TRIES}
     tried = {path.replace("{call}", "{call_id}") for path in tried}
-    tried = {re.sub(r"\{(response|background|conversation)\}", "{id}", path) for path in tried}
+    tried = {re.sub(r"\{(response|background|conversation|working)\}", "{id}", path) for path in tried}
     tried = {path.replace("{entry}", "{item}") for path in tried}
     with_ids = {
         route.path
@@ -250,6 +276,8 @@ LOOKS = [
     "/v1/models",
     "/openapi.json",
     "/agentserve/sessions?detail=true",
+    "/v1/agents",
+    AGENTS,
 ]
 
 

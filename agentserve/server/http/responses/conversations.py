@@ -249,23 +249,29 @@ class Conversations:
         return self._book.write([(id_, None), *((name, None) for name in gone.parts())])
 
     def restore(self, heads: Iterable[Head], parts: Mapping[str, Mapping[int, Sequence[Entry]]]) -> int:
-        """Take in what a book gives back. Those of which items are missing are let go of: gives their
-        number."""
+        """Take in what a book gives back. Those of which items are missing are let go of, there too: gives
+        their number."""
         broken = 0
+        gone: list[str] = []
         orphans = dict(parts)
         for head in sorted(heads, key=lambda one: one.created):
             made = Conversation(head.id, head.created, head.metadata, head.tenant)
+            found = orphans.pop(head.id, {})
             try:
-                for first, entries in sorted(orphans.pop(head.id, {}).items()):
+                for first, entries in sorted(found.items()):
                     made.take(first, entries)
                 if made.count != head.count or made.next > head.next:
                     raise ValueError("items of it are missing")
             except ValueError:
                 broken += 1
+                gone += [head.id, *(part_name(head.id, first) for first in found)]
                 continue
             made.next, made.session = head.next, head.session
             self._kept[made.id] = made
             self._grow(made.tenant, made.cost)
+        gone += [part_name(id_, first) for id_, found in orphans.items() for first in found]
+        if gone and self._book is not None:
+            self._book.write([(name, None) for name in gone])
         self._make_room(None)
         return broken + len(orphans)
 
