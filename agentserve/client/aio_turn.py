@@ -18,7 +18,7 @@ from agentserve.client.protocol.toolbox import Toolbox
 
 
 class AsyncTurn:
-    """Iterate over its events, or await `result()`, which does. As a context manager it lets go of its stream
+    """Iterate over its events, or await `result()`. As a context manager it lets go of its stream
     and its tools in the end; the turn itself goes on, `cancel` ends it.
 
     A cancelled `anext` loses nothing: the next one goes on where it was.

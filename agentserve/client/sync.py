@@ -128,8 +128,7 @@ class Sessions:
         after: str | None = None
         while True:
             page, after = self._http.run(calls.list_sessions(after, metadata, self._http.means))
-            for info in page:
-                yield info
+            yield from page
             if after is None:
                 return
 

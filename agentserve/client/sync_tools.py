@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
-from typing import Any
+from typing import TypeVar
 
 import httpx
 
@@ -18,6 +18,8 @@ from agentserve.client.protocol.events import Call
 from agentserve.client.protocol.toolbox import Job, Kind, Toolbox, came_to, failed, piece_of, too_late
 from agentserve.client.sync_http import Http
 from agentserve.client.threads import start
+
+T = TypeVar("T")
 
 LINGER = 1.0  # seconds that the end of a turn waits for a result that is on its way
 
@@ -176,7 +178,7 @@ def _made(job: Job, say: Callable[[str], None]) -> Outcome:
     return asyncio.run(_within(job, lambda: _read(job, say)))
 
 
-async def _within(job: Job, make: Callable[[], Any]) -> Any:
+async def _within(job: Job, make: Callable[[], Coroutine[object, object, T]]) -> T:
     async with asyncio.timeout(job.timeout):
         return await make()
 

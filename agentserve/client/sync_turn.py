@@ -17,11 +17,8 @@ from agentserve.client.sync_tools import Tools
 
 
 class Turn:
-    """Iterate over its events, or `result()`, which does. As a context manager it lets go of its stream
-    and its tools in the end; the turn itself goes on, `cancel` ends it.
-
-    A cancelled `anext` loses nothing: the next one goes on where it was.
-    """
+    """Iterate over its events, or ask for `result()`. As a context manager it lets go of its stream
+    and its tools in the end; the turn itself goes on, `cancel` ends it."""
 
     def __init__(self, http: Http, session: str, box: Toolbox, flow: TurnFlow, turns: set[Turn]) -> None:
         self._http = http
