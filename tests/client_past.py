@@ -58,6 +58,7 @@ class PastServer:
     bytes_each: int = 10**9  # that a read gives
     cut_bytes: bool = False
     places: bool = True  # it says where a stream begins
+    unheard: int = 0  # events that happen when the message comes, and no connection has told of them
     session: str = "sess_1"
 
     def __post_init__(self) -> None:
@@ -65,7 +66,7 @@ class PastServer:
         self.first = int(self.events[0]["event_id"].rpartition("-")[2])
         self.now = 0  # events that have happened
         self.opened: list[str | None] = []
-        self._pipe: list[bytes] = []
+        self._pipe: list[tuple[bytes, int]] = []  # and how many events have happened then
 
     def id(self, index: int) -> str:
         return f"{self.name}-{self.first + index}"
@@ -88,29 +89,35 @@ class PastServer:
                 told = {"type": "error", "event_id": f"{self.id(begin - 1)}-events_lost", "error": error}
                 frames.append(self._frame(begin - 1, told))
         frames += [self._frame(begin + i, event) for i, event in enumerate(self.events[begin:])]
-        self._begin = begin
-        if self.cuts:
-            cut = self.cuts.pop(0)
-            if self.cut_bytes:
-                frames = [b"".join(frames)[:cut]]
-            else:
-                frames = frames[:cut]
-        self._pipe = [
-            frame[i : i + self.bytes_each] for frame in frames for i in range(0, len(frame), self.bytes_each)
-        ]
-        told_now = b"".join(self._pipe).count(b"\n\ndata: ") + b"".join(self._pipe).count(b"\ndata: ")
-        self.now = max(self.now, min(len(self.events), begin + told_now))
+        happened = [0] * (len(frames) - len(self.events[begin:])) + list(
+            range(begin + 1, len(self.events) + 1)
+        )
+        cut = self.cuts.pop(0) if self.cuts else None
+        self._pipe = []
+        for frame, now in zip(frames, happened, strict=True):
+            if self.cut_bytes and cut is not None:
+                frame, cut = frame[:cut], cut - len(frame[:cut])
+            elif cut is not None:
+                frame, cut = (frame, cut - 1) if cut else (b"", 0)
+            self._pipe += [
+                (frame[i : i + self.bytes_each], now) for i in range(0, len(frame), self.bytes_each)
+            ]
         headers = {"last-event-id": self.id(begin - 1)} if self.places else {}
         return Reply(200, headers, b"")
 
     def read(self) -> bytes | Broken:
-        return self._pipe.pop(0) if self._pipe else Broken("cut")
+        if not self._pipe:
+            return Broken("cut")
+        piece, now = self._pipe.pop(0)
+        self.now = max(self.now, now)
+        return piece
 
     def answer(self, request: Request) -> Reply:
         past = self.events[: self.now]
         turns = [event["turn"] for event in past if "turn" in event]
         turn = dict(turns[-1]) if turns else dict(self.events[0]["turn"])
         if request.method == "POST":
+            self.now = max(self.now, self.unheard)
             return Reply(202, {}, b"")
         if request.path.endswith("/items"):
             found: dict[str, Any] = {}
@@ -125,10 +132,6 @@ class PastServer:
             return _json(turn)
         sessions = [event["session"] for event in past if "session" in event]
         return _json({**(sessions[-1] if sessions else {}), "id": self.session, "status": "in_progress"})
-
-    @property
-    def over(self) -> bool:
-        return self.now == len(self.events)
 
     def _frame(self, index: int, event: dict[str, Any]) -> bytes:
         data = json.dumps(event, ensure_ascii=False).encode()

@@ -137,8 +137,11 @@ def _advanced(server: PastServer, gone: int) -> Any:
 def test_a_server_that_says_no_places(past: Events) -> None:
     whole = run(PastServer(past))
     for cut in range(len(past)):
-        server = PastServer(past, [cut], places=False)
+        check(run(PastServer(past, [cut], places=False)), whole)
+    for unheard in range(1, len(past) + 1):
+        server = PastServer(past, [0], places=False, unheard=unheard)
         check(run(server), whole)
+        assert server.opened == [None, None]
 
 
 def test_a_server_that_dies_over_an_item_says_it_anew(past: Events) -> None:
@@ -173,6 +176,36 @@ def test_events_that_come_twice_and_of_other_turns(past: Events) -> None:
     twice = [event for event in past for _ in range(2)]
     foreign = {"type": "agent.session.turn.output_text.delta", "event_id": "x-1", "turn_id": "turn_0"}
     assert run(PastServer([*twice[:9], {**foreign, "item_id": "i", "delta": "no"}, *twice[9:]])) == whole
+
+
+def test_calls_that_are_told_again_run_once(past: Events) -> None:
+    """As a server does that was started again, or one that waits for what is left."""
+    whole = run(PastServer(past))
+    (at,) = [i for i, event in enumerate(past) if event["type"] == "agent.session.requires_action"]
+    again = {**past[at], "event_id": "z-1"}
+    got = run(PastServer([*past[: at + 1], again, *past[at + 1 :]]))
+    assert got == whole
+    assert len(got.run) == 2
+    (call,) = again["session"]["required_actions"][:1]
+    other = {**again, "session": {**again["session"], "required_actions": [{**call, "turn_id": "turn_x"}]}}
+    assert run(PastServer([*past[:at], other, *past[at:]])) == whole
+
+
+def test_an_end_that_was_not_told(past: Events) -> None:
+    """The session rests, and of how its turn ended nothing was said."""
+    whole = run(PastServer(past))
+    (end,) = [i for i, event in enumerate(past) if event["type"] == "agent.session.turn.completed"]
+    server = PastServer([event for i, event in enumerate(past) if i != end])
+    past_turn, answer = past[end]["turn"], server.answer
+
+    def answered(request: Any) -> Reply:
+        server.now = len(past)
+        if "/turns/" in request.path and not request.path.endswith("/items"):
+            return Reply(200, {}, json.dumps(past_turn).encode())
+        return answer(request)
+
+    server.answer = answered  # type: ignore[method-assign]
+    check(run(server), whole)
 
 
 def test_what_it_does_not_know_is_handed_on(past: Events) -> None:
