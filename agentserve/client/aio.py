@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,8 +12,9 @@ import httpx
 from agentserve.client.aio_http import AsyncHttp
 from agentserve.client.aio_turn import AsyncTurn
 from agentserve.client.protocol import calls
+from agentserve.client.protocol.errors import ClientError, NotFound
 from agentserve.client.protocol.events import Receipt, SessionInfo
-from agentserve.client.protocol.flow import JsonObject, Retry
+from agentserve.client.protocol.flow import Flow, JsonObject, Means, Retry
 from agentserve.client.protocol.follow import resume_turn, run_turn
 from agentserve.client.protocol.toolbox import Toolbox
 from agentserve.client.wire import ANSWER, SILENCE, URL, Settings
@@ -47,7 +49,8 @@ class AsyncBranch:
         return await self._http.run(calls.give_own(self.id, results, self._http.means))
 
     async def close(self) -> None:
-        await self._http.run(calls.close_own(self.id, self._http.means))
+        """NotFound."""
+        await self._http.run(self._closed(self._http.means))
 
     async def __aenter__(self) -> Self:
         return self
@@ -55,7 +58,12 @@ class AsyncBranch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        """One that is gone already is no error. After an exception it is tried once, and is none either."""
+        with suppress(NotFound if error is None else ClientError):
+            await self._http.run(self._closed(self._http.means if error is None else self._http.means.once()))
+
+    def _closed(self, means: Means) -> Flow[None]:
+        return calls.close_own(self.id, means)
 
 
 class AsyncSession(AsyncBranch):
@@ -94,8 +102,11 @@ class AsyncSession(AsyncBranch):
         return await self._http.run(calls.all_of(calls.path_of(self.id, "turns"), self._http.means))
 
     async def close(self) -> None:
-        """A turn that runs is cancelled, and the session is gone."""
-        await self._http.run(calls.delete_session(self.id, self._http.means))
+        """A turn that runs is cancelled, and the session is gone. NotFound."""
+        await super().close()
+
+    def _closed(self, means: Means) -> Flow[None]:
+        return calls.delete_session(self.id, means)
 
 
 class AsyncSessions:
@@ -117,13 +128,13 @@ class AsyncSessions:
         box = Toolbox(tools)
         body = {"model": model, "instructions": instructions, "tools": box.described(), **agent}
         info = await self._http.run(calls.create_session(body, metadata, self._http.means))
-        return AsyncSession(self._http, info, box, self._turns)
+        return AsyncSession(self._http, info, box.of(info), self._turns)
 
     async def get(self, id_: str, *, tools: Iterable[Tool | JsonObject] = ()) -> AsyncSession:
         """A session that there is. `tools`: those of it that are run here. NotFound."""
         box = Toolbox(tools)
         info = await self._http.run(calls.get_session(id_, self._http.means))
-        return AsyncSession(self._http, info, box, self._turns)
+        return AsyncSession(self._http, info, box.of(info), self._turns)
 
     async def list(self, *, metadata: Mapping[str, str] | None = None) -> AsyncIterator[SessionInfo]:
         """All, the newest first; those with these metadata."""

@@ -55,6 +55,8 @@ class AsyncTools:
 
     async def _run(self, call: Call) -> None:
         job = self._box.job(call)
+        if job is None:
+            return
         if isinstance(job, Outcome):
             outcome = job
         elif job.kind in (Kind.PIECES, Kind.ASYNC_PIECES):
@@ -90,8 +92,18 @@ async def _made(job: Job) -> Outcome:
             return came_to(await work)
     except TimeoutError as error:
         return too_late(job.timeout) if limit.expired() else failed(error)
+    except asyncio.CancelledError as error:
+        return _cancelled(error)
     except (Exception, SystemExit) as error:
         return failed(error)
+
+
+def _cancelled(error: asyncio.CancelledError) -> Outcome:
+    """A tool may have cancelled itself, and that is its failure; where its task is cancelled this goes on."""
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise error
+    return failed(error)
 
 
 class _Cut(Exception):
@@ -142,6 +154,8 @@ class _Source:
             return self._parts[-1]
         except TimeoutError as error:
             self._error = too_late(self._job.timeout) if limit.expired() else failed(error)
+        except asyncio.CancelledError as error:
+            self._error = _cancelled(error)
         except (Exception, SystemExit) as error:
             self._error = failed(error)
         return None

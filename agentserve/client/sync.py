@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
 from agentserve.client.protocol import calls
+from agentserve.client.protocol.errors import ClientError, NotFound
 from agentserve.client.protocol.events import Receipt, SessionInfo
-from agentserve.client.protocol.flow import JsonObject, Retry
+from agentserve.client.protocol.flow import Flow, JsonObject, Means, Retry
 from agentserve.client.protocol.follow import resume_turn, run_turn
 from agentserve.client.protocol.toolbox import Toolbox
 from agentserve.client.sync_http import Http
@@ -47,7 +49,8 @@ class Branch:
         return self._http.run(calls.give_own(self.id, results, self._http.means))
 
     def close(self) -> None:
-        self._http.run(calls.close_own(self.id, self._http.means))
+        """NotFound."""
+        self._http.run(self._closed(self._http.means))
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +58,12 @@ class Branch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """One that is gone already is no error. After an exception it is tried once, and is none either."""
+        with suppress(NotFound if error is None else ClientError):
+            self._http.run(self._closed(self._http.means if error is None else self._http.means.once()))
+
+    def _closed(self, means: Means) -> Flow[None]:
+        return calls.close_own(self.id, means)
 
 
 class Session(Branch):
@@ -92,8 +100,11 @@ class Session(Branch):
         return self._http.run(calls.all_of(calls.path_of(self.id, "turns"), self._http.means))
 
     def close(self) -> None:
-        """A turn that runs is cancelled, and the session is gone."""
-        self._http.run(calls.delete_session(self.id, self._http.means))
+        """A turn that runs is cancelled, and the session is gone. NotFound."""
+        super().close()
+
+    def _closed(self, means: Means) -> Flow[None]:
+        return calls.delete_session(self.id, means)
 
 
 class Sessions:
@@ -115,13 +126,13 @@ class Sessions:
         box = Toolbox(tools)
         body = {"model": model, "instructions": instructions, "tools": box.described(), **agent}
         info = self._http.run(calls.create_session(body, metadata, self._http.means))
-        return Session(self._http, info, box, self._turns)
+        return Session(self._http, info, box.of(info), self._turns)
 
     def get(self, id_: str, *, tools: Iterable[Tool | JsonObject] = ()) -> Session:
         """A session that there is. `tools`: those of it that are run here. NotFound."""
         box = Toolbox(tools)
         info = self._http.run(calls.get_session(id_, self._http.means))
-        return Session(self._http, info, box, self._turns)
+        return Session(self._http, info, box.of(info), self._turns)
 
     def list(self, *, metadata: Mapping[str, str] | None = None) -> Iterator[SessionInfo]:
         """All, the newest first; those with these metadata."""

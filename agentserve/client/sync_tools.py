@@ -78,9 +78,9 @@ class Tools:
                 self._failure = self._failure or error
 
     def _outcome(self, call: Call, source: _Source) -> Outcome | None:
-        """None: the result was brought while it was produced."""
+        """None: the result was brought while it was produced, or is not ours to bring."""
         job = self._box.job(call)
-        if isinstance(job, Outcome):
+        if job is None or isinstance(job, Outcome):
             return job
         source.begin(job)
         streams = job.kind in (Kind.PIECES, Kind.ASYNC_PIECES)

@@ -19,6 +19,7 @@ from agentserve.client import (
     Resynced,
     Retry,
     TextDelta,
+    ToolCalled,
     ToolReturned,
     TurnFailed,
     TurnResult,
@@ -148,13 +149,24 @@ async def test_tools_that_fail_hang_or_are_called_wrongly(rig: Rig, url: str, is
         raise TimeoutError("its own")
 
     @tool
+    async def cancels_itself() -> str:
+        raise asyncio.CancelledError
+
+    @tool
     def odd() -> object:
         return object()
 
     text = calling(
-        hangs={}, sleeps={}, fails={"n": 1}, fails__2={"n": "x"}, times_out={}, odd={}, stranger={}
+        hangs={},
+        sleeps={},
+        fails={"n": 1},
+        fails__2={"n": "x"},
+        times_out={},
+        odd={},
+        cancels_itself={},
+        stranger={},
     )
-    tools = [hangs, sleeps, fails, times_out, odd, {"type": "function", "name": "stranger"}]
+    tools = [hangs, sleeps, fails, times_out, odd, cancels_itself]
     events, result, _ = await asked(url, is_async, text, tools)
     hanging.set()
     assert result.status == "completed"
@@ -165,10 +177,11 @@ async def test_tools_that_fail_hang_or_are_called_wrongly(rig: Rig, url: str, is
         "Bad arguments",
         "TimeoutError: its own",
         "The tool failed: TypeError",
+        "The tool failed: CancelledError",
         "There is no tool 'stranger'",
     ):
         assert any(told in error for error in errors), (told, errors)
-    assert len(errors) == 7
+    assert len(errors) == 8
     assert "late" not in result.text
 
 
@@ -435,6 +448,57 @@ async def test_one_turn_at_a_time_and_two_clients(rig: Rig, url: str) -> None:
         await asyncio.sleep(0.02)
         scripts[0].release.set()
         assert (await first).text == (await reader).text == "Hello"
+
+
+@BOTH
+async def test_who_looks_on_answers_no_calls(rig: Rig, url: str, is_async: bool) -> None:
+    """A client without the tool leaves the call to the one that has it."""
+    seen = threading.Event()
+
+    @tool
+    def weather() -> str:
+        assert seen.wait(20)
+        return "rain"
+
+    def look_on(id_: str) -> str:
+        with Client(url, retry=RETRY) as client:
+            turn = client.sessions.get(id_).resume()
+            for event in turn:
+                if isinstance(event, ToolCalled):
+                    time.sleep(0.05)
+                    seen.set()
+            return turn.result().text
+
+    async def look_on_too(id_: str) -> str:
+        async with AsyncClient(url, retry=RETRY) as client:
+            turn = (await client.sessions.get(id_)).resume()
+            async for event in turn:
+                if isinstance(event, ToolCalled):
+                    await asyncio.sleep(0.05)
+                    seen.set()
+            return (await turn.result()).text
+
+    async with AsyncClient(url, retry=RETRY) as client, await _made(client, [weather]) as session:
+        first = asyncio.create_task(session.run(calling(weather={})).result())
+        await settled(lambda: [h for h in rig.context.agents.shelf if h.turns])
+        other = look_on_too(session.id) if is_async else asyncio.to_thread(look_on, session.id)
+        assert await other == (await first).text == "Results: rain"
+
+
+async def test_the_end_of_a_session_that_is_gone(url: str) -> None:
+    async with AsyncClient(url, retry=RETRY) as client:
+        async with await _made(client) as session:
+            await session.close()
+            with pytest.raises(NotFound):
+                await session.close()
+
+        async def fail() -> None:
+            async with await _made(client) as session:
+                await session.close()
+                raise RuntimeError("mine")
+
+        with pytest.raises(RuntimeError, match="mine"):
+            await fail()
 
 
 async def test_what_was_opened_is_closed_with_its_client(rig: Rig, url: str) -> None:

@@ -98,6 +98,18 @@ def test_what_is_sent_again(request_: Request, answer: Reply | Broken, again: bo
     assert len(set(map(id, sent))) == 1  # the same request, with its key
 
 
+def test_what_a_lost_try_had_done() -> None:
+    gone = refusal(404)
+    for lost in (Broken("reset"), refusal(502)):
+        got, sent, _ = played(calls.delete_session("s", means()), [lost, gone])
+        assert (got, len(sent)) == (None, 2)
+    got, sent, slept = played(calls.delete_session("s", means()), [gone])
+    assert isinstance(got, NotFound)
+    got, sent, slept = played(calls.delete_session("s", means().once()), [Broken("reset")])
+    assert isinstance(got, ConnectionFailed)
+    assert (len(sent), slept) == (1, [])
+
+
 def test_pauses_double_are_drawn_and_bounded() -> None:
     for draw, first in ((lambda: 0.0, [0.5, 1, 2, 4, 4]), (lambda: 0.999999, [1, 2, 4, 8, 8])):
         error, _, slept = played(asked(GET, means(draw)), [Broken("down")])

@@ -65,8 +65,8 @@ def list_sessions(
 
 
 def delete_session(session: str, means: Means) -> Flow[None]:
-    """404 where it was not there, also when it was closed by a try whose answer was lost."""
-    yield from asked(Request("DELETE", path_of(session)), means)
+    """NotFound."""
+    yield from asked(Request("DELETE", path_of(session)), means, done=404)
 
 
 def all_of(path: str, means: Means) -> Flow[list[JsonObject]]:
@@ -165,7 +165,8 @@ def fork(session: str, at_turn: int | None, means: Means) -> Flow[JsonObject]:
 
 
 def close_own(session: str, means: Means) -> Flow[None]:
-    yield from asked(Request("DELETE", own_path(session)), means)
+    """NotFound."""
+    yield from asked(Request("DELETE", own_path(session)), means, done=404)
 
 
 def give_own(session: str, results: Mapping[str, str], means: Means) -> Flow[JsonObject]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from agentserve.client.protocol.errors import BadReply, ClientError, ConnectionFailed, status_error
@@ -108,15 +108,24 @@ class Means:
     def delays(self) -> Delays:
         return Delays(self.retry, self.draw)
 
+    def once(self) -> Means:
+        """For what is to be tried once."""
+        return replace(self, retry=replace(self.retry, patience=0.0))
 
-def asked(request: Request, means: Means) -> Flow[Reply]:
-    """The reply to a request, which is sent again where that may help and can do no harm. ClientError."""
+
+def asked(request: Request, means: Means, *, done: int | None = None) -> Flow[Reply]:
+    """The reply to a request, which is sent again where that may help and can do no harm. ClientError.
+
+    `done`: a status that says, after a try whose answer was lost, that this try had done it.
+    """
     delays = means.delays()
+    lost = False
     while True:
         got = yield request
         assert got is not None
-        if isinstance(got, Reply) and got.status < 300:
+        if isinstance(got, Reply) and (got.status < 300 or (lost and got.status == done)):
             return got
+        lost = lost or isinstance(got, Broken) or got.status >= 500
         wait = again_after(request, got)
         delay = None if wait is None else delays.next(wait)
         if delay is None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from agentserve.client.protocol.calls import Outcome
-from agentserve.client.protocol.events import Call
+from agentserve.client.protocol.events import Call, SessionInfo
 from agentserve.client.protocol.flow import JsonObject
 from agentserve.tools import BadArguments, Tool
 
@@ -36,10 +36,12 @@ class Job:
 
 
 class Toolbox:
-    """Tools that the client runs, and descriptions of others, which are passed on as they are."""
+    """Tools that the client runs, and descriptions of others, which are passed on as they are: their calls
+    are somebody else's to answer."""
 
     def __init__(self, tools: Iterable[Tool | JsonObject] = ()) -> None:
         self._all = list(tools)
+        self._others: set[object] = set()
         self._own = {tool.name: tool for tool in self._all if isinstance(tool, Tool)}
         for tool in self._all:
             if not isinstance(tool, Tool | dict):
@@ -51,10 +53,18 @@ class Toolbox:
         """As an agent's `tools`."""
         return [_described(tool) if isinstance(tool, Tool) else tool for tool in self._all]
 
-    def job(self, call: Call) -> Job | Outcome:
-        """An Outcome where the call cannot be made: an error that the model reads."""
+    def of(self, session: SessionInfo) -> Toolbox:
+        """For a session: with the names of those of its tools that are not run here."""
+        described = session.raw.get("agent", {}).get("tools") or ()
+        self._others |= {tool.get("name") for tool in described} - self._own.keys()
+        return self
+
+    def job(self, call: Call) -> Job | Outcome | None:
+        """An Outcome where the call cannot be made: an error that the model reads. None: it is not ours."""
         tool = self._own.get(call.name)
         if tool is None:
+            if call.name in self._others:
+                return None
             return Outcome(error=f"There is no tool {call.name[:80]!r}.")
         try:
             make = tool.bound(call.arguments)
