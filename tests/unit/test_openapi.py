@@ -9,10 +9,12 @@ import pytest
 from starlette.routing import Route
 
 from agentserve.server.http import replies
+from agentserve.server.http.agents import replies as agents
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
 from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.schemas import ChatRequest, CompletionRequest
 from agentserve.types import FinishReason
+from tests import agents_rig
 from tests.api_rig import TOOLS, Rig, hermes, settled, user
 from tests.fakes import ScriptedEngine, say
 from tests.messages_rig import CALL, COUNT, MESSAGES, TOOL
@@ -136,11 +138,28 @@ async def test_conversations_are_what_it_says() -> None:
     msgspec.convert(deleted, replies.DeletedReply, strict=True)
 
 
+async def test_agents_are_what_it_says() -> None:
+    rig = Rig()
+    agent = await agents_rig.created(rig, agents_rig.CALL, agent={"temperature": 0}, input="Hi")
+    await agent.until("requires_action")
+    msgspec.convert(await agent.get(), agents.SessionReply, strict=True)
+    (turn,) = (await agent.get("/turns"))["data"]
+    msgspec.convert(await agent.get(f"/turns/{turn['id']}"), agents.TurnReply, strict=True)
+    saved = (await rig.post("/v1/agents", {"model": "tiny"})).json()
+    msgspec.convert(saved, agents.AgentReply, strict=True)
+    for path in ("/items", "/turns", f"/turns/{turn['id']}/items"):
+        msgspec.convert(await agent.get(path), replies.ItemList, strict=True)
+    for path in ("/v1/agents", agents_rig.SESSIONS):
+        msgspec.convert((await rig.client.get(path)).json(), replies.ItemList, strict=True)
+    for path in (f"/v1/agents/{saved['id']}", agent.path):
+        msgspec.convert((await rig.client.delete(path)).json(), replies.DeletedReply, strict=True)
+
+
 async def test_every_dialect_says_what_its_replies_are() -> None:
     document = await shown(Rig())
     for path, methods in document["paths"].items():
         for method, said in methods.items():
-            if not path.startswith("/v1/") or path.endswith(("/compact", "/items/{item}")):
+            if not path.startswith("/v1/") or path.endswith(("/compact", "/items/{item}", "/events")):
                 continue
             schema = said["responses"]["200"]["content"]["application/json"]["schema"]
             assert "$ref" in schema, (method, path)

@@ -31,7 +31,10 @@ from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.turns import TurnRunner
+from agentserve.server.tenants.accounts import Accounts
+from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import ChatTemplate, Tokenizer
+from agentserve.tenant_limits import TenantsConfig
 from agentserve.tools import Tool
 
 Params = ParamSpec("Params")
@@ -46,7 +49,9 @@ class ServerOptions:
     model: str  # the name clients use
     aliases: tuple[str, ...] = ()
     version: str = "0"
-    api_keys: tuple[str, ...] = ()  # empty: open, to requests that name this machine only
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # of the default tenant
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    tenants: TenantsConfig = field(default_factory=TenantsConfig)  # what each may ask for
     host: str = "127.0.0.1"  # that the server is bound to
     force_usage: bool = False  # send the usage chunk although nobody asked
     reasoning_fields: tuple[str, ...] = REASONING_FIELDS  # where replies show it
@@ -79,6 +84,8 @@ class ServerContext:
     clock_at_start: float
     new_seed: Callable[[], int]
     responses: Desk  # what the Responses API remembers
+    keyring: Keyring  # who is let in, and as whom
+    accounts: Accounts  # what tenants have used of their limits
     agents: Office  # agents' sessions, and their turns
     telling: Telling  # the events of agents' sessions
     python_tools: Mapping[str, Tool]  # that agents may call in this process
@@ -137,6 +144,10 @@ class ServerContext:
                 param="model",
                 code="model_not_found",
             )
+
+    def check_stored(self, tenant: str) -> None:
+        """Whether a tenant may have more responses and conversations kept. OverLimit."""
+        self.accounts.check_stored(tenant, self.responses.bytes_of(tenant))
 
     async def check_storage(self) -> None:
         """Refuse what could not be kept before anything is computed for it. StorageFailed."""

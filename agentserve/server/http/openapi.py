@@ -13,7 +13,8 @@ from starlette.routing import BaseRoute, Route
 
 from agentserve.server.errors import json_response
 from agentserve.server.http import housekeeping
-from agentserve.server.http.agents import inputs, saved, sessions, stream
+from agentserve.server.http.agents import inputs, lists, saved, sessions, stream
+from agentserve.server.http.agents.replies import AgentReply, SessionReply, TurnReply
 from agentserve.server.http.agents.schemas import AgentRequest, EventsRequest, SessionRequest, SessionUpdate
 from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
@@ -84,12 +85,22 @@ OPERATIONS: Mapping[object, Operation] = {
     conversations.list_items: Operation(reply=ItemList),
     conversations.add_items: Operation(ItemsRequest, ItemList),
     conversations.delete_item: Operation(reply=ConversationReply),
-    sessions.create_session: Operation(SessionRequest, streams=True),
-    sessions.update_session: Operation(SessionUpdate),
+    sessions.create_session: Operation(SessionRequest, SessionReply, streams=True),
+    sessions.update_session: Operation(SessionUpdate, SessionReply),
+    sessions.get_session: Operation(reply=SessionReply),
+    sessions.list_sessions: Operation(reply=ItemList),
+    sessions.delete_session: Operation(reply=DeletedReply),
     inputs.send_events: Operation(EventsRequest, status=ACCEPTED),
     stream.follow_events: Operation(kind="text/event-stream"),
-    saved.create_agent: Operation(AgentRequest),
-    saved.update_agent: Operation(AgentRequest),
+    lists.list_items: Operation(reply=ItemList),
+    lists.list_turns: Operation(reply=ItemList),
+    lists.get_turn: Operation(reply=TurnReply),
+    lists.list_turn_items: Operation(reply=ItemList),
+    saved.create_agent: Operation(AgentRequest, AgentReply),
+    saved.update_agent: Operation(AgentRequest, AgentReply),
+    saved.get_agent: Operation(reply=AgentReply),
+    saved.list_agents: Operation(reply=ItemList),
+    saved.delete_agent: Operation(reply=DeletedReply),
     housekeeping.models: Operation(reply=ModelList),
     housekeeping.model: Operation(reply=ModelReply),
     housekeeping.tokenize: Operation(TokenizeRequest, TokensReply),

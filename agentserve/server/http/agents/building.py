@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 
 from agentserve.server.agents.means import Means, Sleep
 from agentserve.server.agents.office import Office
@@ -21,19 +20,18 @@ def office_of(
     shelf: Shelf,
     telling: Telling,
     tools: Mapping[str, Tool],
-    pool: Executor,
     *,
     context: Callable[[], ServerContext],
     wall: Callable[[], float],
     most_wait: float,
     sleep: Sleep = asyncio.sleep,
 ) -> Office:
-    """`context` is asked for when the first session begins a turn. `pool` runs Python tools."""
+    """`context` is asked for when the first session begins a turn."""
     shelf.forget = telling.forget
     means = Means(
         shelf=shelf,
         teller=telling,
-        runners={"function": ClientTools(), "python": PythonTools(tools, pool)},
+        runners={"function": ClientTools(), "python": PythonTools(tools)},
         wall=wall,
         sleep=sleep,
         new_id=new_id,

@@ -66,7 +66,7 @@ class Desk:
             most_bytes=bounds.events_bytes,
             one_bytes=bounds.one_events_bytes,
         )
-        self._compared: OrderedDict[str, Compared] = OrderedDict()
+        self._compared: OrderedDict[tuple[str, str], Compared] = OrderedDict()
         self._compared_bytes = 0
         if records is not None:
             records.content_of = self._content
@@ -124,17 +124,21 @@ class Desk:
             0 if records is None else records.skipped,
         )
 
+    def bytes_of(self, tenant: str) -> int:
+        """What is kept of a tenant's responses and conversations."""
+        return self.shelf.bytes_of(tenant) + self.conversations.bytes_of(tenant)
+
     def live(self, id_: str) -> Live | None:
         """A background response that is being made, or whose events are still here."""
         return self.lives.get(id_)
 
     # --- recent prompts ----------------------------------------------------------------
 
-    def compared(self, id_: str) -> Compared | None:
-        return self._compared.get(id_)
+    def compared(self, tenant: str, id_: str) -> Compared | None:
+        return self._compared.get((tenant, id_))
 
-    def remember(self, id_: str, compared: Compared) -> None:
-        self._compared[id_] = compared
+    def remember(self, tenant: str, id_: str, compared: Compared) -> None:
+        self._compared[tenant, id_] = compared
         self._compared_bytes += compared.cost
         while self._compared_bytes > self._bounds.compared_bytes:
             _, oldest = self._compared.popitem(last=False)
