@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 from agentserve.messages import Submit
+from agentserve.server.http.context import ServerOptions
 from agentserve.server.sessions.store import SessionStore
 from agentserve.server.wiring import open_sessions, open_shelf
 from tests.api_rig import Rig
@@ -39,7 +40,7 @@ def script(data: Path) -> Callable[[Submit], Script]:
 async def main(port: int, data: Path) -> None:
     reply = script(data)
     text: Any = SimpleNamespace(digest=lambda: b"scripted")
-    kept = open_sessions(SessionStore(data / "sessions"), text, max_wait=3600.0, patience=30.0)
+    kept = open_sessions(SessionStore(data / "sessions"), text, ServerOptions(model="tiny"), 30.0)
     rig = Rig(
         ScriptedEngine(reply),
         directory=kept.directory,
