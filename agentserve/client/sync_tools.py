@@ -101,6 +101,10 @@ class Tools:
             raise _Stopped
 
 
+class _Late(Exception):
+    """A coroutine's time is over."""
+
+
 class _Cut(Exception):
     """Ends an upload whose tool has failed."""
 
@@ -161,6 +165,8 @@ class _Source:
     def _say(self, job: Job) -> None:
         try:
             self._said.put(_made(job, self._said.put))
+        except _Late:
+            self._said.put(too_late(job.timeout))
         except BaseException as error:  # also SystemExit: it is the tool's, not ours
             self._said.put(failed(error))
 
@@ -179,8 +185,13 @@ def _made(job: Job, say: Callable[[str], None]) -> Outcome:
 
 
 async def _within(job: Job, make: Callable[[], Coroutine[object, object, T]]) -> T:
-    async with asyncio.timeout(job.timeout):
-        return await make()
+    try:
+        async with asyncio.timeout(job.timeout) as limit:
+            return await make()
+    except TimeoutError:
+        if limit.expired():
+            raise _Late from None
+        raise  # the tool's own
 
 
 async def _read(job: Job, say: Callable[[str], None]) -> Outcome:
