@@ -191,6 +191,20 @@ def test_calls_that_are_told_again_run_once(past: Events) -> None:
     assert run(PastServer([*past[:at], other, *past[at:]])) == whole
 
 
+def test_a_result_that_a_server_tells_by_another_id_after_its_death(past: Events) -> None:
+    whole = run(PastServer(past))
+    outputs = [i for i, e in enumerate(past) if e.get("item", {}).get("type") == "function_call_output"]
+    for at in outputs:
+        item = {**past[at]["item"], "id": "fco_new"}
+        again = {**past[at], "event_id": "z-1", "item": item}
+        got = run(PastServer([*past[: at + 1], again, *past[at + 1 :]]))
+        assert got.events == whole.events
+        assert got.result is not None
+        assert whole.result is not None
+        assert len(got.result.items) == len(whole.result.items)
+        assert item in got.result.items
+
+
 def test_an_end_that_was_not_told(past: Events) -> None:
     """The session rests, and of how its turn ended nothing was said."""
     whole = run(PastServer(past))

@@ -64,7 +64,7 @@ class TurnReader:
     def __init__(self, turn: str | None = None) -> None:
         self.turn = turn
         self.ended: told.TurnEnded | None = None
-        self._items: dict[str, JsonObject] = {}  # that are done, in order
+        self._items: dict[str, JsonObject] = {}  # that are done, in order: by id, or by call
         self._growing: dict[str, _Growing] = {}
         self._run: set[str] = set()
         self._called: set[str] = set()
@@ -153,14 +153,18 @@ class TurnReader:
     def _item(self, item: JsonObject, *, done: bool) -> Iterator[Step]:
         id_, type_ = item["id"], item["type"]
         if type_ == "function_call":
-            if done or id_ not in self._items:  # its place is where it was called
-                self._items[id_] = item
+            key = f"call {item['call_id']}"
+            if done or key not in self._items:  # its place is where it was called
+                self._items[key] = item
             yield from self._call(Call(item["call_id"], item["name"], item["arguments"], item["turn_id"]))
+        elif type_ == "function_call_output":
+            key = f"output {item['call_id']}"
+            again, self._items[key] = key in self._items, item
+            if again:  # by another id, where the server died before this one was on its disk
+                return
+            yield told.ToolReturned(item["call_id"], item.get("output"), item.get("error"))
         elif id_ in self._items:
             return
-        elif type_ == "function_call_output":
-            self._items[id_] = item
-            yield told.ToolReturned(item["call_id"], item.get("output"), item.get("error"))
         elif item.get("role") == "user" or type_ not in ("message", "reasoning"):
             self._items[id_] = item
         elif not done:
