@@ -19,6 +19,7 @@ from agentserve.server.http.sse import EventStream, StreamForm
 from agentserve.server.json_line import dump_json
 from agentserve.server.sessions.events import EventLog
 
+PLACE_HEADER = "last-event-id"  # in a reply: after which event its stream begins
 ENDS = frozenset({"agent.session.idle", "agent.session.failed"})
 
 
@@ -44,7 +45,7 @@ def opened(context: ServerContext, history: History, after: str, *, one_turn: bo
         frames,
         keep_alive=context.options.keep_alive_seconds,
         close=_nothing,
-        headers={SESSION_HEADER: history.id},
+        headers={SESSION_HEADER: history.id, PLACE_HEADER: event_id(log, number)},
         form=StreamForm(failure=lambda error: _frame(log, log.last, "error", _told(log, history.id, error))),
     )
 
