@@ -13,7 +13,15 @@ from starlette.routing import BaseRoute, Route
 
 from agentserve.server.errors import json_response
 from agentserve.server.http import housekeeping
-from agentserve.server.http.agents import inputs, saved, sessions, stream
+from agentserve.server.http.agents import inputs, lists, saved, sessions, stream
+from agentserve.server.http.agents.replies import (
+    AgentList,
+    AgentReply,
+    AgentSessionList,
+    AgentSessionReply,
+    AgentTurnList,
+    AgentTurnReply,
+)
 from agentserve.server.http.agents.schemas import AgentRequest, EventsRequest, SessionRequest, SessionUpdate
 from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
@@ -84,12 +92,22 @@ OPERATIONS: Mapping[object, Operation] = {
     conversations.list_items: Operation(reply=ItemList),
     conversations.add_items: Operation(ItemsRequest, ItemList),
     conversations.delete_item: Operation(reply=ConversationReply),
-    sessions.create_session: Operation(SessionRequest, streams=True),
-    sessions.update_session: Operation(SessionUpdate),
+    sessions.create_session: Operation(SessionRequest, AgentSessionReply, streams=True),
+    sessions.list_sessions: Operation(reply=AgentSessionList),
+    sessions.get_session: Operation(reply=AgentSessionReply),
+    sessions.update_session: Operation(SessionUpdate, AgentSessionReply),
+    sessions.delete_session: Operation(reply=DeletedReply),
     inputs.send_events: Operation(EventsRequest, status=ACCEPTED),
     stream.follow_events: Operation(kind="text/event-stream"),
-    saved.create_agent: Operation(AgentRequest),
-    saved.update_agent: Operation(AgentRequest),
+    lists.list_items: Operation(reply=ItemList),
+    lists.list_turns: Operation(reply=AgentTurnList),
+    lists.get_turn: Operation(reply=AgentTurnReply),
+    lists.list_turn_items: Operation(reply=ItemList),
+    saved.create_agent: Operation(AgentRequest, AgentReply),
+    saved.list_agents: Operation(reply=AgentList),
+    saved.get_agent: Operation(reply=AgentReply),
+    saved.update_agent: Operation(AgentRequest, AgentReply),
+    saved.delete_agent: Operation(reply=DeletedReply),
     housekeeping.models: Operation(reply=ModelList),
     housekeeping.model: Operation(reply=ModelReply),
     housekeeping.tokenize: Operation(TokenizeRequest, TokensReply),
