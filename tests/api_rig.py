@@ -62,6 +62,7 @@ class Rig:
         tools: Any = None,
         sleep: Any = asyncio.sleep,
         wall: Any = time.time,
+        hooks: Any = None,
         **options: Any,
     ) -> None:
         self.engine = engine or ScriptedEngine()
@@ -84,6 +85,7 @@ class Rig:
             tools=tools,
             sleep=sleep,
             wall=wall,
+            hooks=hooks,
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"

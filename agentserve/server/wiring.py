@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from agentserve import __version__
 from agentserve.clock import WallClock
-from agentserve.config import ServeConfig
+from agentserve.config import HttpConfig, ServeConfig
 from agentserve.models.source import resolve
 from agentserve.server.agents.disk import Disk
 from agentserve.server.agents.shelf import Shelf
@@ -33,6 +33,8 @@ from agentserve.server.sessions.journal import Journal, OpenStore
 from agentserve.server.sessions.store import SessionStore
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.text_port import JsonObject
+from agentserve.server.webhooks.hooks import Hooks
+from agentserve.server.webhooks.making import make_hooks
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.text import TextModel, canonical, load
 from agentserve.tools import Tool, load_tools
@@ -98,7 +100,20 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         shelf = open_shelf(folder / "agents", patience)
     desk = Desk(time.time, bounds, records)
     tools = load_tools(config.http.tools)
-    return Prepared(names[0], http_app(text, options, kept, desk, agents=shelf, tools=tools))
+    hooks = make_hooks(
+        None if folder is None else folder / "webhooks",
+        allow_private=config.http.allow_private_callbacks,
+        callback_url=config.http.callback_url or _listening(config.http),
+        patience=options.limits.storage_seconds,
+    )
+    return Prepared(names[0], http_app(text, options, kept, desk, agents=shelf, tools=tools, hooks=hooks))
+
+
+def _listening(http: HttpConfig) -> str:
+    """Where the server can be reached, as far as is known before it listens."""
+    if http.port == 0 or http.host in ("0.0.0.0", "::"):
+        return ""
+    return f"http://{http.host}:{http.port}"
 
 
 def open_sessions(store: SessionStore, text: TextModel, max_wait: float, patience: float) -> Kept:
@@ -144,6 +159,7 @@ def http_app(
     *,
     agents: Shelf | None = None,
     tools: Mapping[str, Tool] | None = None,
+    hooks: Hooks | None = None,
 ) -> Callable[[Engine], Starlette]:
     """In two steps: this one may run in a thread while workers start, the result takes the engine."""
     shown = shown_bytes(text.tokenizer)
@@ -166,6 +182,7 @@ def http_app(
             responses=responses,
             agents=agents,
             tools=tools,
+            hooks=hooks,
         )
 
     return build

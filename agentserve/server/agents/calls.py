@@ -77,6 +77,9 @@ class Calls:
                     task.cancel()
                 outcome = self._outcomes.pop(call.call, None) or _read(held[call.call])
                 self._answered(call, outcome)
+                runner = self._means.runners.get(call.kind)
+                if runner is not None:
+                    runner.settled(self._tool_call(call))
 
     async def acknowledge(self, items: Iterable[object]) -> None:
         """Calls that nobody waits for have a result at once: that they run."""
@@ -127,7 +130,7 @@ class Calls:
         tool = self._history.head.config.tool(call.name)
         timeout = (tool.timeout if tool is not None else None) or self._means.most_wait
         left = timeout if call.deadline is None else max(0.0, call.deadline - self._means.wall())
-        work = asyncio.ensure_future(runner.run(ToolCall(self._history.id, self._turn.id, call)))
+        work = asyncio.ensure_future(runner.run(self._tool_call(call)))
         timer = asyncio.ensure_future(self._means.sleep(left))
         try:
             await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,6 +144,10 @@ class Calls:
             work.cancel()
             timer.cancel()
             await asyncio.gather(work, timer, return_exceptions=True)
+
+    def _tool_call(self, call: CallItem) -> ToolCall:
+        history, turn = self._history, self._turn
+        return ToolCall(history.id, turn.id, call, history.head.tenant, turn.number)
 
     def _answered(self, call: CallItem, outcome: ToolOutcome) -> None:
         output = None if outcome.error is not None else outcome.output

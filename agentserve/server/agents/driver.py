@@ -19,7 +19,7 @@ from agentserve.server.agents.fold import Fold, items_of_message
 from agentserve.server.agents.history import History
 from agentserve.server.agents.means import Means
 from agentserve.server.agents.ports import Generation, Line, NotYet
-from agentserve.server.agents.records import Failure, Turn, TurnStatus, Usage
+from agentserve.server.agents.records import OUTSIDE, Failure, Turn, TurnStatus, Usage
 from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.agents.texts import (
     ELSEWHERE,
@@ -246,7 +246,7 @@ class Driver:
             if self._calls.elsewhere():
                 raise _Failed(Failure("invalid_request", ELSEWHERE))
             self._calls.take_in()
-            required = {call.call for call in waiting if call.kind == "function"}
+            required = {call.call for call in waiting if call.kind in OUTSIDE}
             status = "waiting" if required else "in_progress"
             if status != turn.status:
                 turn.status = "waiting" if required else "in_progress"

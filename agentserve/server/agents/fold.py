@@ -129,6 +129,7 @@ def calls_of(
                 background=tool is not None and tool.background,
                 deadline=deadline(call.name),
                 whole=call.complete,
+                webhook=None if tool is None else config.webhook_of(tool),
             )
         )
     return found

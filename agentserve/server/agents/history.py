@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from agentserve.server.agents.records import (
+    OUTSIDE,
     Batch,
     CallItem,
     Failure,
@@ -94,7 +95,7 @@ class History:
     def required(self) -> list[CallItem]:
         """Calls that the client has to run before the session can go on."""
         turn = self.active
-        return [] if turn is None else [call for call in self.open_calls(turn) if call.kind == "function"]
+        return [] if turn is None else [call for call in self.open_calls(turn) if call.kind in OUTSIDE]
 
     def untold(self) -> list[tuple[CallItem, OutputItem]]:
         """Results of background calls that the model has not been told of."""

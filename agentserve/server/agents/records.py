@@ -14,8 +14,10 @@ import msgspec
 from agentserve.server.sessions.transcript import write_json
 from agentserve.server.text_port import JsonObject
 
-ToolKind = Literal["function", "python"]
-"""Who runs a tool: the client, or a function registered in this process."""
+ToolKind = Literal["function", "python", "webhook"]
+"""Who runs a tool: the client, a function registered in this process, or who receives a webhook."""
+OUTSIDE: frozenset[str] = frozenset({"function", "webhook"})
+"""Kinds whose results may be brought by the session's client."""
 
 TurnStatus = Literal["in_progress", "waiting", "completed", "failed", "cancelled"]
 OVER: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
@@ -39,6 +41,7 @@ class AgentTool(msgspec.Struct, frozen=True, omit_defaults=True):
     background: bool = False  # the agent goes on without its result
     defer_loading: bool = False
     timeout: float | None = None  # seconds; None: as long as the server waits for tools
+    webhook: str | None = None  # the endpoint of a webhook tool; None: the agent's
 
 
 class AgentConfig(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,6 +56,10 @@ class AgentConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     schema: JsonObject | None = None  # that answers have
     service_tier: str = "auto"
     settings: JsonObject = {}  # of sampling, by the names of chat completions
+    webhook: str | None = None  # the endpoint of webhook tools that name none
+
+    def webhook_of(self, tool: AgentTool) -> str | None:
+        return (tool.webhook or self.webhook) if tool.kind == "webhook" else None
 
     def tool(self, name: str) -> AgentTool | None:
         return next((tool for tool in self.tools if tool.name == name), None)
@@ -151,6 +158,7 @@ class CallItem(msgspec.Struct, frozen=True, tag="call", omit_defaults=True):
     background: bool = False
     deadline: float | None = None  # Unix time; after it the call has failed
     whole: bool = True
+    webhook: str | None = None  # the endpoint that it is delivered to, as its agent named it
 
 
 class OutputItem(msgspec.Struct, frozen=True, tag="output", omit_defaults=True):

@@ -26,6 +26,8 @@ class ToolCall:
     session: str  # public id
     turn: str
     item: CallItem
+    owner: str = ""  # the session's tenant
+    number: int = 0  # of the turn
 
     @property
     def id(self) -> str:
@@ -65,6 +67,10 @@ class ToolRunner(Protocol):
         text."""
         ...
 
+    def settled(self, call: ToolCall) -> None:
+        """The call has its result in the session, whoever brought it."""
+        ...
+
 
 class ClientTools:
     """Calls that the client runs: the result comes from outside, and `run` is cancelled then."""
@@ -75,6 +81,9 @@ class ClientTools:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nobody ends it")
 
+    def settled(self, call: ToolCall) -> None:
+        """Nothing is owed."""
+
 
 class PythonTools:
     """Functions registered in this process."""
@@ -84,6 +93,9 @@ class PythonTools:
     def __init__(self, tools: Mapping[str, Tool], pool: Executor) -> None:
         self.tools = dict(tools)
         self._pool = pool
+
+    def settled(self, call: ToolCall) -> None:
+        """Nothing is owed."""
 
     async def run(self, call: ToolCall) -> ToolOutcome:
         tool = self.tools.get(call.name)

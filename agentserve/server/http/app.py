@@ -49,6 +49,7 @@ from agentserve.server.http.sse import ClientGone
 from agentserve.server.http.structure import GrammarMaker, Grammars, ParserMaker
 from agentserve.server.http.translate import KNOWN, api_error
 from agentserve.server.http.voice import error_response
+from agentserve.server.http.webhooks.routes import routes as webhook_routes
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.events import EventLogs
@@ -58,6 +59,9 @@ from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
+from agentserve.server.webhooks.hooks import Hooks
+from agentserve.server.webhooks.making import make_hooks
+from agentserve.server.webhooks.runner import WebhookTools
 from agentserve.tools import Tool
 
 LOOK_SECONDS = 1.0  # between looks for waits that are over
@@ -82,6 +86,7 @@ def create_app(
     responses: Desk | None = None,
     agents: Shelf | None = None,
     tools: Mapping[str, Tool] | None = None,
+    hooks: Hooks | None = None,
     sleep: Sleep = asyncio.sleep,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
@@ -91,8 +96,8 @@ def create_app(
 
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
     canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
-    `directory`; it is closed when the application ends, as is `agents`. `tools` are the Python functions that
-    agents may call; `sleep` is how their time is measured.
+    `directory`; it is closed when the application ends, as are `agents` and `hooks`. `tools`
+    are the Python functions that agents may call; `sleep` is how their time is measured.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -115,6 +120,7 @@ def create_app(
     started, epoch = wall(), clock.now()
     if directory is None:  # one that is empty is false
         directory = SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds)
+    hooks = hooks or make_hooks(wall=wall)
     telling = Telling(lambda: secrets.token_hex(4))
     office = office_of(
         Shelf() if agents is None else agents,
@@ -124,6 +130,7 @@ def create_app(
         context=lambda: context,
         wall=wall,
         most_wait=options.tool_wait_seconds,
+        hooks=hooks,
         sleep=sleep,
     )
     context = ServerContext(
@@ -149,6 +156,7 @@ def create_app(
         text_pool=text_pool,
         journal=journal,
         responses=responses or Desk(wall),
+        hooks=hooks,
         agents=office,
         telling=telling,
         python_tools=tools or {},
@@ -170,6 +178,13 @@ def create_app(
     return app
 
 
+def begin_webhooks(context: ServerContext) -> None:
+    """Before agents' turns go on: their calls take up what was being delivered."""
+    runner = context.agents.means.runners["webhook"]
+    assert isinstance(runner, WebhookTools)
+    context.hooks.start(runner.wanted(context.agents.shelf))
+
+
 def begin_drain(app: ASGIApp) -> None:
     """The server is about to leave: streams that have no end of their own end now."""
     context = getattr(app.state, "context", None) if isinstance(app, Starlette) else None
@@ -184,14 +199,17 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         expiry = asyncio.create_task(_look(context))
+        begin_webhooks(context)
         context.agents.resume()
         try:
             yield
         finally:
             expiry.cancel()
             await asyncio.gather(expiry, return_exceptions=True)
+            context.hooks.leave()
             await context.agents.stop()
             await context.background.stop()
+            await context.hooks.close()
             await context.agents.shelf.close()
             await context.responses.close()
             for pool in pools:
@@ -251,6 +269,7 @@ def _routes() -> list[Route]:
         Route("/agentserve/sessions/{name}/events", session_events, methods=["GET"]),
         *responses_routes(),
         *agents_routes(),
+        *webhook_routes(),
     ]
 
 

@@ -32,6 +32,7 @@ from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.text_port import ChatTemplate, Tokenizer
+from agentserve.server.webhooks.hooks import Hooks
 from agentserve.tools import Tool
 
 Params = ParamSpec("Params")
@@ -79,6 +80,7 @@ class ServerContext:
     clock_at_start: float
     new_seed: Callable[[], int]
     responses: Desk  # what the Responses API remembers
+    hooks: Hooks  # webhooks: endpoints, and what is delivered to them
     agents: Office  # agents' sessions, and their turns
     telling: Telling  # the events of agents' sessions
     python_tools: Mapping[str, Tool]  # that agents may call in this process

@@ -17,6 +17,7 @@ from agentserve.server.http.anthropic.errors import REQUEST_ID, is_ours
 from agentserve.server.http.context import ServerOptions
 from agentserve.server.http.names import REQUEST_HEADER, request_id
 from agentserve.server.http.voice import error_response
+from agentserve.server.webhooks.hooks import CALLBACKS
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ class Gate:
             await error_response(fault, scope)(scope, receive, labelled)
 
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+        if path.startswith(CALLBACKS):  # the token in it is the key
+            return None
         if self._keys:
             if path in OPEN_PATHS or self._admits(headers):
                 return None

@@ -39,6 +39,7 @@ async def health(request: Request) -> Response:
     tiers = tiers_health(context)
     faults = _worker_faults(context, workers) + _sessions_fault(context.journal)
     faults += context.responses.faults() + _agents_fault(context)
+    faults += context.hooks.faults()
     return json_response(
         {
             "status": "degraded" if faults else "ok",
@@ -58,6 +59,7 @@ async def health(request: Request) -> Response:
             "tiers": tiers,
             **_storage(context.journal),
             **context.responses.health(),
+            **context.hooks.health(),
         }
     )
 
@@ -207,6 +209,7 @@ async def metrics(request: Request) -> Response:
             kept=journal.kept_aside,
         )
     context.metrics.set_responses(context.responses.counts())
+    context.metrics.set_webhooks(context.hooks.metrics())
     context.metrics.set_sessions(context.directory.by_state(), context.directory.size_bytes)
     return Response(context.metrics.render(), media_type=CONTENT_TYPE)
 

@@ -13,6 +13,7 @@ from agentserve.server.http.chat_request import check_supported
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.history import tool_dicts
 from agentserve.server.sessions.identity import DEFAULT_TENANT
+from tools_bridge.webhooks.types import UnknownEndpoint
 
 
 def whose(request: Request) -> str:
@@ -49,8 +50,8 @@ def agent_of(
     return agent
 
 
-def check_config(context: ServerContext, config: AgentConfig) -> None:
-    """Refuse now what would be refused at every model call. ApiError."""
+def check_config(context: ServerContext, config: AgentConfig, tenant: str) -> None:
+    """Refuse now what would be refused at every model or tool call. ApiError."""
     if not config.model:
         raise ApiError("model: missing", param="model", code="missing_required_parameter")
     limits = context.options.limits
@@ -61,3 +62,22 @@ def check_config(context: ServerContext, config: AgentConfig) -> None:
     most = fields.max_completion_tokens
     sampling.build(fields, context.facts, limits, prompt=1, max_tokens=most, seed=0, logprobs=None)
     tool_dicts(fields.tools, limits)
+    _check_webhooks(context, config, tenant)
+
+
+def _check_webhooks(context: ServerContext, config: AgentConfig, tenant: str) -> None:
+    for index, tool in enumerate(config.tools):
+        if tool.kind != "webhook":
+            continue
+        param = "agent.webhook" if tool.webhook is None else f"agent.tools[{index}].webhook"
+        webhook = config.webhook_of(tool)
+        if webhook is None:
+            raise ApiError(
+                f"agent.tools[{index}].webhook: missing; name an endpoint here, or in the agent's `webhook`",
+                param=f"agent.tools[{index}].webhook",
+                code="missing_required_parameter",
+            )
+        try:
+            context.hooks.named(tenant, webhook)
+        except UnknownEndpoint as error:
+            raise ApiError(f"{param}: {error}", param=param, code="unknown_webhook") from None

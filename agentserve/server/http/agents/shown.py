@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from agentserve.server.agents.history import History
 from agentserve.server.agents.records import (
     AgentConfig,
@@ -19,6 +17,7 @@ from agentserve.server.agents.records import (
     Usage,
     UserItem,
 )
+from agentserve.server.agents.texts import arguments_of
 from agentserve.server.text_port import JsonObject
 
 
@@ -45,7 +44,7 @@ def session_object(history: History) -> JsonObject:
                 "type": "function_call",
                 "call_id": call.call,
                 "name": call.name,
-                "arguments": arguments(call),
+                "arguments": arguments_of(call),
                 "turn_id": turn.id,
             }
             for turn in [history.active]
@@ -108,21 +107,13 @@ def item_object(
             shown["summary"] = [] if begun else [{"type": "summary_text", "text": item.text}]
         case CallItem():
             shown |= {"type": "function_call", "call_id": item.call, "name": item.name}
-            shown["arguments"] = arguments(item)
+            shown["arguments"] = arguments_of(item)
             shown["status"] = _call_status(item, outputs.get(item.call), over=over)
         case OutputItem():
             shown |= {"type": "function_call_output", "call_id": item.call, "error": item.error}
             shown["output"] = None if item.output is None else _output(item.output)
             shown["status"] = "completed" if item.error is None else "failed"
     return shown
-
-
-def arguments(call: CallItem) -> object:
-    """As JSON, not as text of it; the text where it is none."""
-    try:
-        return json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        return call.arguments
 
 
 def usage_object(usage: Usage | None) -> JsonObject | None:
@@ -170,6 +161,7 @@ def _config(config: AgentConfig) -> JsonObject:
         "service_tier": config.service_tier,
         "multi_agent": {"enabled": False, "max_concurrent_subagents": None},
         "compaction": {"async": False},
+        **({} if config.webhook is None else {"webhook": config.webhook}),
         **settings,
     }
 
@@ -183,6 +175,8 @@ def _tool(tool: AgentTool) -> JsonObject:
         "defer_loading": tool.defer_loading,
         "async": tool.background,
     }
+    if tool.webhook is not None:
+        shown["webhook"] = tool.webhook
     if tool.strict is not None:
         shown["strict"] = tool.strict
     if tool.timeout is not None:
