@@ -49,6 +49,7 @@ class Hooks:
         self.leaving = False  # calls that are cut off now go on in the next server
         self._base = callback_url.rstrip("/")
         self._waiting: dict[Key, asyncio.Future[Ending]] = {}
+        self._keys: dict[str, Key] = {}  # of events that are owed to calls
         self._early: dict[Key, Ending] = {}
         self._wanted: set[str] = set()  # events whose calls will be taken up again
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,6 +73,9 @@ class Hooks:
         """`wanted`: events of calls that wait for a result. What an earlier server was to deliver of others
         is withdrawn: they were cancelled, or have their results."""
         self._wanted = set(wanted)
+        for delivery in (*self.ledger.pending(), *self.ledger.unacknowledged()):
+            if delivery.waited_for:
+                self._keys[delivery.event] = delivery.key
         for delivery in self.ledger.pending():
             if delivery.waited_for and delivery.event not in self._wanted:
                 self._spawn(self._withdraw(delivery.key))
@@ -121,6 +125,10 @@ class Hooks:
     def callback_url(self, token: str) -> str:
         return f"{self._base}{CALLBACKS}{token}"
 
+    def owed(self, event: str) -> Key | None:
+        """To where a call is being delivered, or was and its outcome is not settled."""
+        return self._keys.get(event)
+
     async def deliver(self, key: Key, kind: str, body: Callable[[], bytes], deadline: float) -> Ending:
         """How the delivery of a call ends, `deadline` (Unix time, as `wall`) at the latest. One that was
         accepted before goes on. Errors of `Courier.call`. Cancelled: it is withdrawn, unless the server
@@ -130,6 +138,7 @@ class Hooks:
             return known
         future: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
+        self._keys[key.event] = key
         try:
             found = self.ledger.find(key)
             if found is not None and found.state is State.LOGGED and found.ending is not None:
@@ -146,9 +155,12 @@ class Hooks:
         finally:
             del self._waiting[key]
 
-    def settled(self, key: Key) -> None:
+    def settled(self, event: str) -> None:
         """The call has its result: nothing more is to be delivered or told."""
-        self._wanted.discard(key.event)
+        self._wanted.discard(event)
+        key = self._keys.pop(event, None)
+        if key is None:
+            return
         self._early.pop(key, None)
         found = self.ledger.find(key)
         if found is None:
@@ -160,6 +172,7 @@ class Hooks:
 
     async def _withdraw(self, key: Key) -> None:
         self._wanted.discard(key.event)
+        self._keys.pop(key.event, None)
         if await self.courier.withdraw(key):
             self.counts["withdrawn"] += 1
 
@@ -175,7 +188,7 @@ class Hooks:
                 future.set_result(told.ending)
             elif told.key.event in self._wanted:
                 self._early[told.key] = told.ending
-            elif future is None:
+            elif future is None and told.key.event not in self._keys:
                 self.courier.acknowledge(told.key)
 
     # --- events ------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +26,12 @@ def make_hooks(
     wall: Callable[[], float] = time.time,
     sender: Sender | None = None,
     clock: Time | None = None,
+    draw: Callable[[], float] = random.random,
     open_store: Callable[[Path], Store] = Store,
 ) -> Hooks:
     """`folder` None: nothing is kept. `allow_private`: addresses of private networks and of this machine may
     be called, without TLS. `callback_url`: where receivers reach this server. ValueError, OSError."""
     policy, clock = AddressPolicy(allow_private=allow_private), clock or LoopTime()
     outbox = Outbox(folder, policy, clock.now, patience=patience, open_store=open_store)
-    courier = Courier(outbox, sender or HttpSender(policy, SystemResolver()), clock)
+    courier = Courier(outbox, sender or HttpSender(policy, SystemResolver()), clock, draw=draw)
     return Hooks(courier, wall, callback_url)

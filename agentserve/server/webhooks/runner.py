@@ -23,7 +23,6 @@ from tools_bridge.webhooks.callback import Call
 from tools_bridge.webhooks.types import (
     Conflict,
     Delivered,
-    Endpoint,
     EndpointDisabled,
     EventTooLarge,
     Key,
@@ -68,11 +67,11 @@ class WebhookTools:
 
     async def run(self, call: ToolCall) -> ToolOutcome:
         hooks, item = self._hooks, call.item
+        id_ = event_id_of(call)
+        deadline = hooks.wall() + self._most_wait if item.deadline is None else item.deadline
         try:
-            endpoint = hooks.named(call.owner, item.webhook or "")
-            key = Key(endpoint.id, event_id_of(call))
-            deadline = hooks.wall() + self._most_wait if item.deadline is None else item.deadline
-            ending = await hooks.deliver(key, ACTION_REQUIRED, lambda: self._body(endpoint, call), deadline)
+            key = hooks.owed(id_) or Key(hooks.named(call.owner, item.webhook or "").id, id_)
+            ending = await hooks.deliver(key, ACTION_REQUIRED, lambda: self._body(key, call), deadline)
         except WebhookError as error:
             return ToolOutcome(error=_NOT_SENT.get(type(error), FAILED))
         if not isinstance(ending, Delivered):
@@ -83,11 +82,7 @@ class WebhookTools:
         return outcome_of(ending.result)
 
     def settled(self, call: ToolCall) -> None:
-        try:
-            endpoint = self._hooks.named(call.owner, call.item.webhook or "")
-        except WebhookError:
-            return  # what was owed to it has ended
-        self._hooks.settled(Key(endpoint.id, event_id_of(call)))
+        self._hooks.settled(event_id_of(call))
 
     def wanted(self, histories: Iterable[History]) -> set[str]:
         """Events of the calls that wait for a result, as the records have them."""
@@ -99,12 +94,12 @@ class WebhookTools:
             if item.kind == "webhook"
         }
 
-    def _body(self, endpoint: Endpoint, call: ToolCall) -> bytes:
+    def _body(self, key: Key, call: ToolCall) -> bytes:
         data = thin_action(call.session)
-        if endpoint.form == FULL:
+        if self._hooks.ledger.endpoint(key.endpoint).form == FULL:
             token = self._hooks.tokens.issue(callback_of(call.session, call.item, call.number))
             data = full_action(call, self._hooks.callback_url(token))
-        return event(event_id_of(call), ACTION_REQUIRED, self._hooks.wall(), data)
+        return event(key.event, ACTION_REQUIRED, self._hooks.wall(), data)
 
 
 def callback_of(session: str, item: CallItem, turn: int) -> Call:
