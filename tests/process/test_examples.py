@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.serving import serving
 from tests.process.test_api_real import url  # noqa: F401  (a fixture)
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -71,3 +72,14 @@ def test_agents_sessions(url: str) -> None:  # noqa: F811
     assert turns[1] == "cancelled"
     items = said.rsplit("items: ", 1)[1].splitlines()[0].split(", ")
     assert items[:4] == ["message", "function_call", "function_call_output", "message"]
+
+
+def test_webhook_tool() -> None:
+    flags = ("--device-kv", "64MiB", "--allow-private-callbacks")
+    with serving(*flags, patience=240.0) as (client, _):
+        said = run("webhook_tool.py", str(client.base_url)).splitlines()
+    calls = [line for line in said if line.startswith("call: weather(")]
+    assert [call.rpartition(", ")[2] for call in calls] == ["at once", "later"]
+    assert "posted: 202" in said
+    results = [line for line in said if line.startswith("result: ")]
+    assert [result.endswith(": sunny, 24 degrees") for result in results] == [True, True]

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from agentserve.server.webhooks.making import make_hooks
 from tests.agents_rig import CANCEL, Agent, body, check_events
 from tests.agents_rig import result as tool_result
 from tests.api_rig import settled
 from tests.fakes import say
 from tests.hooks_rig import ACTION, CALL, ENDPOINTS, LATER, URL, HooksRig, result, webhook_tool
-from tests.webhook_rig import settle
+from tests.webhook_rig import VirtualTime, settle
+from tools_bridge.webhooks.address import AddressPolicy
+from tools_bridge.webhooks.attempt import HttpSender
 from tools_bridge.webhooks.replies import Answered, Failed, Fault
 from tools_bridge.webhooks.types import State
 
@@ -311,3 +314,19 @@ async def test_two_calls_to_two_endpoints_that_answer_in_another_order(desk: Hoo
     assert prompt.index("rain") < prompt.index("noon")
     await settle()
     assert all(d.state is State.LOGGED for d in desk.hooks.ledger.of_endpoint(one))
+
+
+class PrivateNames:
+    """Every name is at an address that it was not at when its endpoint was created."""
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        return ["203.0.113.7", "169.254.169.254"]
+
+
+async def test_an_address_that_may_not_be_dialled() -> None:
+    clock = VirtualTime()
+    sender = HttpSender(AddressPolicy(), PrivateNames())
+    desk = HooksRig(hooks=make_hooks(wall=clock.now, sender=sender, clock=clock))
+    agent = await desk.agent(await desk.endpoint())
+    assert await desk.outcome(agent) == "The address of the tool's webhook may not be called."
+    await desk.close()
