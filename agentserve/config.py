@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from agentserve.tenant_limits import TenantsConfig, read_tenants
 from agentserve.values import (
     ConfigError,
     at_least,
@@ -37,6 +38,7 @@ DTYPES = ("bf16", "fp32")
 Weights = Literal["stored", "expanded"]
 Activations = Literal["float", "int8"]
 KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "int8")
+KEYS_FILE = "tenants/keys.json"  # below the data directory
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -60,8 +62,16 @@ class HttpConfig(msgspec.Struct, frozen=True):
 
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one, which is printed
-    api_keys: tuple[str, ...] = ()  # empty: open, and bound to loopback only
+    api_keys: tuple[str, ...] = ()  # of the default tenant; where there are no keys at all the server is open
+    admin_keys: tuple[str, ...] = ()  # for what is no tenant's: metrics, the cache as a whole
     max_body: int = 4 << 20  # bytes of a request's body
+    body_seconds: float = 60.0  # in which it must have come
+    max_header: int = 64 << 10  # bytes of a request's line and headers
+    max_headers: int = 100
+    max_url: int = 8 << 10  # bytes
+    header_seconds: float = 10.0  # in which they must have come
+    max_connections: int = 4096  # or as many as the process may have files
+    max_connections_per_address: int | None = None  # None: half of all
     force_usage: bool = False  # add usage to every stream, asked for or not
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"  # of chat replies
     drain_seconds: float = 30.0  # how long running turns may go on after SIGTERM
@@ -72,6 +82,11 @@ class HttpConfig(msgspec.Struct, frozen=True):
     callback_url: str | None = None  # where webhooks' receivers reach this server; None: as it listens
     tools: tuple[str, ...] = ()  # modules whose @agentserve.tool functions agents may call
     response_ttl_days: int = 30  # then a stored response is gone, as at OpenAI
+
+    def __repr__(self) -> str:
+        """Without keys, which are shown to nobody."""
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name not in _SECRET)
+        return f"HttpConfig({', '.join(shown)})"
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -113,6 +128,7 @@ class ServeConfig(msgspec.Struct, frozen=True):
     workers: WorkersConfig = WorkersConfig()
     storage: StorageConfig = StorageConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    tenants: TenantsConfig = TenantsConfig()  # what each may ask for; of the file's [limits] and [tenants]
 
     @property
     def api_keys(self) -> tuple[str, ...]:
@@ -151,6 +167,7 @@ _FLAGS: dict[str, _Key] = {
     "host": _Key("http", "host", text),
     "port": _Key("http", "port", at_least(0, 65535)),
     "api_key": _Key("http", "api_keys", text_list),
+    "admin_key": _Key("http", "admin_keys", text_list),
     "max_body": _Key("http", "max_body", size),
     "force_usage": _Key("http", "force_usage", boolean),
     "reasoning_field": _Key("http", "reasoning_field", choice("both", "reasoning", "reasoning_content")),
@@ -180,6 +197,18 @@ _FLAGS: dict[str, _Key] = {
     "log_level": _Key("", "log_level", choice(*LOG_LEVELS)),
 }
 
+# Settings of the file alone.
+_FILE_ONLY = (
+    _Key("http", "body_seconds", positive_seconds),
+    _Key("http", "max_header", size),
+    _Key("http", "max_headers", at_least(1, 10_000)),
+    _Key("http", "max_url", size),
+    _Key("http", "header_seconds", positive_seconds),
+    _Key("http", "max_connections", at_least(1, 1_000_000)),
+    _Key("http", "max_connections_per_address", optional(at_least(1, 1_000_000))),
+)
+_SECRET = frozenset({"api_keys", "admin_keys"})  # shown to nobody, not even where they are wrong
+
 
 def load(flags: Mapping[str, object], file: Path | None = None) -> ServeConfig:
     """The configuration from command-line flags over a TOML file over the defaults.
@@ -195,8 +224,9 @@ def load(flags: Mapping[str, object], file: Path | None = None) -> ServeConfig:
         if key is None:
             raise ConfigError(f"--{flag.replace('_', '-')}: unknown flag")
         if raw is not None:
+            where = f"--{flag.replace('_', '-')}"
             values[key.section, key.name] = _read(
-                key.read_flag or key.read, raw, f"--{flag.replace('_', '-')}"
+                key.read_flag or key.read, raw, where, secret=key.name in _SECRET
             )
     config = _build(values)
     _check(config)
@@ -210,8 +240,9 @@ def _from_file(file: Path) -> dict[tuple[str, str], object]:
         raise ConfigError(f"{file}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not TOML: {error}") from None
-    known = {(key.section, key.name): key for key in _FLAGS.values()}
-    values: dict[tuple[str, str], object] = {}
+    known = {(key.section, key.name): key for key in (*_FLAGS.values(), *_FILE_ONLY)}
+    tenants = read_tenants(document.pop("limits", None), document.pop("tenants", None), str(file))
+    values: dict[tuple[str, str], object] = {("", "tenants"): tenants}
     for section, content in document.items():
         if section in _SECTIONS:
             if not isinstance(content, dict):
@@ -224,22 +255,23 @@ def _from_file(file: Path) -> dict[tuple[str, str], object]:
             key = known.get((table, name))
             if key is None:
                 raise ConfigError(f"{where}: unknown {_unknown(raw, table, known)}")
-            values[table, name] = _read(key.read, raw, where)
+            values[table, name] = _read(key.read, raw, where, secret=name in _SECRET)
     return values
 
 
 def _unknown(raw: object, table: str, known: Mapping[tuple[str, str], _Key]) -> str:
     if isinstance(raw, dict):
-        return f"section; sections are {', '.join(_SECTIONS)}"
+        return f"section; sections are {', '.join(_SECTIONS)}, limits, tenants"
     names = [name for section, name in known if section == table]
     return f"setting; settings here are {', '.join(names)}"
 
 
-def _read(read: Callable[[object], object], raw: object, where: str) -> object:
+def _read(read: Callable[[object], object], raw: object, where: str, *, secret: bool) -> object:
     try:
         return read(raw)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}, got {_show(raw)}") from None
+        got = "" if secret else f", got {_show(raw)}"
+        raise ConfigError(f"{where}: {error}{got}") from None
 
 
 def _show(raw: object) -> str:
@@ -259,12 +291,14 @@ def _build(values: Mapping[tuple[str, str], object]) -> ServeConfig:
 def _check(config: ServeConfig) -> None:
     """What no single value shows."""
     http, engine = config.http, config.engine
-    if any(not key for key in http.api_keys):
+    if any(not key for key in (*http.api_keys, *http.admin_keys)):
         raise ConfigError("api_keys: an empty key would let everyone in")
-    if not is_loopback(http.host) and not http.api_keys:
+    if set(http.api_keys) & set(http.admin_keys):
+        raise ConfigError("admin_keys: an admin's key cannot be a tenant's too")
+    if not is_loopback(http.host) and not (http.api_keys or http.admin_keys or has_keys(config.storage)):
         raise ConfigError(
             f"host {http.host} can be reached from other machines: configure a key "
-            "(--api-key, or [http] api_keys) or bind 127.0.0.1"
+            "(--api-key, [http] api_keys, or agentserve keys create) or bind 127.0.0.1"
         )
     if engine.max_model_len is not None and engine.max_model_len < 2:
         raise ConfigError("max_model_len: a prompt token and a generated one need at least 2")
@@ -286,6 +320,11 @@ def _check(config: ServeConfig) -> None:
 def _check_storage(storage: StorageConfig) -> None:
     if storage.disk_kv and storage.data_dir is None:
         raise ConfigError("disk_kv: say where (--data-dir, or [storage] data_dir)")
+
+
+def has_keys(storage: StorageConfig) -> bool:
+    """Whether keys were made for servers of this data directory."""
+    return storage.data_dir is not None and (storage.data_dir / KEYS_FILE).is_file()
 
 
 def is_loopback(host: str) -> bool:

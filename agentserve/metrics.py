@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from agentserve.messages import TurnUsage, WorkerView
+from agentserve.tenant_metrics import TenantMetrics
 from agentserve.tier_metrics import TierMetrics
 from agentserve.types import FinishReason, SessionState
 from agentserve.vllm_metrics import vllm_page
@@ -138,6 +139,7 @@ class Metrics:
         self._running = Gauge("agentserve_engine_running", "Turns with a seat", registry=made)
         self._waiting = Gauge("agentserve_engine_waiting", "Turns in the queue", registry=made)
         self.tiers = TierMetrics(made)
+        self.tenants = TenantMetrics(made)
         self._below: Callable[[], bytes] = bytes  # what else the page shows
         self._errors = Counter(
             "agentserve_http_errors", "Error replies, by status class", ["status"], registry=made

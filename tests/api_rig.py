@@ -58,6 +58,8 @@ class Rig:
         chronicle: Any = None,
         responses: Any = None,
         reply_form: ReplyForm | None = None,
+        keyring: Any = None,
+        audit: Any = None,
         agents: Any = None,
         tools: Any = None,
         sleep: Any = asyncio.sleep,
@@ -81,6 +83,8 @@ class Rig:
             clock=clock,
             chronicle=chronicle,
             responses=responses,
+            keyring=keyring,
+            audit=audit,
             agents=agents,
             tools=tools,
             sleep=sleep,
@@ -126,6 +130,7 @@ class Rig:
         sessions = list(directory.sessions("default"))
         assert all(session.running is None and session.committed for session in sessions)
         assert directory.size_bytes == sum(session.cost for session in sessions)
+        assert directory.count("default") == len(sessions)
 
 
 def events(content: bytes) -> list[Any]:

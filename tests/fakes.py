@@ -187,7 +187,7 @@ class ScriptedEngine:
         self.resets = 0
         self.tier_reports: tuple[TierReport, ...] = ()
         self.views: dict[SessionId, SessionView] = {}  # of sessions; what is not here is made up
-        self._cached: list[array[int]] = []
+        self._cached: list[tuple[str, array[int]]] = []  # by namespace
 
     def submit(self, command: Submit) -> AsyncIterator[TurnEvent]:
         if not self.alive:
@@ -257,7 +257,8 @@ class ScriptedEngine:
 
     async def _run(self, command: Submit, script: Script, stop: asyncio.Event) -> AsyncIterator[TurnEvent]:
         prompt = unpack_tokens(command.tokens)
-        cached = max((shared(old, prompt) for old in self._cached), default=0)
+        same = (old for space, old in self._cached if space == command.namespace)
+        cached = max((shared(old, prompt) for old in same), default=0)
         cached = min(cached, len(prompt) - 1)
         session, turn, sampling = command.session, command.turn, command.sampling
         at = 0.0
@@ -271,7 +272,7 @@ class ScriptedEngine:
         def ended(reason: FinishReason, error: str = "") -> TurnEnded:
             self.live.pop((session, turn), None)
             if reason in (FinishReason.STOP, FinishReason.LENGTH):
-                self._cached.append(prompt + array("i", ids))
+                self._cached.append((command.namespace, prompt + array("i", ids)))
             usage = TurnUsage(
                 len(prompt), cached, len(ids), len(prompt) - cached + len(ids), 0, 0.0, 0.5, 1.0, 2.0
             )

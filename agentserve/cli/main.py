@@ -17,6 +17,7 @@ from agentserve.cli.bench import bench
 from agentserve.cli.chat import chat
 from agentserve.cli.demo import demo
 from agentserve.cli.doctor import doctor
+from agentserve.cli.keys import keys
 from agentserve.cli.output import fail
 from agentserve.cli.serve import serve
 from agentserve.cli.sessions import sessions
@@ -43,6 +44,7 @@ for _name, _function in COMMANDS.items():
 app.add_typer(bench, name="bench")
 app.add_typer(sim, name="sim")
 app.add_typer(sessions, name="sessions")
+app.add_typer(keys, name="keys")
 
 
 def _show_version(asked: bool) -> None:

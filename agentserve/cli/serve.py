@@ -12,7 +12,7 @@ import typer
 
 from agentserve.cli.output import fail
 from agentserve.cli.packages import foreign_kernels
-from agentserve.config import ServeConfig, StorageConfig, load
+from agentserve.config import ServeConfig, StorageConfig, has_keys, load
 from agentserve.values import show_size
 
 if TYPE_CHECKING:
@@ -83,6 +83,9 @@ def serve(
     ] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help="A key clients must send; may be repeated.")
+    ] = None,
+    admin_key: Annotated[
+        list[str] | None, typer.Option(help="A key for metrics and the like; may be repeated.")
     ] = None,
     chat_template: Annotated[Path | None, typer.Option(help="A Jinja file instead of the model's.")] = None,
     tool_parser: Annotated[
@@ -167,10 +170,11 @@ def ready_text(ready: Ready, settings: ServeConfig) -> str:
     hello = ready.hello
     sized = "" if settings.engine.device_kv else " (from free memory; --device-kv sets it)"
     body = {"model": ready.model, "messages": [{"role": "user", "content": "Say hello."}]}
+    keyed = settings.api_keys or has_keys(settings.storage)
     request = [
         f"curl {ready.url}/v1/chat/completions",
         "-H 'content-type: application/json'",
-        *(["-H 'authorization: Bearer <one of your keys>'"] if settings.api_keys else []),
+        *(["-H 'authorization: Bearer <one of your keys>'"] if keyed else []),
         f"-d {shlex.quote(msgspec.json.encode(body).decode())}",
     ]
     lines = [

@@ -6,16 +6,19 @@ from agentserve.types import ReasoningCap
 
 
 class ReasoningFold:
-    """What was reasoned so far. Of an answer that reasons more than once, all of it counts together."""
+    """What was reasoned so far. Reasoning begins with the prompt's end or the answer's first token: behind
+    that the token which opens it is something said (as the parsers of replies have it)."""
 
     def __init__(self, cap: ReasoningCap) -> None:
         self._cap = cap
         self._inside = cap.inside
         self._spent = 0
+        self._first = True
 
     def push(self, token: int) -> None:
+        first, self._first = self._first, False
         if not self._inside:
-            self._inside = token == self._cap.open
+            self._inside = first and token == self._cap.open
         elif token == self._cap.close:
             self._inside = False
         else:

@@ -42,6 +42,8 @@ class ApiError(Exception):
             return "not_found_error"
         if self.status == 401:
             return "authentication_error"
+        if self.status == 429:
+            return "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def body(self) -> dict[str, object]:

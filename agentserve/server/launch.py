@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +23,13 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from agentserve.config import ServeConfig
+from agentserve.config import HttpConfig, ServeConfig
 from agentserve.heap import settle
 from agentserve.machine import available_memory, usable_cores
 from agentserve.messages import Hello
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import begin_drain
+from agentserve.server.http.wire_bounds import WireBounds, bounded_protocol
 from agentserve.server.workers.fleet import Fleet
 from agentserve.server.workers.spec import replacement, worker_spec
 from agentserve.server.workers.supervisor import (
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 
 AppBuilder = Callable[[Engine], ASGIApp]
 
+OTHER_FILES = 256  # that the process has open besides connections
 STOP_GRACE = 5.0  # seconds a worker has to leave by itself
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -88,7 +91,7 @@ def run(
     """
     check_memory(config, available_memory())
     if (data_dir := config.storage.data_dir) is not None:
-        for name in ("kv", "sessions"):  # all else that may lie there is not ours
+        for name in ("kv", "sessions", "tenants", "audit"):  # all else that may lie there is not ours
             close_to_others(data_dir / name)
     with (
         contextlib.closing(bind(config.http.host, config.http.port)) as listener,
@@ -105,6 +108,23 @@ def check_memory(config: ServeConfig, available: int | None) -> None:
             f"--host-kv {show_size(each)}: {count} worker(s) would take {show_size(each * count)} "
             f"of the {show_size(available)} that are free"
         )
+
+
+def wire_bounds(http: HttpConfig) -> WireBounds:
+    """What a connection may do; not more connections than the process may have files for."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = http.max_connections
+    if files != resource.RLIM_INFINITY:
+        most = max(1, min(most, files - OTHER_FILES))
+    each = http.max_connections_per_address
+    return WireBounds(
+        head_bytes=http.max_header,
+        headers=http.max_headers,
+        url_bytes=http.max_url,
+        head_seconds=http.header_seconds,
+        connections=most,
+        per_address=max(1, most // 2) if each is None else each,
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -238,7 +258,8 @@ class _Launch:
         self._app = prepared.build(fleet)
         settings = uvicorn.Config(
             self._app,
-            http="httptools",
+            http=bounded_protocol(wire_bounds(self._config.http)),
+            ws="none",
             loop="none",
             lifespan="on",
             log_config=None,

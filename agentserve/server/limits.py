@@ -16,6 +16,7 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 @dataclass(frozen=True, slots=True)
 class Limits:
     body_bytes: int = 4 << 20  # a decoded body takes some thirty times that, for a moment
+    body_seconds: float = 60.0  # in which a body must be whole
     prompt_bytes: int = 1 << 62  # of one prompt; the application sets it by its model
     json_depth: int = 100
     json_containers: int = 100_000  # lists and objects; making a million holds everybody up for a second

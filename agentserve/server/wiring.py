@@ -32,6 +32,12 @@ from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal, OpenStore
 from agentserve.server.sessions.store import SessionStore
 from agentserve.server.sessions.transcript import Transcripts
+from agentserve.server.tenants.accounts import quotas
+from agentserve.server.tenants.audit import FOLDER as AUDIT_FOLDER
+from agentserve.server.tenants.audit import Audit, AuditLog, to_log
+from agentserve.server.tenants.keyfile import FOLDER as KEYS_FOLDER
+from agentserve.server.tenants.keyfile import KeyFile
+from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import JsonObject
 from agentserve.server.webhooks.hooks import Hooks
 from agentserve.server.webhooks.making import make_hooks
@@ -52,6 +58,14 @@ class Kept:
     directory: SessionDirectory
     journal: Journal
     chronicle: Chronicle
+
+
+@dataclass(frozen=True, slots=True)
+class Keepers:
+    """Who is let in, and where it is written down what they did."""
+
+    keyring: Keyring
+    audit: Audit | None
 
 
 def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Prepared:
@@ -79,8 +93,10 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         aliases=names[1:],
         version=__version__,
         api_keys=config.api_keys,
+        admin_keys=config.http.admin_keys,
+        tenants=config.tenants,
         host=config.http.host,
-        limits=Limits(body_bytes=config.http.max_body),
+        limits=Limits(body_bytes=config.http.max_body, body_seconds=config.http.body_seconds),
         force_usage=config.http.force_usage,
         reasoning_fields=REASONING_FIELDS
         if config.http.reasoning_field == "both"
@@ -92,12 +108,16 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
     bounds = Bounds(
         responses_bytes=config.http.keep_responses, ttl=config.http.response_ttl_days * SECONDS_PER_DAY
     )
-    kept, records, shelf = None, None, Shelf()
+    kept, records, audit, shelf = None, None, None, Shelf()
+    file = None if folder is None else KeyFile(folder / KEYS_FOLDER)
+    keyring = Keyring(config.api_keys, config.http.admin_keys, file)
     if folder is not None:
+        audit = AuditLog(folder / AUDIT_FOLDER)
         patience = options.limits.storage_seconds
-        kept = open_sessions(open_store(folder / "sessions"), text, options.tool_wait_seconds, patience)
+        kept = open_sessions(open_store(folder / "sessions"), text, options, patience)
         records = open_records(folder / "responses", patience)
         shelf = open_shelf(folder / "agents", patience)
+    guards = Keepers(keyring, audit or (to_log if keyring.closed else None))
     desk = Desk(time.time, bounds, records)
     tools = load_tools(config.http.tools)
     hooks = make_hooks(
@@ -106,7 +126,8 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         callback_url=config.http.callback_url or _listening(config.http),
         patience=options.limits.storage_seconds,
     )
-    return Prepared(names[0], http_app(text, options, kept, desk, agents=shelf, tools=tools, hooks=hooks))
+    build = http_app(text, options, kept, desk, guards, agents=shelf, tools=tools, hooks=hooks)
+    return Prepared(names[0], build)
 
 
 def _listening(http: HttpConfig) -> str:
@@ -116,12 +137,17 @@ def _listening(http: HttpConfig) -> str:
     return f"http://{http.host}:{http.port}"
 
 
-def open_sessions(store: SessionStore, text: TextModel, max_wait: float, patience: float) -> Kept:
+def open_sessions(store: SessionStore, text: TextModel, options: ServerOptions, patience: float) -> Kept:
     """All sessions of the store, as they were but for turns that ran. `patience`: seconds that a client
     waits for the disk."""
     clock = WallClock()
     journal = Journal(store, text.digest(), clock, time.time, patience)
-    directory = SessionDirectory(new_session_id, max_wait=max_wait, book=journal)
+    directory = SessionDirectory(
+        new_session_id,
+        max_wait=options.tool_wait_seconds,
+        book=journal,
+        quota=quotas(options.tenants),
+    )
     directory.restore(journal.sessions(), clock.now())
     if len(directory) or journal.skipped:
         log.info("%d session(s) are back, %d could not be read", len(directory), journal.skipped)
@@ -156,6 +182,7 @@ def http_app(
     options: ServerOptions,
     kept: Kept | None = None,
     responses: Desk | None = None,
+    keepers: Keepers | None = None,
     *,
     agents: Shelf | None = None,
     tools: Mapping[str, Tool] | None = None,
@@ -180,6 +207,8 @@ def http_app(
             journal=kept.journal if kept else None,
             chronicle=kept.chronicle if kept else None,
             responses=responses,
+            keyring=keepers.keyring if keepers else None,
+            audit=keepers.audit if keepers else None,
             agents=agents,
             tools=tools,
             hooks=hooks,

@@ -7,6 +7,7 @@ Source: Moonshot's guide to tool calls beside the weights.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from dataclasses import replace
 from agentserve.text.conversation import Call, Message
 
 BEGIN, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
-_NATIVE = re.compile(r"functions\.[^:]+:\d+")
+_NATIVE = re.compile(r"functions\.[^:]+:[0-9]{1,9}")
 _NOTHING: Mapping[int, Sequence[str]] = {}
 
 
@@ -28,18 +29,28 @@ def numbered(messages: Sequence[Message], written: Mapping[int, Sequence[str]] =
         if message.calls:
             ids = written.get(index, ())
             if not _are_of(ids, message.calls):
-                ids = [
-                    call.id if _NATIVE.fullmatch(call.id) else f"functions.{call.name}:{count + more}"
-                    for more, call in enumerate(message.calls)
-                ]
+                ids = _given(message.calls, count)
             known |= {call.id: id_ for call, id_ in zip(message.calls, ids, strict=True)}
             calls = (replace(call, id=id_) for call, id_ in zip(message.calls, ids, strict=True))
             message = replace(message, calls=tuple(calls))
-            count += len(ids)
+            count = max(count + len(ids), *(_number(id_) + 1 for id_ in ids))  # some may have been cut away
         elif message.call_id is not None:
             message = replace(message, call_id=known.get(message.call_id, message.call_id))
         out.append(message)
     return out
+
+
+def _given(calls: Sequence[Call], first: int) -> list[str]:
+    """Ids for calls that the model has not written: their own, or numbers that no other of them has."""
+    taken = {_number(call.id) for call in calls if _NATIVE.fullmatch(call.id)}
+    free = (number for number in itertools.count(first) if number not in taken)
+    return [
+        call.id if _NATIVE.fullmatch(call.id) else f"functions.{call.name}:{next(free)}" for call in calls
+    ]
+
+
+def _number(id_: str) -> int:
+    return int(id_.rpartition(":")[2])
 
 
 def _are_of(ids: Sequence[str], calls: Sequence[Call]) -> bool:

@@ -14,7 +14,8 @@ import pytest
 
 import agentserve
 from agentserve.messages import Submit
-from agentserve.server.agents.runners import ToolCall, ToolOutcome
+from agentserve.server.agents.records import CallItem
+from agentserve.server.agents.runners import PythonTools, ToolCall, ToolOutcome
 from agentserve.tools import BadArguments, load_tools
 from tests.agents_machine import Sleeper
 from tests.agents_rig import CALL, CANCEL, TWO, WEATHER, check_events, created, message
@@ -141,6 +142,23 @@ async def test_what_a_function_does_to_leave_ends_its_call_only() -> None:
     rig.check_rest()
 
 
+async def test_functions_that_hang_take_a_bounded_number_of_threads() -> None:
+    """A place is free when its function has ended, not when nobody waits for it any more."""
+    gate.clear()
+    runner = PythonTools(TOOLS, threads=1)
+    call = ToolCall("s", "t", CallItem("f", "c", "stuck", "{}"))
+    hanging = asyncio.create_task(runner.run(call))
+    await settled(lambda: any(thread.name == "tool" for thread in threading.enumerate()))
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+    second = asyncio.create_task(runner.run(ToolCall("s", "t", CallItem("f", "c", "add", '{"a": 1}'))))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not second.done()
+    gate.set()
+    assert await second == ToolOutcome("2")
+
+
 async def test_both_kinds_at_once() -> None:
     rig = made(hermes("add", '{"a": 2}') + CALL, "Done.")
     agent = await created(rig, agent={"tools": [*PYTHON, WEATHER]}, input="?")
@@ -155,6 +173,7 @@ async def test_both_kinds_at_once() -> None:
 
 
 async def test_a_tool_that_takes_too_long_is_an_error_that_the_model_reads() -> None:
+    gate.clear()
     time = Sleeper()
     rig = made(hermes("stuck", "{}") + CALL, "Done.", sleep=time.sleep, wall=time.wall)
     agent = await created(rig, agent={"tools": [*PYTHON, {**WEATHER, "timeout": 2.5}]}, input="?")

@@ -98,7 +98,7 @@ class ShelfHistory(RuleBasedStateMachine):
                 expected.append(parent)
                 parent = self.made[parent].parent
             assert [one.id for one in chain] == expected[::-1]
-            owner = self.shelf.owner(f"item-{id_}")
+            owner = self.shelf.owner("default", f"item-{id_}")
             assert owner is not None
             assert owner.id == id_
         assert set(self.held) <= there
@@ -261,6 +261,9 @@ async def test_a_conversation_that_lost_items_is_not_taken_for_whole(tmp_path: P
     assert desk.records.skipped == 2
     assert [desk.conversations.get(f"conv_{n}") is not None for n in (1, 2, 3)] == [False, False, True]
     await desk.close()
+    records = Records(tmp_path / "r", lambda: 0.0, 10.0)  # it is told once, and gone from the disk
+    assert ([head.id for head in records.conversations], list(records.parts)) == (["conv_3"], ["conv_3"])
+    await records.close()
 
 
 async def test_a_record_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
@@ -301,6 +304,6 @@ async def test_a_file_that_is_deleted_while_it_is_used_is_written_again(tmp_path
 def test_recent_prompts_and_events_are_bounded() -> None:
     desk = Desk(lambda: 0.0, Bounds(compared_bytes=10_000))
     for number in range(20):
-        desk.remember(str(number), Compared(array("i", [0] * 1000), 500, {}))
-    assert desk.compared("0") is None
-    assert desk.compared("19") is not None
+        desk.remember("t", str(number), Compared(array("i", [0] * 1000), 500, {}))
+    assert desk.compared("t", "0") is None
+    assert desk.compared("t", "19") is not None

@@ -46,18 +46,19 @@ def wants(*tokens: int) -> Callable[[int], np.ndarray]:
     [
         (ReasoningCap(3, CLOSE, OPEN, inside=True), [WORD], [WORD] * 3 + [CLOSE] + [WORD] * 8),
         (ReasoningCap(0, CLOSE, OPEN, inside=True), [WORD], [CLOSE] + [WORD] * 11),
-        (ReasoningCap(2, CLOSE, OPEN), [WORD, OPEN, WORD], [WORD, OPEN, WORD, WORD, CLOSE] + [WORD] * 7),
+        (ReasoningCap(2, CLOSE, OPEN), [OPEN, WORD], [OPEN, WORD, WORD, CLOSE] + [WORD] * 8),
+        (ReasoningCap(2, CLOSE, OPEN), [WORD, OPEN, WORD], [WORD, OPEN] + [WORD] * 10),  # it is said
         (ReasoningCap(2, CLOSE, OPEN), [WORD], [WORD] * 12),
         (ReasoningCap(2, CLOSE), [OPEN, WORD], [OPEN] + [WORD] * 11),
-        (  # what closes it in time needs no help, and counts for what is opened later
+        (  # what closes it in time needs no help, and what is opened later is said
             ReasoningCap(3, CLOSE, OPEN, inside=True),
             [WORD, WORD, CLOSE, OPEN, WORD],
-            [WORD, WORD, CLOSE, OPEN, WORD, CLOSE] + [WORD] * 6,
+            [WORD, WORD, CLOSE, OPEN] + [WORD] * 8,
         ),
-        (  # nothing that is opened again goes on
+        (
             ReasoningCap(1, CLOSE, OPEN, inside=True),
             [WORD, OPEN, OPEN, OPEN, OPEN, WORD],
-            [WORD, CLOSE, OPEN, CLOSE, OPEN] + [CLOSE] + [WORD] * 6,
+            [WORD, CLOSE, OPEN, OPEN, OPEN] + [WORD] * 7,
         ),
     ],
 )

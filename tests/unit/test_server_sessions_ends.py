@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from agentserve.messages import SessionView
+from agentserve.server.sessions.room import Quota
 from agentserve.types import FinishReason, SessionState, TurnId
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, settled, user
 from tests.fakes import ByteTemplate, ScriptedEngine, say
@@ -95,7 +96,7 @@ async def test_a_template_error_rolls_the_session_back() -> None:
 
 async def test_an_evicted_session_is_closed_on_the_engine() -> None:
     rig = Rig()
-    rig.context.directory._max_sessions = 2
+    rig.context.directory._room._all = Quota(sessions=2)
     for text in "abc":
         await rig.chat([user(text)])
     assert rig.engine.closed == [rig.engine.submits[0].session]
@@ -186,7 +187,7 @@ async def test_the_engine_is_told_when_a_wait_is_over() -> None:
 async def test_a_full_directory_is_a_503() -> None:
     script = say("abc", hold_at=1)
     rig = Rig(ScriptedEngine(script))
-    rig.context.directory._max_sessions = 1
+    rig.context.directory._room._all = Quota(sessions=1)
     task = asyncio.create_task(rig.chat([user("a")]))
     await settled(lambda: rig.engine.live)
     reply = await rig.post(CHAT, {"messages": [user("b")]})

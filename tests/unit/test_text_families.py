@@ -182,7 +182,7 @@ def test_kimi_reads_the_ids_that_it_writes() -> None:
         {"role": "tool", "tool_call_id": "call_3", "content": "three"},
     ]
     shown = of.tokenizer.showing(list(of.family.special)).decode(of.chat.render(history))  # type: ignore[arg-type]
-    for id_, result in (("functions.f:0", "one"), ("functions.f:7", "two"), ("functions.f:2", "three")):
+    for id_, result in (("functions.f:0", "one"), ("functions.f:7", "two"), ("functions.f:8", "three")):
         assert f"<|tool_call_begin|>{id_}<|tool_call_argument_begin|>" in shown
         assert f"## Return of {id_}\n{result}<|im_end|>" in shown
 

@@ -77,9 +77,14 @@ class Calls:
                     task.cancel()
                 outcome = self._outcomes.pop(call.call, None) or _read(held[call.call])
                 self._answered(call, outcome)
-                runner = self._means.runners.get(call.kind)
-                if runner is not None:
-                    runner.settled(self._tool_call(call))
+                self.settled([call])
+
+    def settled(self, calls: Iterable[CallItem]) -> None:
+        """Nobody is to run these any more."""
+        for call in calls:
+            runner = self._means.runners.get(call.kind)
+            if runner is not None:
+                runner.settled(self._tool_call(call))
 
     async def acknowledge(self, items: Iterable[object]) -> None:
         """Calls that nobody waits for have a result at once: that they run."""

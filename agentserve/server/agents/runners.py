@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
-from concurrent.futures import Executor
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 INTERRUPTED = "The tool was interrupted: the server was started again while it ran."
 FAILED = "The tool failed."
+MOST_THREADS = 16  # plain functions at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class ToolRunner(Protocol):
         ...
 
     def settled(self, call: ToolCall) -> None:
-        """The call has its result in the session, whoever brought it."""
+        """The call has its result in the session, whoever brought it, or its turn ended without one."""
         ...
 
 
@@ -90,9 +92,9 @@ class PythonTools:
 
     lasting = False  # it may have had its effect
 
-    def __init__(self, tools: Mapping[str, Tool], pool: Executor) -> None:
+    def __init__(self, tools: Mapping[str, Tool], threads: int = MOST_THREADS) -> None:
         self.tools = dict(tools)
-        self._pool = pool
+        self._places = asyncio.Semaphore(threads)
 
     def settled(self, call: ToolCall) -> None:
         """Nothing is owed."""
@@ -109,11 +111,39 @@ class PythonTools:
             if tool.is_async:
                 value = await made()
             else:
-                value = await asyncio.get_running_loop().run_in_executor(self._pool, made)
+                value = await self._in_thread(made)
             return ToolOutcome(_text(value))
         except (Exception, SystemExit) as error:  # it must not end the server
             log.warning("tool %s failed: %s: %s", call.name, type(error).__name__, error)
             return ToolOutcome(error=f"{FAILED[:-1]}: {type(error).__name__}: {error}"[:1000])
+
+    async def _in_thread(self, made: Callable[[], object]) -> object:
+        """A thread of its own, that does not keep the process from ending. Its place is free when it has
+        ended, whether or not somebody still waits for what it says."""
+        await self._places.acquire()
+        loop = asyncio.get_running_loop()
+        said: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
+
+        def over(value: object, error: BaseException | None) -> None:
+            self._places.release()
+            if not said.done():
+                said.set_result((value, error))
+
+        def work() -> None:
+            value: object = None
+            failure: BaseException | None = None
+            try:
+                value = made()
+            except BaseException as error:
+                failure = error
+            with suppress(RuntimeError):  # the server has left
+                loop.call_soon_threadsafe(over, value, failure)
+
+        threading.Thread(target=work, name="tool", daemon=True).start()
+        value, error = await said
+        if error is not None:
+            raise error
+        return value
 
 
 def _text(value: object) -> str:

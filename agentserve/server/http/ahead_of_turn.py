@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from agentserve.server.http import history, sampling
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.chat_request import check_supported, grammar_of, render, template_of
 from agentserve.server.http.claims import claim_of, cut_calls
 from agentserve.server.http.context import ServerContext
@@ -17,7 +18,7 @@ from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.structure import Form
 from agentserve.server.http.structured import as_response_format
 from agentserve.server.http.turn_parts import answer_factory, namespace
-from agentserve.server.sessions.identity import DEFAULT_TENANT, new_session_id
+from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.seats import OneShotSeat
 from agentserve.server.sessions.session_record import Session, common
 from agentserve.server.sessions.turns import TurnSpec
@@ -37,12 +38,13 @@ async def prompt_of(context: ServerContext, request: Request, fields: ChatReques
     limits = context.options.limits
     context.check_model(fields.model)
     whose = identity(request.headers, fields.session_id, limits, fields.vllm_xargs)
-    cut = cut_calls(context, fields.messages)
+    tenant = tenant_of(request)
+    cut = cut_calls(context, tenant, fields.messages)
     messages = await context.off_loop(
         history.message_dicts, fields.messages, limits, cut, written=context.tool_parser.written
     )
     tools = history.tool_dicts(fields.tools, limits)
-    claim = await claim_of(context, fields, messages, cut, whose)
+    claim = await claim_of(context, tenant, fields, messages, cut=cut, whose=whose)
     session = context.directory.foresee(claim)
     same = 0 if session is None else common(session.chain, claim.keys)
     replies = {} if session is None else {i: ids for i, ids in session.replies.items() if i < same}
@@ -53,7 +55,7 @@ async def prompt_of(context: ServerContext, request: Request, fields: ChatReques
 async def warming(context: ServerContext, request: Request, fields: ChatRequest) -> TurnSpec:
     """A turn of one token, for nobody, that leaves the prompt's KV behind. Refused as the request itself
     would be."""
-    limits = context.options.limits
+    limits, tenant = context.options.limits, tenant_of(request)
     sampling.check_fields(fields, context.facts, limits)
     check_supported(fields)
     prompt = await prompt_of(context, request, fields)
@@ -68,9 +70,10 @@ async def warming(context: ServerContext, request: Request, fields: ChatRequest)
         context.engine.fork(session.key, seat.key, prompt.shared)  # where its KV is
     return TurnSpec(
         seat=seat,
+        tenant=tenant,
         prompt=prompt.ids,
         sampling=settings,
         answer=answer_factory(context, settings, form=Form(), continues=False),
-        namespace=namespace(DEFAULT_TENANT, fields.cache_salt),
+        namespace=namespace(tenant, fields.cache_salt),
         priority=fields.priority or 0,
     )

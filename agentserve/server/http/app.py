@@ -25,6 +25,7 @@ from agentserve.server.agents.shelf import Shelf
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http import housekeeping, sessions_api
+from agentserve.server.http.access import Access, guard, paths
 from agentserve.server.http.agents.building import office_of
 from agentserve.server.http.agents.routes import routes as agents_routes
 from agentserve.server.http.agents.telling import Telling
@@ -32,7 +33,7 @@ from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import ServerContext, ServerOptions
-from agentserve.server.http.gate import Gate
+from agentserve.server.http.gate import Gate, Guards
 from agentserve.server.http.idempotency import Idempotency
 from agentserve.server.http.openapi import openapi
 from agentserve.server.http.residency import follow_decisions
@@ -58,6 +59,9 @@ from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
+from agentserve.server.tenants.accounts import Accounts, quotas
+from agentserve.server.tenants.audit import Audit, AuditLog
+from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 from agentserve.server.webhooks.hooks import Hooks
 from agentserve.server.webhooks.making import make_hooks
@@ -66,7 +70,6 @@ from agentserve.tools import Tool
 
 LOOK_SECONDS = 1.0  # between looks for waits that are over
 DISK_LOOKS = 5  # at every how many of them it is seen whether the disk of the sessions is there
-TOOL_THREADS = 16  # Python tools that are no coroutines, at once
 CLIENT_GONE_STATUS = 499  # nobody reads it; the access log does
 
 
@@ -84,6 +87,8 @@ def create_app(
     journal: Journal | None = None,
     chronicle: Chronicle | None = None,
     responses: Desk | None = None,
+    keyring: Keyring | None = None,
+    audit: Audit | None = None,
     agents: Shelf | None = None,
     tools: Mapping[str, Tool] | None = None,
     hooks: Hooks | None = None,
@@ -96,8 +101,9 @@ def create_app(
 
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
     canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
-    `directory`; it is closed when the application ends, as are `agents` and `hooks`. `tools`
-    are the Python functions that agents may call; `sleep` is how their time is measured.
+    `directory`; it is closed when the application ends, as are `agents` and `hooks`. `keyring`:
+    without one it has the keys of `options`. `tools` are the Python functions that agents may call; `sleep`
+    is how their time is measured.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -105,7 +111,6 @@ def create_app(
     text_pool = ThreadPoolExecutor(2, thread_name_prefix="text")
     # Its threads wait for compilations, which the maker bounds; a slow schema must not hold up others.
     grammar_pool = ThreadPoolExecutor(8, thread_name_prefix="grammar")
-    tool_pool = ThreadPoolExecutor(TOOL_THREADS, thread_name_prefix="tool")
     clock = clock or WallClock()
     metrics = metrics or Metrics()
     metrics.show_as_vllm(
@@ -118,15 +123,17 @@ def create_app(
         },
     )
     started, epoch = wall(), clock.now()
+    accounts = Accounts(options.tenants, clock.now)
     if directory is None:  # one that is empty is false
-        directory = SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds)
+        directory = SessionDirectory(
+            new_session_id, max_wait=options.tool_wait_seconds, quota=quotas(options.tenants)
+        )
     hooks = hooks or make_hooks(wall=wall)
     telling = Telling(lambda: secrets.token_hex(4))
     office = office_of(
         Shelf() if agents is None else agents,
         telling,
         tools or {},
-        tool_pool,
         context=lambda: context,
         wall=wall,
         most_wait=options.tool_wait_seconds,
@@ -147,12 +154,14 @@ def create_app(
         background=Background(),
         exclusive=Exclusive(),
         metrics=metrics,
-        runner=TurnRunner(engine, metrics, clock),
+        runner=TurnRunner(engine, metrics, clock, accounts),
         clock=clock,
         wall=wall,
         started=started,
         clock_at_start=epoch,
         new_seed=lambda: secrets.randbits(63),
+        keyring=keyring or Keyring(options.api_keys, options.admin_keys),
+        accounts=accounts,
         text_pool=text_pool,
         journal=journal,
         responses=responses or Desk(wall),
@@ -162,9 +171,11 @@ def create_app(
         python_tools=tools or {},
     )
 
+    routes = _routes()
+    guard(routes, context.accounts)
     app = Starlette(
-        routes=_routes(),
-        lifespan=_lifespan(context, text_pool, grammar_pool, tool_pool),
+        routes=routes,
+        lifespan=_lifespan(context, audit, text_pool, grammar_pool),
         exception_handlers={
             **dict.fromkeys(KNOWN, _known_error),
             ClientGone: _client_gone,
@@ -174,7 +185,16 @@ def create_app(
     app.state.context = context
     follow_decisions(context)
     app.add_middleware(Idempotency, clock=clock.now)
-    app.add_middleware(Gate, options=options, metrics=metrics)
+    guards = Guards(
+        keyring=context.keyring,
+        accounts=context.accounts,
+        open_paths=paths(Access.OPEN),
+        free_paths=paths(Access.OPEN, Access.ADMIN),
+        wall=wall,
+        now=clock.now,
+        audit=audit,
+    )
+    app.add_middleware(Gate, options=options, metrics=metrics, guards=guards)
     return app
 
 
@@ -183,6 +203,8 @@ def begin_webhooks(context: ServerContext) -> None:
     runner = context.agents.means.runners["webhook"]
     assert isinstance(runner, WebhookTools)
     context.hooks.start(runner.wanted(context.agents.shelf))
+    for tenant, broken in context.responses.broken_off:
+        context.hooks.publish(tenant, "response.failed", {"id": broken})
 
 
 def begin_drain(app: ASGIApp) -> None:
@@ -194,7 +216,7 @@ def begin_drain(app: ASGIApp) -> None:
 
 
 def _lifespan(
-    context: ServerContext, *pools: ThreadPoolExecutor
+    context: ServerContext, audit: Audit | None, *pools: ThreadPoolExecutor
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -216,6 +238,8 @@ def _lifespan(
                 pool.shutdown(wait=False, cancel_futures=True)
             if context.journal is not None:
                 await context.journal.close()
+            if isinstance(audit, AuditLog):
+                await asyncio.to_thread(audit.close)
 
     return lifespan
 
@@ -234,6 +258,7 @@ async def _look(context: ServerContext) -> None:
             context.end_waits()
         if context.journal is not None and looks % DISK_LOOKS == 0:
             context.journal.look()
+        context.keyring.look()
 
 
 def _routes() -> list[Route]:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http import history, sampling
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.claims import claim_of, cut_calls
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import NOBODY, Identity, identity
@@ -85,11 +86,12 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
             context.metrics.tiers.waited(tool, seconds)
         return lease
 
-    return await prepare_turns(context, fields, begin, whose)
+    return await prepare_turns(context, tenant_of(request), fields, begin, whose)
 
 
 async def prepare_turns(
     context: ServerContext,
+    tenant: str,
     fields: ChatRequest,
     begin: Callable[[Claim], Lease],
     whose: Identity = NOBODY,
@@ -101,13 +103,13 @@ async def prepare_turns(
     sampling.check_fields(fields, context.facts, limits)
     check_supported(fields)
     logprobs = _logprobs(fields, limits.top_logprobs)
-    cut = cut_calls(context, fields.messages)
+    cut = cut_calls(context, tenant, fields.messages)
     messages, told = await context.off_loop(_read, fields, limits, cut, context.tool_parser.written)
     fields = as_response_format(fields)  # the transcript keeps what was sent
     tools = history.tool_dicts(fields.tools, limits)
     form, grammar = await grammar_of(context, fields, tools)
     template = template_of(context)
-    claim = await claim_of(context, fields, messages, cut, whose)
+    claim = await claim_of(context, tenant, fields, messages, cut=cut, whose=whose)
     await context.check_storage()
     lease = begin(claim)
     seats = [_seat(context, lease, told)]
@@ -289,6 +291,7 @@ def _spec(
     continues = bool(fields.continue_final_message)
     return TurnSpec(
         seat=seat,
+        tenant=seat.lease.session.tenant,
         prompt=prompt,
         sampling=settings,
         answer=answer_factory(context, settings, form=form, before=before, continues=continues),

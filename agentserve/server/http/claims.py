@@ -9,23 +9,24 @@ from agentserve.server.http import history
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import Identity
 from agentserve.server.http.schemas import ChatRequest
-from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.seats import chain_keys
 from agentserve.server.sessions.session_record import Claim
 from agentserve.server.text_port import JsonObject
 from agentserve.text.unfinished import call_ids
 
 
-def cut_calls(context: ServerContext, messages: Sequence[JsonObject]) -> set[str]:
-    """Ids of calls in a history, as its client sent it, that this server handed out unfinished."""
+def cut_calls(context: ServerContext, tenant: str, messages: Sequence[JsonObject]) -> set[str]:
+    """Ids of calls in a history, as its client sent it, that its tenant was handed unfinished."""
     cut = context.directory.cut
-    return {id_ for message in messages for id_ in call_ids(message) if cut(DEFAULT_TENANT, id_)}
+    return {id_ for message in messages for id_ in call_ids(message) if cut(tenant, id_)}
 
 
 async def claim_of(
     context: ServerContext,
+    tenant: str,
     fields: ChatRequest,
     messages: list[JsonObject],
+    *,
     cut: Collection[str],
     whose: Identity,
 ) -> Claim:
@@ -36,4 +37,4 @@ async def claim_of(
         keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
     keys = await context.off_loop(chain_keys, context.chain, keyed, fields.cache_salt)
     answers, calls = history.trailing_call_ids(messages), history.call_ids(messages)
-    return Claim(DEFAULT_TENANT, whose.named, answers, keys, calls, whose.parent)
+    return Claim(tenant, whose.named, answers, keys, calls, whose.parent)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from agentserve.messages import Token
 from agentserve.server.errors import ApiError, context_too_long, json_response
 from agentserve.server.http import sampling, wire
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import set_request_id
 from agentserve.server.http.reading import read_body
@@ -25,7 +26,7 @@ from agentserve.server.http.structured import as_response_format, other_form
 from agentserve.server.http.turn_parts import answer_factory, namespace
 from agentserve.server.limits import Limits, check_text
 from agentserve.server.sessions.answer import Delta, Outcome
-from agentserve.server.sessions.identity import DEFAULT_TENANT, new_session_id
+from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.seats import OneShotSeat
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import JsonObject
@@ -52,7 +53,7 @@ async def completions(request: Request) -> Response:
     limits = context.options.limits
     fields = decode(await read_body(request, limits.body_bytes), CompletionRequest, limits)
     set_request_id(request, fields.request_id, limits)
-    job = await _prepare(context, fields)
+    job = await _prepare(context, tenant_of(request), fields)
     shape = _TextShape(context, job, token_ids=bool(fields.return_token_ids))
     base: JsonObject = {"object": "text_completion"}
     reply = Reply(context, fields, job.groups, shape, base=base, id_prefix="cmpl")
@@ -61,7 +62,7 @@ async def completions(request: Request) -> Response:
     return json_response(await unless_gone(request.receive, reply.whole()))
 
 
-async def _prepare(context: ServerContext, fields: CompletionRequest) -> _Job:
+async def _prepare(context: ServerContext, tenant: str, fields: CompletionRequest) -> _Job:
     limits = context.options.limits
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
@@ -99,6 +100,7 @@ async def _prepare(context: ServerContext, fields: CompletionRequest) -> _Job:
         return tuple(
             _spec(
                 context,
+                tenant,
                 fields,
                 prompt,
                 replace(settings, seed=sampling.choice_seed(settings.seed, i), grammar=grammar),
@@ -114,14 +116,15 @@ async def _prepare(context: ServerContext, fields: CompletionRequest) -> _Job:
 
 
 def _spec(
-    context: ServerContext, fields: CompletionRequest, prompt: array[int], settings: Sampling
+    context: ServerContext, tenant: str, fields: CompletionRequest, prompt: array[int], settings: Sampling
 ) -> TurnSpec:
     return TurnSpec(
         seat=OneShotSeat(SessionId(new_session_id()), context.engine),
+        tenant=tenant,
         prompt=prompt,
         sampling=settings,
         answer=answer_factory(context, settings, continues=True),
-        namespace=namespace(DEFAULT_TENANT, fields.cache_salt),
+        namespace=namespace(tenant, fields.cache_salt),
         priority=fields.priority or 0,
     )
 

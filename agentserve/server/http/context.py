@@ -31,8 +31,11 @@ from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.turns import TurnRunner
+from agentserve.server.tenants.accounts import Accounts
+from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 from agentserve.server.webhooks.hooks import Hooks
+from agentserve.tenant_limits import TenantsConfig
 from agentserve.tools import Tool
 
 Params = ParamSpec("Params")
@@ -47,7 +50,9 @@ class ServerOptions:
     model: str  # the name clients use
     aliases: tuple[str, ...] = ()
     version: str = "0"
-    api_keys: tuple[str, ...] = ()  # empty: open, to requests that name this machine only
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # of the default tenant
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    tenants: TenantsConfig = field(default_factory=TenantsConfig)  # what each may ask for
     host: str = "127.0.0.1"  # that the server is bound to
     force_usage: bool = False  # send the usage chunk although nobody asked
     reasoning_fields: tuple[str, ...] = REASONING_FIELDS  # where replies show it
@@ -81,6 +86,8 @@ class ServerContext:
     new_seed: Callable[[], int]
     responses: Desk  # what the Responses API remembers
     hooks: Hooks  # webhooks: endpoints, and what is delivered to them
+    keyring: Keyring  # who is let in, and as whom
+    accounts: Accounts  # what tenants have used of their limits
     agents: Office  # agents' sessions, and their turns
     telling: Telling  # the events of agents' sessions
     python_tools: Mapping[str, Tool]  # that agents may call in this process
@@ -139,6 +146,10 @@ class ServerContext:
                 param="model",
                 code="model_not_found",
             )
+
+    def check_stored(self, tenant: str) -> None:
+        """Whether a tenant may have more responses and conversations kept. OverLimit."""
+        self.accounts.check_stored(tenant, self.responses.bytes_of(tenant))
 
     async def check_storage(self) -> None:
         """Refuse what could not be kept before anything is computed for it. StorageFailed."""

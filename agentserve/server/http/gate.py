@@ -1,11 +1,12 @@
-"""What every request passes: keys or the host are checked, the reply gets its request id, errors are
-counted."""
+"""What every request passes: keys or the host are checked and say whom it comes from, its tenant's rate is
+asked, the reply gets its request id, errors are counted, and what happened is written down."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,73 +15,150 @@ from agentserve.config import is_loopback
 from agentserve.metrics import Metrics
 from agentserve.server.errors import ApiError, shutting_down
 from agentserve.server.http.anthropic.errors import REQUEST_ID, is_ours
+from agentserve.server.http.callers import caller_in, let_in, no_key
 from agentserve.server.http.context import ServerOptions
-from agentserve.server.http.names import REQUEST_HEADER, request_id
+from agentserve.server.http.names import REQUEST_HEADER, SESSION_HEADER, request_id
+from agentserve.server.http.pace import paced
+from agentserve.server.http.rates import over_limit, rate_headers
 from agentserve.server.http.voice import error_response
+from agentserve.server.tenants.accounts import Accounts, OverLimit
+from agentserve.server.tenants.audit import Audit, Entry
+from agentserve.server.tenants.keyring import Keyring
+from agentserve.server.tenants.keys import ANYBODY
 from agentserve.server.webhooks.hooks import CALLBACKS
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/version"})
+SESSION_PATH = "/agentserve/sessions/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """Whom the gate asks, and tells."""
+
+    keyring: Keyring
+    accounts: Accounts
+    open_paths: frozenset[str]  # that need no key
+    free_paths: frozenset[str]  # that count as nobody's requests
+    wall: Callable[[], float]  # Unix time
+    now: Callable[[], float]
+    audit: Audit | None = None
 
 
 class Gate:
     """Plain ASGI middleware: it touches headers only, so streams pass untouched."""
 
-    def __init__(self, app: ASGIApp, options: ServerOptions, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, options: ServerOptions, metrics: Metrics, guards: Guards) -> None:
         self._app = app
-        self._keys = [key.encode() for key in options.api_keys]
         self._hosts = frozenset({"localhost", options.host.strip("[]").lower()})
         self._limits = options.limits
         self._metrics = metrics
+        self._guards = guards
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        if scope["type"] != "http":  # nothing else is served here, and nothing else has been thought of
+            raise RuntimeError(f"{scope['type']!r} connections are not served")
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id(headers.get(REQUEST_HEADER), self._limits)
-
-        started = False
+        reply = _Reply(self._guards.now())
 
         async def labelled(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
-                told = MutableHeaders(scope=message)
-                told[REQUEST_HEADER] = state["request_id"]
-                if is_ours(scope["path"]):
-                    told[REQUEST_ID] = state["request_id"]
-                if message["status"] >= 400:
-                    self._metrics.http_error(message["status"])
+                self._label(scope, message, reply)
             await send(message)
 
-        refusal = self._refusal(scope["path"], headers)
+        try:
+            await self._pass(scope, headers, receive, labelled, reply)
+        finally:
+            self._write_down(scope, reply)
+
+    async def _pass(
+        self, scope: Scope, headers: Headers, receive: Receive, send: Send, reply: _Reply
+    ) -> None:
+        refusal = self._refusal(scope, headers)
         if refusal is not None:
-            await error_response(refusal, scope)(scope, receive, labelled)
+            await error_response(refusal, scope)(scope, receive, send)
             return
         try:
-            await self._app(scope, receive, labelled)
+            await self._app(scope, paced(scope, receive, self._limits.body_seconds), send)
         except asyncio.CancelledError:
             # The HTTP server cancels what still runs when its drain is over, and does nothing after
             # that: the cancellation ends here, with an answer where none has begun.
-            if not started:
-                await error_response(shutting_down(), scope)(scope, receive, labelled)
+            if not reply.status:
+                await error_response(shutting_down(), scope)(scope, receive, send)
+        except ApiError as error:  # of a middleware behind this one
+            if reply.status:
+                raise
+            await error_response(error, scope)(scope, receive, send)
         except Exception:
-            if started:
+            if reply.status:
                 raise  # nothing can be said any more; the server closes the connection
             log.exception("%s %s failed", scope["method"], scope["path"])
             fault = ApiError("Internal error.", status=500, code="internal_error")
-            await error_response(fault, scope)(scope, receive, labelled)
+            await error_response(fault, scope)(scope, receive, send)
 
-    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
-        if path.startswith(CALLBACKS):  # the token in it is the key
+    def _label(self, scope: Scope, message: Message, reply: _Reply) -> None:
+        headers = MutableHeaders(scope=message)
+        headers[REQUEST_HEADER] = scope["state"]["request_id"]
+        if is_ours(scope["path"]):
+            headers[REQUEST_ID] = scope["state"]["request_id"]
+        reply.status, reply.session = message["status"], headers.get(SESSION_HEADER)
+        if reply.status >= 400:
+            self._metrics.http_error(reply.status)
+        caller = caller_in(scope)
+        if caller is not None and caller.tenant is not None:
+            standings = self._guards.accounts.standings(caller.tenant)
+            headers.update(rate_headers(scope["path"], standings, self._guards.wall()))
+
+    def _write_down(self, scope: Scope, reply: _Reply) -> None:
+        guards, state = self._guards, scope["state"]
+        caller = caller_in(scope)
+        if guards.audit is None or (caller is None and scope["path"] in guards.open_paths):
+            return
+        client = scope.get("client")
+        guards.audit(
+            Entry(
+                at=round(guards.wall(), 3),
+                request=state["request_id"],
+                method=scope["method"],
+                status=reply.status,
+                seconds=round(max(guards.now() - reply.began, 0.0), 3),
+                tenant=caller.tenant if caller is not None else None,
+                key=(caller.key or "open") if caller is not None else None,
+                route=state.get("route"),
+                session=reply.session or _session_in(scope),
+                address=client[0] if client else None,
+            )
+        )
+
+    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
+        """None: it may pass. Then the scope says whom it comes from, unless anybody may come."""
+        if scope["path"].startswith(CALLBACKS):  # the token in it is the key
             return None
-        if self._keys:
-            if path in OPEN_PATHS or self._admits(headers):
-                return None
-            return ApiError("A valid API key is needed.", status=401, code="invalid_api_key")
+        keyring = self._guards.keyring
+        if not keyring.closed:
+            if (foreign := self._foreign(headers)) is not None:
+                return foreign
+            let_in(scope, ANYBODY)
+            caller = ANYBODY
+        else:
+            found = keyring.caller(_key(headers))
+            if found is None:
+                return None if scope["path"] in self._guards.open_paths else no_key()
+            let_in(scope, found)
+            caller = found
+        if caller.tenant is not None and scope["path"] not in self._guards.free_paths:
+            try:
+                self._guards.accounts.request(caller.tenant)
+            except OverLimit as error:
+                return over_limit(error)
+        return None
+
+    def _foreign(self, headers: Headers) -> ApiError | None:
         # Without keys the server trusts this machine, but not what web pages make a browser here
         # send: a page whose name was pointed at 127.0.0.1 shows in Host, any other in Origin.
         for header in ("host", "origin"):
@@ -93,11 +171,26 @@ class Gate:
     def _is_ours(self, name: str) -> bool:
         return name in self._hosts or is_loopback(name)
 
-    def _admits(self, headers: Headers) -> bool:
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        # All keys are compared, each in constant time: timing tells nothing.
-        return sum(hmac.compare_digest(given.encode(), key) for key in self._keys) > 0
+
+@dataclass(slots=True)
+class _Reply:
+    """What became of a request."""
+
+    began: float
+    status: int = 0  # 0: no reply has begun
+    session: str | None = None
+
+
+def _session_in(scope: Scope) -> str | None:
+    """The session that a path names."""
+    named = scope["state"].get("route", "").startswith(SESSION_PATH)
+    return scope["path_params"]["name"] if named else None
+
+
+def _key(headers: Headers) -> str:
+    """The key that a request brings, by the names of both vendors."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _host_name(host: str) -> str:

@@ -11,6 +11,7 @@ from agentserve.metrics import CONTENT_TYPE
 from agentserve.server.engine_port import FleetHealth
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http import history, sampling
+from agentserve.server.http.callers import caller_in
 from agentserve.server.http.chat_request import render, template_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
@@ -31,6 +32,10 @@ async def health(request: Request) -> Response:
     status is "degraded" too: with a disk that has to keep sessions and fails, chat turns are refused.
     """
     context = context_of(request)
+    caller = caller_in(request.scope)
+    if caller is None or not caller.admin:
+        told, status = _outline(context)
+        return json_response(told, status=status)
     alive, workers = context.engine.alive, context.engine.health()
     if not workers.serving:
         reply = {"status": "unavailable", "workers": alive, "degraded": _worker_faults(context, workers)}
@@ -62,6 +67,22 @@ async def health(request: Request) -> Response:
             **context.hooks.health(),
         }
     )
+
+
+def _outline(context: ServerContext) -> tuple[JsonObject, int]:
+    """For those who do not run the server: whether it serves, and what. No use of it shows."""
+    if not context.engine.health().serving:
+        return {"status": "unavailable"}, 503
+    faults = _sessions_fault(context.journal) + context.responses.faults() + _agents_fault(context)
+    faults += context.hooks.faults() + _worker_faults(context, context.engine.health())
+    hello = context.engine.hello
+    told: JsonObject = {
+        "status": "degraded" if faults else "ok",
+        "degraded": [{"part": fault["part"]} for fault in faults],
+        "model": context.options.model,
+        "max_model_len": hello.max_model_len,
+    }
+    return told, 200
 
 
 def _agents_fault(context: ServerContext) -> list[JsonObject]:
@@ -210,6 +231,7 @@ async def metrics(request: Request) -> Response:
         )
     context.metrics.set_responses(context.responses.counts())
     context.metrics.set_webhooks(context.hooks.metrics())
+    context.metrics.tenants.set(context.accounts.counts())
     context.metrics.set_sessions(context.directory.by_state(), context.directory.size_bytes)
     return Response(context.metrics.render(), media_type=CONTENT_TYPE)
 

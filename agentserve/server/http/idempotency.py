@@ -18,8 +18,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.callers import caller_in
 from agentserve.server.http.sse import DONE, ClientGone
 from agentserve.server.http.voice import error_response
+from agentserve.server.tenants.keys import ANYBODY
 
 HEADER = "idempotency-key"
 REPLAYED = (b"idempotent-replayed", b"true")
@@ -29,7 +31,7 @@ _FAILED = b"event: response.failed\n"  # of a stream that ends as others do
 _KEPT_HEADERS = frozenset({b"content-type", b"x-session-id", b"cache-control"})
 _STATE = "shared_run"  # of a request's state: what a route calls that shares its run
 
-Key = tuple[str, str, bytes]
+Key = tuple[str, str, str | None, str | None]  # path, key, and whose it is: tenant and API key
 Answer = Callable[[Request], Awaitable[Response]]
 
 
@@ -138,8 +140,8 @@ class Idempotency:
             refusal = ApiError(f"Idempotency-Key: 1 to {MOST_CHARS} characters", param="Idempotency-Key")
             await error_response(refusal, scope)(scope, receive, send)
             return
-        caller = headers.get("authorization", "") + "\n" + headers.get("x-api-key", "")
-        key = (scope["path"], given, sha256(caller.encode()).digest())
+        caller = caller_in(scope) or ANYBODY
+        key = (scope["path"], given, caller.tenant, caller.key)
         kept = self.replies.get(key, self._now())
         if kept is not None:
             await self._again(kept, scope, receive, send)

@@ -14,14 +14,7 @@ from starlette.routing import BaseRoute, Route
 from agentserve.server.errors import json_response
 from agentserve.server.http import housekeeping
 from agentserve.server.http.agents import inputs, lists, saved, sessions, stream
-from agentserve.server.http.agents.replies import (
-    AgentList,
-    AgentReply,
-    AgentSessionList,
-    AgentSessionReply,
-    AgentTurnList,
-    AgentTurnReply,
-)
+from agentserve.server.http.agents.replies import AgentReply, SessionReply, TurnReply
 from agentserve.server.http.agents.schemas import AgentRequest, EventsRequest, SessionRequest, SessionUpdate
 from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
@@ -110,22 +103,14 @@ OPERATIONS: Mapping[object, Operation] = {
     conversations.list_items: Operation(reply=ItemList),
     conversations.add_items: Operation(ItemsRequest, ItemList),
     conversations.delete_item: Operation(reply=ConversationReply),
-    sessions.create_session: Operation(SessionRequest, AgentSessionReply, streams=True),
-    sessions.list_sessions: Operation(reply=AgentSessionList),
-    sessions.get_session: Operation(reply=AgentSessionReply),
-    sessions.update_session: Operation(SessionUpdate, AgentSessionReply),
+    sessions.create_session: Operation(SessionRequest, SessionReply, streams=True),
+    sessions.update_session: Operation(SessionUpdate, SessionReply),
+    sessions.get_session: Operation(reply=SessionReply),
+    sessions.list_sessions: Operation(reply=ItemList),
     sessions.delete_session: Operation(reply=DeletedReply),
     inputs.send_events: Operation(EventsRequest, status=ACCEPTED),
     stream.follow_events: Operation(kind="text/event-stream"),
     lists.list_items: Operation(reply=ItemList),
-    lists.list_turns: Operation(reply=AgentTurnList),
-    lists.get_turn: Operation(reply=AgentTurnReply),
-    lists.list_turn_items: Operation(reply=ItemList),
-    saved.create_agent: Operation(AgentRequest, AgentReply),
-    saved.list_agents: Operation(reply=AgentList),
-    saved.get_agent: Operation(reply=AgentReply),
-    saved.update_agent: Operation(AgentRequest, AgentReply),
-    saved.delete_agent: Operation(reply=DeletedReply),
     hooks.create_endpoint: Operation(EndpointRequest, WebhookSecretReply),
     hooks.list_endpoints: Operation(reply=WebhookEndpointList),
     hooks.get_endpoint: Operation(reply=WebhookEndpointReply),
@@ -140,6 +125,14 @@ OPERATIONS: Mapping[object, Operation] = {
     hooks.replay_delivery: Operation(reply=WebhookDeliveryReply),
     hooks.event_types: Operation(reply=WebhookEventTypes),
     tool_callback: Operation(CallbackRequest, status=ACCEPTED),
+    lists.list_turns: Operation(reply=ItemList),
+    lists.get_turn: Operation(reply=TurnReply),
+    lists.list_turn_items: Operation(reply=ItemList),
+    saved.create_agent: Operation(AgentRequest, AgentReply),
+    saved.update_agent: Operation(AgentRequest, AgentReply),
+    saved.get_agent: Operation(reply=AgentReply),
+    saved.list_agents: Operation(reply=ItemList),
+    saved.delete_agent: Operation(reply=DeletedReply),
     housekeeping.models: Operation(reply=ModelList),
     housekeeping.model: Operation(reply=ModelReply),
     housekeeping.tokenize: Operation(TokenizeRequest, TokensReply),

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from agentserve.server.errors import json_response
 from agentserve.server.http import query
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.residency import decisions, placement
@@ -17,7 +18,6 @@ from agentserve.server.http.sampling import integer
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sessions.lookup import found
 from agentserve.server.sessions.book import booked
-from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.text_port import JsonObject
 
@@ -40,13 +40,14 @@ async def list_sessions(request: Request) -> Response:
     most = MOST_DETAILED if detail else MOST_LISTED
     limit = integer("limit", query.whole(request, "limit"), 100, 1, most)
     context.expire()
-    sessions = list(islice(context.directory.sessions(DEFAULT_TENANT), limit))
+    tenant = tenant_of(request)
+    sessions = list(islice(context.directory.sessions(tenant), limit))
     listed = [summary(context, session) for session in sessions]
     if detail:
         seen = await context.engine.describe_sessions([session.key for session in sessions])
         for session, reply in zip(sessions, listed, strict=True):
             reply.update(placement(context, session, seen.get(session.key)))
-    total = len(context.directory)
+    total = context.directory.count(tenant)
     return json_response({"object": "list", "data": listed, "has_more": total > len(listed), "total": total})
 
 
@@ -113,7 +114,7 @@ async def close_session(request: Request) -> Response:
     context = context_of(request)
     limits = context.options.limits
     fields = decode(await read_body(request, limits.body_bytes), CloseRequest, limits)
-    session = context.directory.get(DEFAULT_TENANT, fields.session_id)
+    session = context.directory.get(tenant_of(request), fields.session_id)
     if session is not None:
         await _close(context, session)
     return json_response({"session_id": fields.session_id, "closed": session is not None})

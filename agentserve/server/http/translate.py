@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentserve.server.engine_port import EngineDown
 from agentserve.server.errors import ApiError
-from agentserve.server.sessions.directory import DirectoryFull
+from agentserve.server.http.rates import over_limit
 from agentserve.server.sessions.errors import (
     SessionClosed,
     StorageFailed,
@@ -13,9 +13,11 @@ from agentserve.server.sessions.errors import (
     TurnFailed,
     TurnRefused,
 )
+from agentserve.server.sessions.room import DirectoryFull, TenantFull
+from agentserve.server.tenants.accounts import SOON, OverLimit
 from agentserve.text.errors import TextError
 
-KNOWN = (ApiError, TurnError, EngineDown, DirectoryFull)
+KNOWN = (ApiError, TurnError, EngineDown, DirectoryFull, OverLimit)
 
 _TURNS: dict[type[TurnError], tuple[int, str]] = {
     TurnRefused: (400, "request_refused"),
@@ -36,6 +38,10 @@ def api_error(error: Exception) -> ApiError | None:
             return ApiError(str(error), status=status, code=code)
         case EngineDown():
             return ApiError(str(error), status=503, headers={"retry-after": "1"})
+        case OverLimit():
+            return over_limit(error)
+        case TenantFull():
+            return over_limit(OverLimit("sessions", f"{str(error).capitalize()}.", SOON))
         case DirectoryFull():
             return ApiError(f"The server is full: {error}.", status=503, headers={"retry-after": "1"})
     return None

@@ -23,6 +23,7 @@ from dataclasses import replace
 from agentserve.server.sessions.book import Book
 from agentserve.server.sessions.departures import Departures
 from agentserve.server.sessions.lineage import Lineages
+from agentserve.server.sessions.room import NO_QUOTA, DirectoryFull, Quota, Room, TenantFull, longest_unused
 from agentserve.server.sessions.session_record import (
     SESSION_BYTES,
     Claim,
@@ -34,10 +35,6 @@ from agentserve.server.sessions.session_record import (
 )
 from agentserve.types import SessionId, SessionState, TurnId
 from tiering.policy.base import Departure
-
-
-class DirectoryFull(Exception):
-    """Every session has a running turn and no further one may be opened."""
 
 
 class SessionDirectory:
@@ -52,10 +49,10 @@ class SessionDirectory:
         history: int = 256,
         max_wait: float = 3600.0,
         book: Book | None = None,
+        quota: Callable[[str], Quota] = lambda tenant: NO_QUOTA,
     ) -> None:
+        """`quota`: of one tenant; its own longest unused sessions go for what is beyond it."""
         self._new_id = new_id
-        self._max_sessions = max_sessions
-        self._max_bytes = max_bytes
         self._history = history
         self._max_wait = max_wait
         self._book = book
@@ -65,7 +62,7 @@ class SessionDirectory:
         self._waits: OrderedDict[SessionId, float] = OrderedDict()  # since when; the longest first
         self._evicted: list[SessionId] = []
         self.departures = Departures(self._sessions)
-        self._bytes = 0
+        self._room = Room(max_sessions, max_bytes, quota)
         self._leases = 0
 
     def __len__(self) -> int:
@@ -77,7 +74,11 @@ class SessionDirectory:
 
     @property
     def size_bytes(self) -> int:
-        return self._bytes
+        return self._room.bytes
+
+    def count(self, tenant: str) -> int:
+        """How many sessions a tenant has."""
+        return self._room.of(tenant).sessions
 
     def get(self, tenant: str, public_id: str) -> Session | None:
         return self._public.get((tenant, public_id))
@@ -117,7 +118,7 @@ class SessionDirectory:
             session.booked = True
             session.history = deque(session.history, self._history)
             self._lineages.add(session)
-            self._bytes += session.cost
+            self._room.take(session.tenant, session.cost, 1)
             self._leases = max(self._leases, session.used)
             if session.come_back(now):
                 since = now if session.pending else None
@@ -127,7 +128,7 @@ class SessionDirectory:
         self._waits = OrderedDict((key, since) for since, key in sorted(waits))
         for session in undone:
             self.keep(session)
-        self._make_room(0)
+        self._make_room()
 
     # --- whose session is it ---------------------------------------------------------
 
@@ -170,12 +171,12 @@ class SessionDirectory:
         child.inherit(source, messages, pending)
         self._use(child)
         self._lineages.ended(child, child.chain[-1])
-        self._bytes += child.cost - SESSION_BYTES
+        self._room.take(child.tenant, child.cost - SESSION_BYTES)
         self._rest(child, TurnId(child.last_turn), now, f"forked from {source.public_id}")
         if self._book is not None:
             child.booked = True
             child.booking = self._book.open(child, child.beginning(), self._waits.get(child.key))
-        self._make_room(0)
+        self._make_room(0, child.tenant)
         return child
 
     def sibling(
@@ -191,12 +192,12 @@ class SessionDirectory:
         shared = common(source.chain, keys)
         child.replies = {i: ids for i, ids in source.replies.items() if i < shared}
         child.chain = source.chain[:shared]
-        self._bytes += child.cost - SESSION_BYTES
+        self._room.take(child.tenant, child.cost - SESSION_BYTES)
         begin = source.tokens_at(shared)
         return self._lease(child, keys, now, answers, copied_from=source, shared=begin, opened=True)
 
     def _open(self, tenant: str, named: str | None, now: float, parent: Session | None = None) -> Session:
-        self._make_room()
+        self._make_room(1, tenant)
         key = SessionId(self._new_id())
         while key in self._sessions or (tenant, key) in self._public:
             key = SessionId(self._new_id())  # a client may have named a session like this
@@ -212,7 +213,7 @@ class SessionDirectory:
         )
         self._sessions[key] = session
         self._public[(tenant, session.public_id)] = session
-        self._bytes += session.cost
+        self._room.take(tenant, session.cost, 1)
         return session
 
     def _lease(
@@ -270,11 +271,11 @@ class SessionDirectory:
         self._lineages.ended(session, turn.keys[-1])
         for call in turn.handed:
             self._lineages.made(session, call)
-        self._bytes += session.cost - before
+        self._room.take(session.tenant, session.cost - before)
         self._rest(session, lease.turn, turn.at)
         self.departures.completed(lease, turn.at)
         self.end_waits(turn.at)
-        self._make_room(0)
+        self._make_room(0, session.tenant)
         return True
 
     def rollback(self, lease: Lease, now: float, reason: str, *, abandoned: bool = False) -> bool:
@@ -376,32 +377,23 @@ class SessionDirectory:
                 self._forget(session)
                 self._evicted.append(session.key)
 
-    def _make_room(self, coming: int = 1) -> None:
-        while len(self._sessions) + coming > self._max_sessions or self._bytes > self._max_bytes:
-            victim = self._victim()
-            if victim is None:
-                if not coming:
-                    return
-                raise DirectoryFull(f"all {len(self._sessions)} sessions have a running turn")
-            self._forget(victim)
-            self._evicted.append(victim.key)
-
-    def _victim(self) -> Session | None:
-        """The longest unused session at rest; one that waits for a tool only if none is idle."""
-        waiting: Session | None = None
-        for session in self._sessions.values():
-            if session.running is not None:
-                continue
-            if session.key not in self._waits:
-                return session
-            waiting = waiting or session
-        return waiting
+    def _make_room(self, coming: int = 0, tenant: str | None = None) -> None:
+        """Within what a tenant may have, at the cost of its own sessions; then within all there is."""
+        for whose in (tenant, None) if tenant is not None else (None,):
+            while self._room.beyond(coming, whose):
+                victim = longest_unused(self._sessions.values(), self._waits, whose)
+                if victim is None:
+                    if coming:
+                        raise TenantFull if whose is not None else DirectoryFull
+                    break
+                self._forget(victim)
+                self._evicted.append(victim.key)
 
     def _forget(self, session: Session) -> Future[None] | None:
         self._waits.pop(session.key, None)
         del self._sessions[session.key]
         del self._public[(session.tenant, session.public_id)]
         self._lineages.remove(session)
-        self._bytes -= session.cost
+        self._room.take(session.tenant, -session.cost, -1)
         session.state = SessionState.FINISHED
         return self._book.forget(session) if self._book is not None and session.booked else None

@@ -67,11 +67,26 @@ class Seat(Protocol):
         ...
 
 
+class Meter(Protocol):
+    """Is told what turns cost, by whom they were asked for."""
+
+    def begin(self, tenant: str, turns: int) -> None:
+        """So many begin at once, or none: raises where they may not."""
+        ...
+
+    def end(self, tenant: str, turns: int) -> None: ...
+
+    def spent(self, tenant: str, prompt: int, generated: int) -> None:
+        """Tokens: of a prompt when the engine has it, of an answer at its end."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TurnSpec:
     """One choice of one request, ready to run."""
 
     seat: Seat
+    tenant: str
     prompt: array[int]
     sampling: Sampling
     answer: Callable[[], Answer]
@@ -81,16 +96,18 @@ class TurnSpec:
 
 
 class TurnRunner:
-    def __init__(self, engine: Engine, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics, clock: Clock, meter: Meter) -> None:
         self._engine = engine
         self._metrics = metrics
         self._clock = clock
+        self._meter = meter
 
     async def choices(self, groups: Sequence[Sequence[TurnSpec]]) -> AsyncGenerator[tuple[int, Piece], None]:
         """Run the choices of each prompt, one group a prompt; pieces of different choices interleave.
 
         A group's first choice leads: the others are submitted when its first token is there, so
         that the prompt is computed once and they find its KV. The first failure ends all of them.
+        All are of one tenant; what its meter raises comes before any of them begins.
         """
         queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
         specs = [spec for group in groups for spec in group]
@@ -118,6 +135,8 @@ class TurnRunner:
                 problem = error
             queue.put_nowait((index, problem))
 
+        tenant = specs[0].tenant
+        self._meter.begin(tenant, len(specs))
         tasks = [asyncio.create_task(guarded(index, spec)) for index, spec in enumerate(specs)]
         running = len(tasks)
         because: str | None = None
@@ -135,6 +154,7 @@ class TurnRunner:
             for task in tasks:
                 task.cancel(because)
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._meter.end(tenant, len(specs))
             for spec in specs:  # of tasks that never began
                 spec.seat.rollback(because or "cancelled", abandoned=because is None)
 
@@ -150,6 +170,7 @@ class TurnRunner:
             stream = self._engine.submit(self._command(spec))
             submitted = True
             self._metrics.turn_submitted()
+            self._meter.spent(spec.tenant, len(spec.prompt), 0)
             await seat.begun()  # while the engine computes: it costs the turn nothing
             answer, ended = await self._follow(spec, stream, emit, first_token)
             reason = ended.reason
@@ -180,6 +201,14 @@ class TurnRunner:
         self, spec: TurnSpec, stream: TurnStream, emit: Emit, first_token: asyncio.Event
     ) -> tuple[Answer, TurnEnded]:
         answer = spec.answer()
+        try:
+            return answer, await self._read(spec, answer, stream, emit, first_token)
+        finally:
+            self._meter.spent(spec.tenant, 0, answer.count)
+
+    async def _read(
+        self, spec: TurnSpec, answer: Answer, stream: TurnStream, emit: Emit, first_token: asyncio.Event
+    ) -> TurnEnded:
         started = False
         last: float | None = None
         async for event in stream:
@@ -200,7 +229,7 @@ class TurnRunner:
                 if delta := answer.push(event):
                     emit(delta)
             else:
-                return answer, event
+                return event
         raise TurnFailed("The engine ended the turn without a result.")
 
     @staticmethod

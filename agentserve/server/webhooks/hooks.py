@@ -74,7 +74,7 @@ class Hooks:
         is withdrawn: they were cancelled, or have their results."""
         self._wanted = set(wanted)
         for delivery in (*self.ledger.pending(), *self.ledger.unacknowledged()):
-            if delivery.waited_for:
+            if delivery.waited_for and delivery.event in self._wanted:
                 self._keys[delivery.event] = delivery.key
         for delivery in self.ledger.pending():
             if delivery.waited_for and delivery.event not in self._wanted:
@@ -156,7 +156,7 @@ class Hooks:
             del self._waiting[key]
 
     def settled(self, event: str) -> None:
-        """The call has its result: nothing more is to be delivered or told."""
+        """The call has its result, or will get none: nothing more is to be delivered or told."""
         self._wanted.discard(event)
         key = self._keys.pop(event, None)
         if key is None:

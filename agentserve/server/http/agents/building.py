@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 
 from agentserve.server.agents.means import Means, Sleep
 from agentserve.server.agents.office import Office
@@ -23,7 +22,6 @@ def office_of(
     shelf: Shelf,
     telling: Telling,
     tools: Mapping[str, Tool],
-    pool: Executor,
     *,
     context: Callable[[], ServerContext],
     wall: Callable[[], float],
@@ -31,14 +29,14 @@ def office_of(
     hooks: Hooks,
     sleep: Sleep = asyncio.sleep,
 ) -> Office:
-    """`context` is asked for when the first session begins a turn. `pool` runs Python tools."""
+    """`context` is asked for when the first session begins a turn."""
     shelf.forget = telling.forget
     telling.publish = hooks.publish
     webhooks = WebhookTools(hooks, most_wait)
     means = Means(
         shelf=shelf,
         teller=telling,
-        runners={"function": ClientTools(), "python": PythonTools(tools, pool), "webhook": webhooks},
+        runners={"function": ClientTools(), "python": PythonTools(tools), "webhook": webhooks},
         wall=wall,
         sleep=sleep,
         new_id=new_id,

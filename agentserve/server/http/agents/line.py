@@ -108,7 +108,8 @@ class ChatLine:
     def _restore(self, session: Session) -> None:
         """Its messages had to go while it waited: results need a place to be held."""
         messages = self._rebuilt(self._history.head.config)[: len(session.chain)]
-        marks = ((session.last_turn, len(messages)),)
+        steps = (batch.step for batch in reversed(self._history.batches) if batch.step is not None)
+        marks = ((next(steps, session.last_turn), len(messages)),)
         transcript = Transcript(session.key, write_json(messages), b"{}", marks)
         self._context.chronicle.transcripts.restore(transcript)
 
@@ -124,7 +125,8 @@ class ChatLine:
                 raise turn_running(session) if session.running is not None else went_on(session)
             return lease
 
-        job = await prepare_turns(context, chat_request(config, messages, first=first), begin)
+        asked = chat_request(config, messages, first=first)
+        job = await prepare_turns(context, self._tenant, asked, begin)
         for seat in job.seats:
             seat.keep_results()
         return ChatGeneration(context, job)

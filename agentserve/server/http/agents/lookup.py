@@ -1,4 +1,4 @@
-"""Whose request it is, and what its path names."""
+"""What a request's path names."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ from agentserve.server.agents.records import AgentConfig, SavedAgent, Turn
 from agentserve.server.errors import ApiError
 from agentserve.server.http import sampling
 from agentserve.server.http.agents.asked import chat_request
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.chat_request import check_supported
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.history import tool_dicts
-from agentserve.server.sessions.identity import DEFAULT_TENANT
 from tools_bridge.webhooks.types import UnknownEndpoint
-
-
-def whose(request: Request) -> str:
-    """The request's tenant."""
-    return DEFAULT_TENANT
 
 
 def session_of(context: ServerContext, request: Request) -> History:
     """Look again after every `await`: sessions are deleted at any time."""
     name = request.path_params["id"]
-    history = context.agents.shelf.get(whose(request), name)
+    history = context.agents.shelf.get(tenant_of(request), name)
     if history is None:
         raise ApiError(f"No session {name[:128]!r}.", status=404, code="session_not_found")
     return history
@@ -45,7 +40,7 @@ def agent_of(
     """`id_`: where it is not in the path."""
     name: str = request.path_params["agent"] if id_ is None else id_
     agent = context.agents.shelf.agents.get(name)
-    if agent is None or agent.tenant != whose(request):
+    if agent is None or agent.tenant != tenant_of(request):
         raise ApiError(f"No agent {name[:128]!r}.", status=404, param=param, code="agent_not_found")
     return agent
 
@@ -80,4 +75,4 @@ def _check_webhooks(context: ServerContext, config: AgentConfig, tenant: str) ->
         try:
             context.hooks.named(tenant, webhook)
         except UnknownEndpoint as error:
-            raise ApiError(f"{param}: {error}", param=param, code="unknown_webhook") from None
+            raise ApiError(f"{param}: {error}", status=404, param=param, code="unknown_webhook") from None

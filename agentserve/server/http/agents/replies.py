@@ -1,4 +1,4 @@
-"""Shapes of replies of the Agents API, for `/openapi.json`; a test holds real replies against these."""
+"""What the Agents API's replies have, for who reads /openapi.json. Tests hold real ones against it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,8 @@ import msgspec
 from agentserve.server.text_port import JsonObject
 
 
-class AgentUsageDetails(msgspec.Struct):
-    cached_tokens: int
-
-
-class AgentReasoningDetails(msgspec.Struct):
-    reasoning_tokens: int
-
-
-class AgentUsage(msgspec.Struct):
-    input_tokens: int
-    input_tokens_details: AgentUsageDetails
-    output_tokens: int
-    output_tokens_details: AgentReasoningDetails
-    total_tokens: int
-
-
-class AgentShape(msgspec.Struct, kw_only=True):
-    """An agent's configuration; settings of sampling are there where they were given."""
+class AgentShown(msgspec.Struct, kw_only=True):
+    """With the settings of ours that it has."""
 
     id: str
     name: str | None
@@ -40,64 +24,55 @@ class AgentShape(msgspec.Struct, kw_only=True):
     compaction: JsonObject
 
 
-class AgentReply(AgentShape, kw_only=True):
+class AgentReply(AgentShown, kw_only=True):
     object: Literal["agent"]
     created_at: int
     updated_at: int
     metadata: dict[str, str]
 
 
-class AgentSessionReply(msgspec.Struct, kw_only=True):
-    """`prompt_cache_options` is there where it was given."""
+class RequiredAction(msgspec.Struct):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: object
+    turn_id: str
 
+
+class TokenUsage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class SessionReply(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["agent.session"]
-    agent: AgentShape
+    agent: AgentShown
     environment: JsonObject
-    status: Literal["idle", "in_progress", "requires_action"]
-    required_actions: list[JsonObject]
-    usage: AgentUsage | None
+    status: Literal["idle", "in_progress", "requires_action", "failed"]
+    required_actions: list[RequiredAction]
+    usage: TokenUsage | None
     metadata: dict[str, str]
     created_at: int
     last_active_at: int
-    error: None
+    error: str | None
     vault_ids: list[str]
+    prompt_cache_options: JsonObject | None = None
 
 
-class AgentTurnReply(msgspec.Struct):
+class TurnReply(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["agent.session.turn"]
     session_id: str
     agent_id: str
-    subagent_id: None
-    status: Literal["in_progress", "waiting", "completed", "failed", "cancelled"]
+    subagent_id: str | None
+    status: Literal["queued", "in_progress", "waiting", "completed", "failed", "cancelled"]
     created_at: int
-    started_at: int
+    started_at: int | None
     completed_at: int | None
     error: JsonObject | None
-    usage: AgentUsage | None
+    usage: TokenUsage | None
     prompt_cache_options: JsonObject | None
-
-
-class AgentList(msgspec.Struct):
-    object: Literal["list"]
-    data: list[AgentReply]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class AgentSessionList(msgspec.Struct):
-    object: Literal["list"]
-    data: list[AgentSessionReply]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class AgentTurnList(msgspec.Struct):
-    object: Literal["list"]
-    data: list[AgentTurnReply]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool

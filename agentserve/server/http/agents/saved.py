@@ -11,10 +11,11 @@ from agentserve.server.agents.records import SavedAgent, new_id
 from agentserve.server.agents.shelf import Full
 from agentserve.server.errors import json_response
 from agentserve.server.http.agents.asked import BLANK, check_metadata, configured
-from agentserve.server.http.agents.lookup import agent_of, check_config, whose
+from agentserve.server.http.agents.lookup import agent_of, check_config
 from agentserve.server.http.agents.schemas import AgentRequest
 from agentserve.server.http.agents.sessions import full
 from agentserve.server.http.agents.shown import agent_object
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.responses.lists import page, wanted
@@ -26,11 +27,11 @@ async def create_agent(request: Request) -> Response:
     context = context_of(request)
     body = await _body(context, request)
     config = configured(BLANK, body, context.python_tools, "body")
-    check_config(context, config, whose(request))
+    check_config(context, config, tenant_of(request))
     now = context.wall()
     metadata = check_metadata({} if body.metadata is UNSET else body.metadata or {})
     agent = SavedAgent(
-        whose(request), msgspec.structs.replace(config, id=new_id("agent")), now, now, metadata
+        tenant_of(request), msgspec.structs.replace(config, id=new_id("agent")), now, now, metadata
     )
     try:
         kept = context.agents.shelf.save_agent(agent)
@@ -51,7 +52,7 @@ async def update_agent(request: Request) -> Response:
     body = await _body(context, request)
     before = agent_of(context, request)
     config = configured(before.config, body, context.python_tools, "body")
-    check_config(context, config, whose(request))
+    check_config(context, config, tenant_of(request))
     metadata = before.metadata if body.metadata is UNSET else check_metadata(body.metadata or {})
     agent = SavedAgent(before.tenant, config, before.created, context.wall(), metadata)
     await booked(context.agents.shelf.save_agent(agent))
@@ -60,7 +61,7 @@ async def update_agent(request: Request) -> Response:
 
 async def list_agents(request: Request) -> Response:
     saved = context_of(request).agents.shelf.agents.values()
-    own = (agent for agent in saved if agent.tenant == whose(request))
+    own = (agent for agent in saved if agent.tenant == tenant_of(request))
     agents = sorted(own, key=lambda one: (one.created, one.id))
     return json_response(page([agent_object(agent) for agent in agents], wanted(request)))
 

@@ -15,10 +15,11 @@ from agentserve.server.agents.records import AgentConfig, Head, new_id
 from agentserve.server.agents.shelf import Full
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http.agents.asked import BLANK, check_metadata, configured, input_texts
-from agentserve.server.http.agents.lookup import agent_of, check_config, session_of, whose
+from agentserve.server.http.agents.lookup import agent_of, check_config, session_of
 from agentserve.server.http.agents.schemas import SessionRequest, SessionUpdate
 from agentserve.server.http.agents.shown import session_object
 from agentserve.server.http.agents.stream import opened
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import SESSION_HEADER
 from agentserve.server.http.reading import read_body
@@ -47,7 +48,7 @@ async def create_session(request: Request) -> Response:
     now = context.wall()
     head = Head(
         id=new_id("sess"),
-        tenant=whose(request),
+        tenant=tenant_of(request),
         config=config,
         created=now,
         active=now,
@@ -115,7 +116,7 @@ async def update_session(request: Request) -> Response:
         if fields.instructions is not UNSET:
             raise ApiError("agent.instructions: cannot be changed in a session", param="agent.instructions")
         config = configured(config, fields, context.python_tools)
-        check_config(context, config, whose(request))
+        check_config(context, config, tenant_of(request))
     metadata = head.metadata
     if body.metadata is not UNSET:
         metadata = check_metadata(body.metadata or {})
@@ -130,7 +131,7 @@ async def update_session(request: Request) -> Response:
 async def list_sessions(request: Request) -> Response:
     """`after`, `limit`, `order`, `agent_id` and `metadata[key]=value`."""
     context = context_of(request)
-    tags = {
+    labels = {
         name[len("metadata[") : -1]: value
         for name, value in request.query_params.items()
         if name.startswith("metadata[") and name.endswith("]")
@@ -138,8 +139,8 @@ async def list_sessions(request: Request) -> Response:
     agent = request.query_params.get("agent_id")
     found = [
         history
-        for history in context.agents.shelf.sessions(whose(request))
-        if (agent is None or history.head.config.id == agent) and _has(history.head.metadata, tags)
+        for history in context.agents.shelf.sessions(tenant_of(request))
+        if (agent is None or history.head.config.id == agent) and _has(history.head.metadata, labels)
     ]
     by_id = {history.id: history for history in found}
     shown = page([{"id": history.id} for history in found], wanted(request))
@@ -168,7 +169,7 @@ def _config(context: ServerContext, request: Request, body: SessionRequest) -> A
         config = agent_of(context, request, body.agent_id, param="agent_id").config
     if body.agent is not None:
         config = configured(config, body.agent, context.python_tools)
-    check_config(context, config, whose(request))
+    check_config(context, config, tenant_of(request))
     return config if config.id else msgspec.structs.replace(config, id=new_id("agent"))
 
 

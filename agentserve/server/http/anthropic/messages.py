@@ -17,6 +17,7 @@ from agentserve.server.http.anthropic.retention import take_retention
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
 from agentserve.server.http.anthropic.thread import continued, message_id
 from agentserve.server.http.anthropic.told import PING, Asking, Telling, whole
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.chat_request import ChatJob, prepare
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import SESSION_HEADER
@@ -38,7 +39,7 @@ async def messages(request: Request) -> Response:
     fields = decode(await read_body(request, limits.body_bytes), MessagesRequest, limits)
     if fields.max_tokens == 0 and fields.stream:
         raise ApiError("max_tokens: 0 is not for streams", param="max_tokens")
-    ours = await continued(context, asked(fields), fields.thread)
+    ours = await continued(context, tenant_of(request), asked(fields), fields.thread)
     async with _told_as(ours):
         if fields.max_tokens == 0:
             return await _warmed(context, request, ours)
@@ -51,7 +52,7 @@ async def count_tokens(request: Request) -> Response:
     context = context_of(request)
     limits = context.options.limits
     fields = decode(await read_body(request, limits.body_bytes), CountRequest, limits)
-    ours = await continued(context, asked(fields), fields.thread)
+    ours = await continued(context, tenant_of(request), asked(fields), fields.thread)
     async with _told_as(ours):
         prompt = await prompt_of(context, request, ours.chat)
     return json_response({"input_tokens": len(prompt.ids)})

@@ -17,7 +17,6 @@ from agentserve.server.http.anthropic.asked import Asked
 from agentserve.server.http.anthropic.schemas import Thread
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.schemas import ToolDef
-from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.session_record import Lease
 from agentserve.server.sessions.transcript import read_messages
 from agentserve.types import SessionId
@@ -35,7 +34,7 @@ def message_id(lease: Lease) -> str:
     return f"{_PREFIX}_{lease.turn}_{lease.key}"
 
 
-async def continued(context: ServerContext, ours: Asked, thread: Thread | None) -> Asked:
+async def continued(context: ServerContext, tenant: str, ours: Asked, thread: Thread | None) -> Asked:
     """The request with what its thread has: earlier messages, the system's among them, and the tools."""
     if thread is None or thread.type == "create":
         return ours
@@ -45,7 +44,7 @@ async def continued(context: ServerContext, ours: Asked, thread: Thread | None) 
         )
     key, turn = _parts(thread.previous_message_id or "")
     session = context.directory.find(key)
-    if session is None or session.tenant != DEFAULT_TENANT or context.expired(session):
+    if session is None or session.tenant != tenant or context.expired(session):
         raise _not_found(thread)
     kept = context.chronicle.transcripts.get(key)
     count = kept.at(turn) if kept is not None else None

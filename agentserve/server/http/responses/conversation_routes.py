@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.responses.conversations import Conversation, shown
@@ -25,8 +26,9 @@ async def create_conversation(request: Request) -> Response:
     context = context_of(request)
     body = await _body(context, request, ConversationRequest)
     check_metadata(body.metadata)
+    context.check_stored(tenant_of(request))
     items = _read(context, body.items or [], None)
-    made = Conversation(new_id("conv"), context.wall(), body.metadata)
+    made = Conversation(new_id("conv"), context.wall(), body.metadata, tenant_of(request))
     await booked(context.responses.conversations.open(made, items))
     return json_response(made.shown())
 
@@ -63,6 +65,7 @@ async def add_items(request: Request) -> Response:
     context = context_of(request)
     body = await _body(context, request, ItemsRequest)
     found = _found(context, request)
+    context.check_stored(found.tenant)
     items = _read(context, body.items, found)
     conversations = context.responses.conversations
     conversations.lock(found.id)
@@ -113,6 +116,6 @@ async def _body(context: ServerContext, request: Request, kind: type[Body]) -> B
 def _found(context: ServerContext, request: Request) -> Conversation:
     id_ = request.path_params["id"]
     found = context.responses.conversations.get(id_)
-    if found is None:
+    if found is None or found.tenant != tenant_of(request):
         raise not_found("Conversation", id_, code="conversation_not_found")
     return found

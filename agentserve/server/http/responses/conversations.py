@@ -6,7 +6,7 @@ came. The head says how many items there are, so that a conversation of which a 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
@@ -14,6 +14,7 @@ import msgspec
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.responses.shelf import Book, read_json
+from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.transcript import write_json
 from agentserve.server.text_port import JsonObject
 
@@ -46,13 +47,21 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     next: int  # number of the next one
     metadata: dict[str, str] = {}
     session: str | None = None  # public id of the one that its last response ran in
+    tenant: str = DEFAULT_TENANT
 
 
 class Conversation:
     """One of them. Only `Conversations` changes it."""
 
-    def __init__(self, id_: str, created: float, metadata: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        id_: str,
+        created: float,
+        metadata: Mapping[str, str] | None = None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> None:
         self.id = id_
+        self.tenant = tenant
         self.created = created
         self.metadata = dict(metadata or {})
         self.next = 0
@@ -84,7 +93,15 @@ class Conversation:
         return self._entries.get(id_)
 
     def head(self) -> Head:
-        return Head(self.id, self.created, len(self._entries), self.next, self.metadata, self.session)
+        return Head(
+            self.id,
+            self.created,
+            len(self._entries),
+            self.next,
+            self.metadata,
+            self.session,
+            self.tenant,
+        )
 
     def parts(self) -> dict[str, bytes]:
         """All records of its items."""
@@ -141,6 +158,7 @@ class Conversations:
         self._book = book
         self._kept: OrderedDict[str, Conversation] = OrderedDict()
         self._bytes = 0
+        self._of: Counter[str] = Counter()  # bytes, by tenant
         self.busy: set[str] = set()  # a response is being made for it
 
     def __len__(self) -> int:
@@ -150,7 +168,11 @@ class Conversations:
     def size_bytes(self) -> int:
         return self._bytes
 
+    def bytes_of(self, tenant: str) -> int:
+        return self._of[tenant]
+
     def get(self, id_: str) -> Conversation | None:
+        """Of whichever tenant."""
         found = self._kept.get(id_)
         if found is not None:
             self._kept.move_to_end(id_)
@@ -190,7 +212,7 @@ class Conversations:
     def open(self, conversation: Conversation, items: Sequence[JsonObject] = ()) -> Future[None] | None:
         """A new one."""
         self._kept[conversation.id] = conversation
-        self._bytes += conversation.cost
+        self._grow(conversation.tenant, conversation.cost)
         return self.add(conversation, items)
 
     def add(
@@ -221,36 +243,42 @@ class Conversations:
 
     def delete(self, id_: str) -> Future[None] | None:
         gone = self._kept.pop(id_)
-        self._bytes -= gone.cost
+        self._grow(gone.tenant, -gone.cost)
         if self._book is None:
             return None
         return self._book.write([(id_, None), *((name, None) for name in gone.parts())])
 
     def restore(self, heads: Iterable[Head], parts: Mapping[str, Mapping[int, Sequence[Entry]]]) -> int:
-        """Take in what a book gives back. Those of which items are missing are let go of: gives their
-        number."""
+        """Take in what a book gives back. Those of which items are missing are let go of, there too: gives
+        their number."""
         broken = 0
+        gone: list[str] = []
         orphans = dict(parts)
         for head in sorted(heads, key=lambda one: one.created):
-            made = Conversation(head.id, head.created, head.metadata)
+            made = Conversation(head.id, head.created, head.metadata, head.tenant)
+            found = orphans.pop(head.id, {})
             try:
-                for first, entries in sorted(orphans.pop(head.id, {}).items()):
+                for first, entries in sorted(found.items()):
                     made.take(first, entries)
                 if made.count != head.count or made.next > head.next:
                     raise ValueError("items of it are missing")
             except ValueError:
                 broken += 1
+                gone += [head.id, *(part_name(head.id, first) for first in found)]
                 continue
             made.next, made.session = head.next, head.session
             self._kept[made.id] = made
-            self._bytes += made.cost
+            self._grow(made.tenant, made.cost)
+        gone += [part_name(id_, first) for id_, found in orphans.items() for first in found]
+        if gone and self._book is not None:
+            self._book.write([(name, None) for name in gone])
         self._make_room(None)
         return broken + len(orphans)
 
     def _changed(self, one: Conversation, before: int, *parts: int | None) -> Future[None] | None:
         if self._kept.get(one.id) is not one:
             return None  # it was deleted meanwhile
-        self._bytes += one.cost - before
+        self._grow(one.tenant, one.cost - before)
         written = None
         if self._book is not None:
             records: list[tuple[str, bytes | None]] = [(one.id, msgspec.msgpack.encode(one.head()))]
@@ -258,6 +286,12 @@ class Conversations:
             written = self._book.write(records)
         self._make_room(one.id)
         return written
+
+    def _grow(self, tenant: str, by: int) -> None:
+        self._bytes += by
+        self._of[tenant] += by
+        if not self._of[tenant]:
+            del self._of[tenant]
 
     def _make_room(self, spared: str | None) -> None:
         for id_ in list(self._kept):

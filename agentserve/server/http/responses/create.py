@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
-from agentserve.server.http.agents.lookup import whose
 from agentserve.server.http.ahead_of_turn import prompt_of
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.idempotency import share
 from agentserve.server.http.names import SESSION_HEADER, set_request_id
@@ -35,7 +35,7 @@ async def create_response(request: Request) -> Response:
     body = await _body(context, request)
     if body.model is None:
         raise ApiError("model: missing", param="model", code="missing_required_parameter")
-    plan = await planned(context, body)
+    plan = await planned(context, tenant_of(request), body)
     try:
         job = await _job(context, request, plan)
     except ApiError as error:
@@ -69,7 +69,7 @@ async def create_response(request: Request) -> Response:
 async def count_input(request: Request) -> Response:
     """POST /v1/responses/input_tokens: how many tokens the prompt of such a request has."""
     context = context_of(request)
-    plan = await planned(context, await _body(context, request), lock=False)
+    plan = await planned(context, tenant_of(request), await _body(context, request), lock=False)
     try:
         prompt = await prompt_of(context, request, plan.fields)
     except ApiError as error:
@@ -91,6 +91,7 @@ async def _body(context: ServerContext, request: Request) -> ResponsesRequest:
 
 async def _job(context: ServerContext, request: Request, plan: Plan) -> Job:
     if plan.keeps:
+        context.check_stored(plan.claim.tenant)
         await context.responses.ready()
     if plan.body.prewarm:
         return await warming_job(context, request, plan.fields)
@@ -169,7 +170,7 @@ async def _in_background(
         shelf.release(live.id)
         lives.over(live)
         if live.task is not None and (status := making.fold.response["status"]) in RESPONSE_EVENTS:
-            context.hooks.publish(whose(request), f"response.{status}", {"id": live.id})
+            context.hooks.publish(tenant_of(request), f"response.{status}", {"id": live.id})
 
     try:
         await making.keep(running=True)
@@ -185,7 +186,7 @@ async def _in_background(
         return json_response(shown, headers=headers)
 
     async def again(request: Request) -> Response:
-        return await follow(context, request, found(context, live.id), None, headers)
+        return await follow(context, request, found(context, request, live.id), None, headers)
 
     share(request, again, lambda: not live.over)
     return await follow_live(context, request, live, None, headers)

@@ -66,7 +66,8 @@ class Desk:
             most_bytes=bounds.events_bytes,
             one_bytes=bounds.one_events_bytes,
         )
-        self._compared: OrderedDict[str, Compared] = OrderedDict()
+        self.broken_off: list[tuple[str, str]] = []  # tenant and id of what the end of a server cut off
+        self._compared: OrderedDict[tuple[str, str], Compared] = OrderedDict()
         self._compared_bytes = 0
         if records is not None:
             records.content_of = self._content
@@ -76,6 +77,7 @@ class Desk:
             for kept in self.shelf:
                 if kept.running:
                     self.shelf.put(_broken_off(kept))
+                    self.broken_off.append((kept.tenant, kept.id))
 
     async def close(self) -> None:
         if self.records is not None:
@@ -124,17 +126,21 @@ class Desk:
             0 if records is None else records.skipped,
         )
 
+    def bytes_of(self, tenant: str) -> int:
+        """What is kept of a tenant's responses and conversations."""
+        return self.shelf.bytes_of(tenant) + self.conversations.bytes_of(tenant)
+
     def live(self, id_: str) -> Live | None:
         """A background response that is being made, or whose events are still here."""
         return self.lives.get(id_)
 
     # --- recent prompts ----------------------------------------------------------------
 
-    def compared(self, id_: str) -> Compared | None:
-        return self._compared.get(id_)
+    def compared(self, tenant: str, id_: str) -> Compared | None:
+        return self._compared.get((tenant, id_))
 
-    def remember(self, id_: str, compared: Compared) -> None:
-        self._compared[id_] = compared
+    def remember(self, tenant: str, id_: str, compared: Compared) -> None:
+        self._compared[tenant, id_] = compared
         self._compared_bytes += compared.cost
         while self._compared_bytes > self._bounds.compared_bytes:
             _, oldest = self._compared.popitem(last=False)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.responses.events import event_frame
 from agentserve.server.http.responses.live import Live
@@ -20,10 +21,10 @@ from agentserve.server.http.streaming import open_stream
 NO_HEADERS: Mapping[str, str] = {}
 
 
-def found(context: ServerContext, id_: str) -> Kept:
-    """ApiError where there is no such response."""
+def found(context: ServerContext, request: Request, id_: str) -> Kept:
+    """ApiError where the tenant has no such response."""
     kept = context.responses.shelf.get(id_)
-    if kept is None:
+    if kept is None or kept.tenant != tenant_of(request):
         raise not_found("Response", id_, code="response_not_found")
     return kept
 

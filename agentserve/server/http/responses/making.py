@@ -106,7 +106,7 @@ class Making:
         await self._keep_or_fail()
         if self.error is None and ids:
             compared = Compared(ids, len(self._job.prompt), facts_of(fold.response))
-            self._desk.remember(fold.response["id"], compared)
+            self._desk.remember(self.plan.claim.tenant, fold.response["id"], compared)
         yield fold.ended()
 
     async def failed(self, error: ApiError) -> list[JsonObject]:
@@ -144,6 +144,7 @@ class Making:
         plan, shown = self.plan, self.fold.response
         return Kept(
             id=shown["id"],
+            tenant=plan.claim.tenant,
             created=self.created,
             items=write_json(plan.items),
             response=write_json(shown),
@@ -184,10 +185,10 @@ class Making:
         if options is None or options.comparison_response_id is None:
             return
         id_ = options.comparison_response_id
-        earlier = self._desk.compared(id_)
+        earlier = self._desk.compared(self.plan.claim.tenant, id_)
         if earlier is not None:
             shown["prompt_cache_diagnostics"] = diagnosed(earlier, prompt, facts_of(shown))
-        elif self._desk.shelf.get(id_) is not None:
+        elif (kept := self._desk.shelf.get(id_)) is not None and kept.tenant == self.plan.claim.tenant:
             shown["prompt_cache_diagnostics"] = {"type": "unavailable"}
         else:
             shown["prompt_cache_diagnostics"] = {"type": "comparison_response_not_found"}

@@ -17,7 +17,6 @@ from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.responses.shelf import Kept
 from agentserve.server.http.responses.tools import Toolbox, read_choice, read_tools
 from agentserve.server.http.schemas import ChatRequest
-from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.text_port import JsonObject
 
 log = logging.getLogger(__name__)
@@ -39,9 +38,10 @@ class Claim:
     """What a response needs, held until it is done: its parent stays, its conversation is locked, and in the
     background it has a place."""
 
-    def __init__(self, desk: Desk, body: ResponsesRequest, *, lock: bool) -> None:
-        """ApiError where it is not there, or is taken."""
+    def __init__(self, desk: Desk, tenant: str, body: ResponsesRequest, *, lock: bool) -> None:
+        """ApiError where the tenant has it not, or it is taken."""
         self._desk = desk
+        self.tenant = tenant
         self._open = lock
         self._placed = lock and bool(body.background)
         self.chain: list[Kept] = []
@@ -58,11 +58,11 @@ class Claim:
     def _take(self, body: ResponsesRequest, lock: bool) -> None:
         desk = self._desk
         if body.previous_response_id is not None:
-            self.chain = _chain(desk, body.previous_response_id)
+            self.chain = _chain(desk, self.tenant, body.previous_response_id)
             if lock:
                 desk.shelf.hold(self.chain[-1].id)
         elif body.conversation is not None:
-            self.conversation = _conversation(desk, conversation_id(body.conversation))
+            self.conversation = _conversation(desk, self.tenant, conversation_id(body.conversation))
             if lock:
                 desk.conversations.lock(self.conversation.id)
 
@@ -135,10 +135,10 @@ class Plan:
         return text
 
 
-async def planned(context: ServerContext, body: ResponsesRequest, *, lock: bool = True) -> Plan:
+async def planned(context: ServerContext, tenant: str, body: ResponsesRequest, *, lock: bool = True) -> Plan:
     """ApiError for what cannot be, or names what there is not. `lock`: the claim is to be released."""
     check(body)
-    claim = Claim(context.responses, body, lock=lock)
+    claim = Claim(context.responses, tenant, body, lock=lock)
     try:
         return await _read(context, body, claim)
     except BaseException:
@@ -159,10 +159,10 @@ async def _read(context: ServerContext, body: ResponsesRequest, claim: Claim) ->
     else:
         earlier = await context.off_loop(runs_of, claim.chain, conversations_of(desk, claim.chain))
     known = {item["id"] for run in earlier for item in run}
-    items, places = _resolved(desk, given, known, once=conversation is not None)
-    messages, where = _messages(context, body, [*earlier, items], places)
+    items, places = _resolved(desk, claim.tenant, given, known, once=conversation is not None)
+    messages, where = _messages(context, claim.tenant, body, [*earlier, items], places)
     last = claim.session
-    alive = last is not None and context.directory.get(DEFAULT_TENANT, last) is not None
+    alive = last is not None and context.directory.get(claim.tenant, last) is not None
     fields = chat_request(body, box, choice, messages, last if alive else None)
     return Plan(body, box, items, fields, where, claim)
 
@@ -203,9 +203,9 @@ def not_found(what: str, id_: str, param: str | None = None, code: str | None = 
     return ApiError(f"{what} {id_[:80]!r} was not found.", status=404, param=param, code=code)
 
 
-def _chain(desk: Desk, id_: str) -> list[Kept]:
+def _chain(desk: Desk, tenant: str, id_: str) -> list[Kept]:
     chain = desk.shelf.chain(id_)
-    if chain is None:
+    if chain is None or chain[-1].tenant != tenant:
         raise not_found("Previous response", id_, "previous_response_id", "previous_response_not_found")
     if chain[-1].running:
         raise ApiError(
@@ -218,9 +218,9 @@ def _chain(desk: Desk, id_: str) -> list[Kept]:
     return chain
 
 
-def _conversation(desk: Desk, id_: str) -> Conversation:
+def _conversation(desk: Desk, tenant: str, id_: str) -> Conversation:
     found = desk.conversations.get(id_)
-    if found is None:
+    if found is None or found.tenant != tenant:
         raise not_found("Conversation", id_, "conversation", "conversation_not_found")
     return found
 
@@ -251,7 +251,9 @@ def twice(place: str, id_: str) -> ApiError:
     return ApiError(f"{place}.id: {id_[:80]!r} is in it already", param=f"{place}.id", code="duplicate_item")
 
 
-def _resolved(desk: Desk, given: Given, known: set[str], *, once: bool) -> tuple[list[JsonObject], list[str]]:
+def _resolved(
+    desk: Desk, tenant: str, given: Given, known: set[str], *, once: bool
+) -> tuple[list[JsonObject], list[str]]:
     """The request's own items, references looked up; one to what the history has anyway says nothing.
     `once`: no item may be there twice."""
     items: list[JsonObject] = []
@@ -265,7 +267,7 @@ def _resolved(desk: Desk, given: Given, known: set[str], *, once: bool) -> tuple
         elif item.id in known:
             continue
         else:
-            owner = desk.shelf.owner(item.id)
+            owner = desk.shelf.owner(tenant, item.id)
             if owner is None:
                 raise not_found(f"{place}: item", item.id, place, "item_not_found")
             if owner.id not in looked:
@@ -279,10 +281,14 @@ def _resolved(desk: Desk, given: Given, known: set[str], *, once: bool) -> tuple
 
 
 def _messages(
-    context: ServerContext, body: ResponsesRequest, runs: list[list[JsonObject]], places: list[str]
+    context: ServerContext,
+    tenant: str,
+    body: ResponsesRequest,
+    runs: list[list[JsonObject]],
+    places: list[str],
 ) -> tuple[list[JsonObject], tuple[str | None, ...]]:
     cut = context.directory.cut
-    messages, firsts = messages_of(runs, lambda call: cut(DEFAULT_TENANT, call))
+    messages, firsts = messages_of(runs, lambda call: cut(tenant, call))
     earlier = sum(map(len, runs[:-1]))
     where: list[str | None] = [None if first < earlier else places[first - earlier] for first in firsts]
     if body.instructions:

@@ -19,7 +19,7 @@ async def get_response(request: Request) -> Response:
     """The response as it is. With `?stream=true`, its events: those of a background response from
     `starting_after` on, as they were and as they come; of others, as they could have been."""
     context = context_of(request)
-    kept = found(context, request.path_params["id"])
+    kept = found(context, request, request.path_params["id"])
     if query.flag(request, "stream"):
         after = query.whole(request, "starting_after")
         return await follow(context, request, kept, after, NO_HEADERS)
@@ -30,7 +30,7 @@ async def get_response(request: Request) -> Response:
 async def delete_response(request: Request) -> Response:
     """What goes on from it keeps its history; nobody can name it any more."""
     context = context_of(request)
-    kept = found(context, request.path_params["id"])
+    kept = found(context, request, request.path_params["id"])
     live = context.responses.live(kept.id)
     if live is not None:
         await live.cancel()
@@ -43,7 +43,7 @@ async def delete_response(request: Request) -> Response:
 async def cancel_response(request: Request) -> Response:
     """Stop a background response. One that is over stays as it is."""
     context = context_of(request)
-    kept = found(context, request.path_params["id"])
+    kept = found(context, request, request.path_params["id"])
     shown = kept.shown()
     if not shown["background"]:
         raise ApiError("Only a background response can be cancelled.", code="not_in_background")
@@ -57,7 +57,7 @@ async def cancel_response(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     """All that the model read for it, instructions apart: the history that it goes on from, too."""
     context = context_of(request)
-    kept = found(context, request.path_params["id"])
+    kept = found(context, request, request.path_params["id"])
     chain = context.responses.shelf.chain(kept.id)
     if chain is None:
         raise not_found("The history of response", kept.id)

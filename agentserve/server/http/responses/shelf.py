@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 import msgspec
 
+from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.text_port import JsonObject
 
 OVERHEAD_BYTES = 512
@@ -44,6 +46,7 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     names: tuple[str, ...] = ()  # ids of its items, input and output
     running: bool = False  # in the background, when this was written
     hidden: bool = False  # it was deleted
+    tenant: str = DEFAULT_TENANT
 
     @property
     def cost(self) -> int:
@@ -98,7 +101,8 @@ class Shelf:
         self._kept: dict[str, Kept] = {}
         self._children: dict[str, int] = {}  # how many go on from it, where some do
         self._line: list[tuple[float, str]] = []  # a heap of the others, by age; some no longer are
-        self._owners: dict[str, str] = {}  # item -> the response that has it
+        self._owners: dict[tuple[str, str], str] = {}  # tenant, item -> the response that has it
+        self._of: Counter[str] = Counter()  # bytes, by tenant
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -108,11 +112,14 @@ class Shelf:
     def size_bytes(self) -> int:
         return self._bytes
 
+    def bytes_of(self, tenant: str) -> int:
+        return self._of[tenant]
+
     def __iter__(self) -> Iterator[Kept]:
         return iter(list(self._kept.values()))
 
     def get(self, id_: str) -> Kept | None:
-        """None: there is none, it was deleted, or it is too old."""
+        """Of whichever tenant. None: there is none, it was deleted, or it is too old."""
         kept = self._kept.get(id_)
         return None if kept is None or kept.hidden or self._old(kept) else kept
 
@@ -127,9 +134,9 @@ class Shelf:
             kept = self._kept.get(kept.parent)
         return None
 
-    def owner(self, item: str) -> Kept | None:
-        """The response that an item is part of."""
-        owner = self._owners.get(item)
+    def owner(self, tenant: str, item: str) -> Kept | None:
+        """The response of a tenant that an item is part of: ids of items may be their clients'."""
+        owner = self._owners.get((tenant, item))
         return None if owner is None else self.get(owner)
 
     def encoded(self, id_: str) -> bytes | None:
@@ -242,11 +249,15 @@ class Shelf:
 
     def _count(self, kept: Kept, by: int) -> None:
         self._bytes += by * kept.cost
+        self._of[kept.tenant] += by * kept.cost
+        if not self._of[kept.tenant]:
+            del self._of[kept.tenant]
         for name in kept.names:
+            named = (kept.tenant, name)
             if by > 0:
-                self._owners.setdefault(name, kept.id)
-            elif self._owners.get(name) == kept.id:
-                del self._owners[name]
+                self._owners.setdefault(named, kept.id)
+            elif self._owners.get(named) == kept.id:
+                del self._owners[named]
 
     def _make_room(self, spared: str | None = None) -> None:
         first: Kept | None = None  # in line, and spared

@@ -52,7 +52,7 @@ async def next_turn(
             return lease
         raise turn_running(session) if session.running is not None else went_on(session)
 
-    return fields, await prepare_turns(context, fields, begin)
+    return fields, await prepare_turns(context, session.tenant, fields, begin)
 
 
 def next_request(kept: Transcript, held: Mapping[str, Held], options: TurnOptions) -> ChatRequest:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.context import ServerContext
-from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.session_record import Session
 
 
@@ -15,11 +15,11 @@ def found(context: ServerContext, request: Request) -> Session:
 
     Look again after every `await`: sessions are closed at any time.
     """
-    name = request.path_params["name"]
-    session = context.directory.get(DEFAULT_TENANT, name)
+    tenant, name = tenant_of(request), request.path_params["name"]
+    session = context.directory.get(tenant, name)
     if session is not None and context.expired(session):
         context.expire()
-        session = context.directory.get(DEFAULT_TENANT, name)
+        session = context.directory.get(tenant, name)
     if session is None:
         raise ApiError(f"No session {name[:128]!r}.", status=404, code="session_not_found")
     return session

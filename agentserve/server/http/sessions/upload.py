@@ -15,6 +15,7 @@ from starlette.responses import Response
 from agentserve.server.errors import ApiError
 from agentserve.server.http import query
 from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.reading import most_bytes
 from agentserve.server.http.sessions.going_on import TurnOptions
 from agentserve.server.http.sessions.growing import Growing
 from agentserve.server.http.sessions.lookup import found
@@ -60,15 +61,15 @@ async def _text(request: Request, limits: Limits, growing: Growing) -> str:
     """The body as text, read to its end."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     parts: list[str] = []
-    size, chars = 0, 0
+    size, chars, most = 0, 0, most_bytes(request, limits.body_bytes)
     try:
         async for part in request.stream():
             if part and not size:
                 growing.signal(Signal.STREAMING)
             size += len(part)
-            if size > limits.body_bytes:
+            if size > most:
                 raise ApiError(
-                    f"The tool's output is larger than {limits.body_bytes} bytes.",
+                    f"The tool's output is larger than {most} bytes.",
                     status=413,
                     code="request_too_large",
                 )

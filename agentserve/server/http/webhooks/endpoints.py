@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
-from agentserve.server.http.agents.lookup import whose
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.context import context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.responses.lists import page, wanted
@@ -39,7 +39,7 @@ async def create_endpoint(request: Request) -> Response:
     hooks = hooks_of(request)
     try:
         endpoint, secret = await hooks.outbox.create_endpoint(
-            whose(request), body.name, body.url, body.event_types, body.payload
+            tenant_of(request), body.name, body.url, body.event_types, body.payload
         )
     except WebhookError as error:
         raise told(error) from None
@@ -49,7 +49,7 @@ async def create_endpoint(request: Request) -> Response:
 async def list_endpoints(request: Request) -> Response:
     """Newest first; `after`, `limit` and `order`."""
     hooks = hooks_of(request)
-    shown = [_shown(hooks, endpoint) for endpoint in hooks.endpoints(whose(request))]
+    shown = [_shown(hooks, endpoint) for endpoint in hooks.endpoints(tenant_of(request))]
     return json_response(page(shown, wanted(request)))
 
 
@@ -161,7 +161,7 @@ def hooks_of(request: Request) -> Hooks:
 def endpoint_of(request: Request) -> Endpoint:
     """Look again after every `await`."""
     try:
-        return hooks_of(request).endpoint(whose(request), request.path_params["id"])
+        return hooks_of(request).endpoint(tenant_of(request), request.path_params["id"])
     except WebhookError as error:
         raise told(error) from None
 

@@ -1,0 +1,251 @@
+"""What a connection may do before a request is one: uvicorn's protocol on httptools, with bounds.
+
+The parser has none: a header without end, or a thousand connections that say nothing, would cost memory
+until there is none. Bytes that bring neither a whole head nor a body are bounded, whatever they are
+(headers, trailers, chunk extensions), and so is the time in which a head must come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from agentserve.server.errors import ApiError
+from agentserve.server.http.names import REQUEST_HEADER
+from agentserve.server.json_line import dump_json
+
+
+@dataclass(frozen=True, slots=True)
+class WireBounds:
+    head_bytes: int = 64 << 10
+    headers: int = 100
+    url_bytes: int = 8 << 10
+    head_seconds: float = 10.0  # from a connection's, or a request's, first sign to its last header
+    linger_seconds: float = 5.0  # for the rest of a request that was answered before it was whole
+    connections: int = 4096
+    per_address: int = 2048
+
+
+class Connections:
+    """Those that are open, in all and of each address."""
+
+    def __init__(self, bounds: WireBounds) -> None:
+        self._bounds = bounds
+        self._of: Counter[str] = Counter()
+        self._all = 0
+        self.refused = 0
+
+    def __len__(self) -> int:
+        return self._all
+
+    def admit(self, address: str) -> bool:
+        if self._all >= self._bounds.connections or self._of[address] >= self._bounds.per_address:
+            self.refused += 1
+            return False
+        self._of[address] += 1
+        self._all += 1
+        return True
+
+    def left(self, address: str) -> None:
+        self._of[address] -= 1
+        self._all -= 1
+        if not self._of[address]:
+            del self._of[address]
+
+
+def bounded_protocol(bounds: WireBounds, connections: Connections | None = None) -> type[HttpToolsProtocol]:
+    """The protocol of one server: for uvicorn's `http` setting."""
+    shared = Connections(bounds) if connections is None else connections
+
+    class Bounded(BoundedProtocol):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(bounds, shared, *args, **kwargs)
+
+    return Bounded
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    def __init__(self, bounds: WireBounds, shared: Connections, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._bounds = bounds
+        self._shared = shared
+        self._address = ""
+        self._admitted = False
+        self._idle_bytes = 0  # since there was last a whole head, a piece of a body or a whole request
+        self._whole = True  # the last request has come to its end
+        self._verdict: ApiError | None = None  # why the parser was stopped
+        self._over = False  # all is said; what still comes is not looked at
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- the connection ----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        self._admitted = self._shared.admit(self._address)
+        if not self._admitted:
+            self.transport = transport
+            self._say(_too_many())
+            transport.close()
+            return
+        super().connection_made(transport)
+        self._arm(self._bounds.head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        if self._admitted:
+            self._admitted = False
+            self._shared.left(self._address)
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._admitted or self._over or self.transport.is_closing():
+            return
+        self._idle_bytes += len(data)
+        super().data_received(data)
+        if self._over or self.transport.is_closing():
+            return
+        if self._idle_bytes > self._bounds.head_bytes:
+            self._verdict = _head_too_large(self._bounds)
+            self.send_400_response("")
+        elif self._idle_bytes and self._whole and self._timer is None:
+            self._arm(self._bounds.head_seconds)  # of the next request there is a part
+
+    # --- the parser's ------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._timer is None:
+            self._arm(self._bounds.head_seconds)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self._bounds.url_bytes:
+            self._stop(_url_too_long(self._bounds))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > self._bounds.headers:
+            self._stop(_too_many_headers(self._bounds))
+
+    def on_headers_complete(self) -> None:
+        if sum(len(name) + len(value) for name, value in self.headers) > self._bounds.head_bytes:
+            self._stop(_head_too_large(self._bounds))
+        self._disarm()
+        self._idle_bytes = 0
+        self._whole = False
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._idle_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._idle_bytes = 0
+        self._whole = True
+        super().on_message_complete()
+        if self.cycle.response_complete:  # it was answered before it was whole
+            self._disarm()
+            self._arm(self._bounds.head_seconds)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        answered = self.cycle.response_complete  # the last request that came; others may be before it
+        if answered and not self._whole and not self.transport.is_closing():
+            self._disarm()
+            self._arm(self._bounds.linger_seconds)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no request, or too much of one. Where an answer has begun nothing more can be said."""
+        verdict = self._verdict or ApiError("Invalid HTTP request received.", code="invalid_http")
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self._say(verdict)
+
+    # --- inside ------------------------------------------------------------------------
+
+    def _stop(self, verdict: ApiError) -> None:
+        self._verdict = verdict
+        raise httptools.HttpParserError(verdict.message)  # it comes back as `send_400_response`
+
+    def _arm(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self._over:
+            self.transport.close()
+        elif self._whole and self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False  # an answer is still being given: it closes then
+        elif self._whole and self._idle_bytes:
+            self._say(_head_too_slow(self._bounds))
+        else:
+            self.transport.close()
+
+    def _say(self, error: ApiError) -> None:
+        """A whole reply, and the end of the connection, but not at once: a client that is still sending would
+        be told of a reset, and never read it."""
+        body = dump_json(error.body())
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            REQUEST_HEADER: f"req-{secrets.token_hex(12)}",
+            "connection": "close",
+            **error.reply_headers,
+        }
+        head = b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in headers.items())
+        self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
+        self._over = True
+        self._disarm()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._arm(self._bounds.linger_seconds)
+
+
+def _too_many() -> ApiError:
+    return ApiError(
+        "There are too many connections.",
+        status=503,
+        code="too_many_connections",
+        headers={"retry-after": "1", "x-should-retry": "true"},
+    )
+
+
+def _head_too_large(bounds: WireBounds) -> ApiError:
+    return ApiError(
+        f"The request's headers are larger than {bounds.head_bytes} bytes.",
+        status=431,
+        code="headers_too_large",
+    )
+
+
+def _too_many_headers(bounds: WireBounds) -> ApiError:
+    return ApiError(
+        f"The request has more than {bounds.headers} headers.", status=431, code="too_many_headers"
+    )
+
+
+def _url_too_long(bounds: WireBounds) -> ApiError:
+    return ApiError(f"The URL is longer than {bounds.url_bytes} bytes.", status=414, code="url_too_long")
+
+
+def _head_too_slow(bounds: WireBounds) -> ApiError:
+    return ApiError(
+        f"The request's headers were not whole within {bounds.head_seconds:g} s.",
+        status=408,
+        code="request_timeout",
+    )

@@ -1,0 +1,1 @@
+"""Who may use the server, as whom, how much, and what is written down of it. Nothing here knows HTTP."""

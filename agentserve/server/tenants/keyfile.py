@@ -1,0 +1,137 @@
+"""Keys at rest: a file that the command line changes and a server reads again when it has changed.
+
+`keys.json` has the digests, `pepper` the secret that they are keyed with: who gets hold of one of the
+two can check no guess. Both are for their owner alone. A change replaces the file as a whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from agentserve.server.tenants.keys import KeyRecord, KeyTable, digest, is_tenant, new_key
+from tiering.stores.private import make_folder, new_file
+
+FOLDER = "tenants"  # below the data directory
+VERSION = 1
+MOST_KEYS = 10_000
+_PEPPER = 32  # bytes
+
+
+class KeysError(ValueError):
+    """What cannot be done with keys, in one line."""
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    keys: list[KeyRecord]
+
+
+class KeyFile:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._keys = folder / "keys.json"
+        self._pepper = folder / "pepper"
+
+    @property
+    def exists(self) -> bool:
+        """Keys were made here once."""
+        return self._keys.exists()
+
+    def stamp(self) -> tuple[int, int, int] | None:
+        """Another one says that the file is another one. None: there is none."""
+        try:
+            found = self._keys.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def records(self) -> list[KeyRecord]:
+        """All keys, the oldest first; none where there is no file. KeysError, OSError."""
+        try:
+            document = msgspec.json.decode(self._keys.read_bytes(), type=_Document)
+        except FileNotFoundError:
+            return []
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise KeysError(f"{self._keys}: not a file of keys: {error}") from None
+        if document.version != VERSION:
+            raise KeysError(f"{self._keys}: version {document.version}, this is a server of {VERSION}")
+        return document.keys
+
+    def table(self) -> KeyTable:
+        """KeysError, OSError."""
+        records = self.records()
+        return KeyTable(self._read_pepper() if records else secrets.token_bytes(_PEPPER), records)
+
+    def create(self, tenant: str | None, now: float) -> tuple[KeyRecord, str]:
+        """A new key of a tenant, or of an admin (None), with its text, which is kept nowhere. KeysError,
+        OSError."""
+        if tenant is not None and not is_tenant(tenant):
+            raise KeysError(f"{tenant[:80]!r}: a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ : -")
+        with self._locked():
+            records = self.records()
+            if len(records) >= MOST_KEYS:
+                raise KeysError(f"there are {len(records)} keys, and no more may be")
+            if not records and not self._pepper.exists():
+                self._write(self._pepper, secrets.token_bytes(_PEPPER))
+            name, key = new_key()
+            record = KeyRecord(name, digest(self._read_pepper(), key), now, tenant)
+            self._store([*records, record])
+            return record, key
+
+    def revoke(self, which: Callable[[KeyRecord], bool], now: float) -> list[KeyRecord]:
+        """Keys that are let in no longer: those that were. KeysError, OSError."""
+        with self._locked():
+            records = self.records()
+            gone = [record for record in records if which(record) and record.revoked is None]
+            names = {record.id for record in gone}
+            if names:
+                self._store(
+                    [
+                        msgspec.structs.replace(record, revoked=now) if record.id in names else record
+                        for record in records
+                    ]
+                )
+            return gone
+
+    def _store(self, records: list[KeyRecord]) -> None:
+        encoded = msgspec.json.encode(_Document(VERSION, records))
+        self._write(self._keys, msgspec.json.format(encoded, indent=1))
+
+    def _read_pepper(self) -> bytes:
+        try:
+            pepper = self._pepper.read_bytes()
+        except FileNotFoundError:
+            pepper = b""
+        if len(pepper) != _PEPPER:
+            raise KeysError(f"{self._pepper}: the secret that the keys were hashed with is not there")
+        return pepper
+
+    def _write(self, path: Path, content: bytes) -> None:
+        """The whole file or none of it, whenever the machine stops."""
+        fresh = path.with_name(path.name + ".new")
+        fresh.unlink(missing_ok=True)
+        with open(fresh, "wb", opener=new_file) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One at a time changes the keys."""
+        make_folder(self.folder)
+        with open(self.folder / "lock", "wb", opener=new_file) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

@@ -1,0 +1,111 @@
+"""API keys: how they look, what is kept of them, and whose they are. Pure.
+
+A key is an id, which may be seen by anybody, and 256 random bits. What is kept of those is a SHA-256
+keyed with a secret of the server (HMAC). A slow hash (scrypt, Argon2) is for what people make up: it
+makes guesses dear. Nobody guesses 256 random bits at any speed, while a hash that takes 50 ms would let
+any stranger occupy a core by sending wrong keys, and would delay every request by as much.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+
+import msgspec
+
+from agentserve.server.sessions.identity import DEFAULT_TENANT, is_name
+
+PREFIX = "ask_"
+MOST_CHARS = 512  # of what is taken for a key at all
+TENANT_CHARS = 64
+_ID, _SECRET = 12, 64  # hexadecimal digits
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whom a request comes from, as its key says."""
+
+    tenant: str | None  # None: an admin's key, which is nobody's
+    admin: bool = False
+    key: str | None = None  # its id; None: the server is open and asks for none
+
+
+ANYBODY = Caller(DEFAULT_TENANT, admin=True)
+"""Who calls a server that has no keys: whoever is on this machine."""
+
+
+class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is kept of a key."""
+
+    id: str
+    digest: bytes
+    created: float  # Unix time
+    tenant: str | None = None  # None: an admin's
+    revoked: float | None = None
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.tenant, self.tenant is None, self.id)
+
+
+def new_key() -> tuple[str, str]:
+    """(id, key)."""
+    name = secrets.token_hex(_ID // 2)
+    return name, f"{PREFIX}{name}_{secrets.token_hex(_SECRET // 2)}"
+
+
+def key_id(key: str) -> str | None:
+    """The id in a key; None: it is none of ours."""
+    if len(key) != len(PREFIX) + _ID + 1 + _SECRET or not key.startswith(PREFIX):
+        return None
+    name, mark, _ = key.removeprefix(PREFIX).partition("_")
+    return name if mark and len(name) == _ID else None
+
+
+def digest(pepper: bytes, key: str) -> bytes:
+    return hmac.digest(pepper, key.encode("utf-8", "surrogatepass"), sha256)
+
+
+def is_tenant(name: str) -> bool:
+    """Whether a tenant may be called so."""
+    return is_name(name, TENANT_CHARS)
+
+
+class KeyTable:
+    """Keys by their ids."""
+
+    def __init__(self, pepper: bytes, records: Iterable[KeyRecord] = ()) -> None:
+        self._pepper = pepper
+        self._records = {record.id: record for record in records}
+        self._nobody = digest(pepper, "")
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def caller(self, key: str) -> Caller | None:
+        """Whose key it is; None: nobody's, or no longer. The digests are compared in constant time."""
+        record = self._records.get(key_id(key) or "")
+        known = self._nobody if record is None else record.digest
+        same = hmac.compare_digest(digest(self._pepper, key), known)
+        return record.caller if same and record is not None and record.revoked is None else None
+
+
+class GivenKeys:
+    """Keys that the operator made up and gave at the start. They have no ids, so all are compared, each in
+    constant time; what is remembered of them are digests under a secret of this process."""
+
+    def __init__(self, keys: Iterable[str], name: str) -> None:
+        self._pepper = secrets.token_bytes(32)
+        self._known = [(f"{name}-{i}", digest(self._pepper, key)) for i, key in enumerate(keys, 1)]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, key: str) -> str | None:
+        """The name of this key: which of them it is."""
+        given = digest(self._pepper, key)
+        found = [name for name, known in self._known if hmac.compare_digest(given, known)]
+        return found[0] if found else None
