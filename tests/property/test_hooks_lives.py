@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -59,8 +60,8 @@ class Life:
 
     async def post(self) -> None:
         """At a callback URL that was told, perhaps long ago."""
-        for event in await self.desk.sent(0):
-            action = event["data"].get("required_action", {})
+        for sent in self.desk.sender.posts:
+            action = json.loads(sent.body)["data"].get("required_action", {})
             if "callback_url" in action:
                 self.urls[action["callback_url"]] = action["call_id"]
         if self.urls:
