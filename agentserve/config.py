@@ -21,6 +21,7 @@ from agentserve.values import (
     boolean,
     budget,
     choice,
+    http_url,
     milliseconds,
     optional,
     path,
@@ -77,6 +78,8 @@ class HttpConfig(msgspec.Struct, frozen=True):
     tool_wait_seconds: float = 3600.0  # how long a session waits for tool results before it counts as idle
     session_ttl_seconds: float | None = 86400.0  # then an idle session is forgotten; None: never for age
     keep_responses: int = 256 << 20  # bytes of stored responses; the oldest go
+    allow_private_callbacks: bool = False  # webhooks may go to private addresses and this machine, by http
+    callback_url: str | None = None  # where webhooks' receivers reach this server; None: as it listens
     tools: tuple[str, ...] = ()  # modules whose @agentserve.tool functions agents may call
     private_hosts: tuple[str, ...] = ()  # names or addresses that may be dialled though they are private
     response_ttl_days: int = 30  # then a stored response is gone, as at OpenAI
@@ -173,6 +176,8 @@ _FLAGS: dict[str, _Key] = {
     "tool_wait_seconds": _Key("http", "tool_wait_seconds", seconds),
     "tools": _Key("http", "tools", text_list),
     "private_host": _Key("http", "private_hosts", text_list),
+    "allow_private_callbacks": _Key("http", "allow_private_callbacks", boolean),
+    "callback_url": _Key("http", "callback_url", optional(http_url)),
     "keep_responses": _Key("http", "keep_responses", size),
     "response_ttl_days": _Key("http", "response_ttl_days", at_least(1, 36500)),
     "session_ttl_seconds": _Key("http", "session_ttl_seconds", optional(positive_seconds)),

@@ -102,6 +102,26 @@ class Metrics:
                 ("responses_disk_skipped", "Responses and conversations that could not be read at the start"),
             )
         ]
+        self._webhooks = [
+            Gauge(f"agentserve_webhook_{name}", text, registry=made)
+            for name, text in (
+                ("endpoints", "Webhook endpoints"),
+                ("endpoints_disabled", "Those that are disabled"),
+                ("circuits_open", "Those that keep failing, and are left alone for a while"),
+                ("calls_pending", "Tool calls that are being delivered"),
+                ("deliveries_pending", "Deliveries that have not ended"),
+                ("disk_failing", "1 while the disk does not take webhooks"),
+                ("disk_skipped", "Records of webhooks that could not be read at the start"),
+                ("calls", "Tool calls accepted since the start"),
+                ("calls_taken", "Of them, those that their receiver took"),
+                ("calls_given_up", "Those that were given up: their tools failed"),
+                ("calls_withdrawn", "Those that nobody waited for any more"),
+                ("events", "Events published since the start"),
+                ("events_dropped", "Events that could not be kept"),
+                ("callbacks", "Results that receivers posted later"),
+                ("callbacks_refused", "Those that were refused"),
+            )
+        ]
         self._workers = Gauge("agentserve_workers", "Workers that can take a turn", registry=made)
         self._ages = Gauge(
             "agentserve_worker_report_age_seconds",
@@ -171,6 +191,11 @@ class Metrics:
     def set_responses(self, values: Sequence[float]) -> None:
         """What the Responses API remembers, in the order of the gauges."""
         for gauge, value in zip(self._responses, values, strict=True):
+            gauge.set(value)
+
+    def set_webhooks(self, values: Sequence[float]) -> None:
+        """What is delivered, in the order of the gauges."""
+        for gauge, value in zip(self._webhooks, values, strict=True):
             gauge.set(value)
 
     def set_workers(self, alive: int, views: Sequence[WorkerView]) -> None:

@@ -42,6 +42,13 @@ def boolean(raw: object) -> bool:
     return raw
 
 
+def http_url(raw: object) -> str:
+    """Without a query; a path in front of ours may be part of it."""
+    if not isinstance(raw, str) or not re.fullmatch(r"https?://[!-~]+", raw) or re.search("[?#@]", raw):
+        raise ConfigError("expected http(s)://host[:port][/path]")
+    return raw
+
+
 def path(raw: object) -> Path:
     return raw if isinstance(raw, Path) else Path(text(raw))
 

@@ -65,6 +65,7 @@ class Rig:
         mcp: Any = None,
         sleep: Any = asyncio.sleep,
         wall: Any = time.time,
+        hooks: Any = None,
         **options: Any,
     ) -> None:
         self.engine = engine or ScriptedEngine()
@@ -90,6 +91,7 @@ class Rig:
             mcp=mcp,
             sleep=sleep,
             wall=wall,
+            hooks=hooks,
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"

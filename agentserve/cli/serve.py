@@ -127,6 +127,14 @@ def serve(
         list[str] | None,
         typer.Option(help="A host that tools may be reached at though it is private; may be repeated."),
     ] = None,
+    allow_private_callbacks: Annotated[
+        bool,
+        typer.Option("--allow-private-callbacks", help="Webhooks may go to private addresses, by http too."),
+    ] = False,
+    callback_url: Annotated[
+        str | None,
+        typer.Option(help="Where webhooks' receivers reach this server.", show_default="where it listens"),
+    ] = None,
     hang_seconds: Annotated[
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
     ] = None,
@@ -139,6 +147,7 @@ def serve(
     """Serve a model over the OpenAI API (and the session API) until SIGTERM."""
     flags = {name: value for name, value in locals().items() if name != "config"}
     flags["force_usage"] = force_usage or None  # not given leaves the file its say
+    flags["allow_private_callbacks"] = allow_private_callbacks or None
     flags["steady_prompt"] = steady_prompt or None
     settings = load(flags, config)
     foreign = foreign_kernels()

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from agentserve import __version__
 from agentserve.clock import WallClock
-from agentserve.config import ServeConfig
+from agentserve.config import HttpConfig, ServeConfig
 from agentserve.models.source import resolve
 from agentserve.server.agents.disk import Disk
 from agentserve.server.agents.shelf import Shelf
@@ -39,6 +39,8 @@ from agentserve.server.tenants.keyfile import FOLDER as KEYS_FOLDER
 from agentserve.server.tenants.keyfile import KeyFile
 from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import JsonObject
+from agentserve.server.webhooks.hooks import Hooks
+from agentserve.server.webhooks.making import make_hooks
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.text import TextModel, canonical, load
 from agentserve.text.conversation import unread
@@ -123,8 +125,21 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
     desk = Desk(time.time, bounds, records)
     tools = load_tools(config.http.tools)
     mcp = RemoteMcp(AddressPolicy(hosts=config.http.private_hosts), unread, version=__version__)
-    app = http_app(text, options, kept, desk, guards, agents=shelf, tools=tools, mcp=mcp)
+    hooks = make_hooks(
+        None if folder is None else folder / "webhooks",
+        allow_private=config.http.allow_private_callbacks,
+        callback_url=config.http.callback_url or _listening(config.http),
+        patience=options.limits.storage_seconds,
+    )
+    app = http_app(text, options, kept, desk, guards, agents=shelf, tools=tools, hooks=hooks, mcp=mcp)
     return Prepared(names[0], app)
+
+
+def _listening(http: HttpConfig) -> str:
+    """Where the server can be reached, as far as is known before it listens."""
+    if http.port == 0 or http.host in ("0.0.0.0", "::"):
+        return ""
+    return f"http://{http.host}:{http.port}"
 
 
 def open_sessions(store: SessionStore, text: TextModel, options: ServerOptions, patience: float) -> Kept:
@@ -177,6 +192,7 @@ def http_app(
     agents: Shelf | None = None,
     tools: Mapping[str, Tool] | None = None,
     mcp: Mcp | None = None,
+    hooks: Hooks | None = None,
 ) -> Callable[[Engine], Starlette]:
     """In two steps: this one may run in a thread while workers start, the result takes the engine."""
     shown = shown_bytes(text.tokenizer)
@@ -202,6 +218,7 @@ def http_app(
             agents=agents,
             tools=tools,
             mcp=mcp,
+            hooks=hooks,
         )
 
     return build

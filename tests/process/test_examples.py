@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.mcp_rig import needs_mcp
+from tests.process.serving import serving
 from tests.process.test_api_real import url  # noqa: F401  (a fixture)
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -80,3 +81,14 @@ def test_mcp_tool(url: str) -> None:  # noqa: F811
     assert said.startswith("approve: station.departures({'city': ")
     assert "\nresult: completed: " in said
     assert "12:10 to the airport" in said
+
+
+def test_webhook_tool() -> None:
+    flags = ("--device-kv", "64MiB", "--allow-private-callbacks")
+    with serving(*flags, patience=240.0) as (client, _):
+        said = run("webhook_tool.py", str(client.base_url)).splitlines()
+    calls = [line for line in said if line.startswith("call: weather(")]
+    assert [call.rpartition(", ")[2] for call in calls] == ["at once", "later"]
+    assert "posted: 202" in said
+    results = [line for line in said if line.startswith("result: ")]
+    assert [result.endswith(": sunny, 24 degrees") for result in results] == [True, True]

@@ -37,6 +37,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def say(line: str) -> None:
+    """At once and whole: a thread of this process may be about to end it."""
+    os.write(1, f"{line}\n".encode())
+
+
 class ArmedStore(Store):
     """Dies at a point of writing what has such a delivery in it."""
 
@@ -146,14 +151,14 @@ async def main(folder: str, port: str, secret: str, armed: str, *events: str) ->
         await courier.call(ENDPOINT, event, "t", event.encode(), clock.now() + 60)
         if armed == "accepted.untold":
             die()
-        print("accepted", event, flush=True)
+        say(f"accepted {event}")
         owed.add(event)
     while owed:
         told = await courier.outcomes.get()
         if armed == "end.untold":
             die()
         assert isinstance(told, Outcome)
-        print("ended", told.key.event, type(told.ending).__name__, flush=True)
+        say(f"ended {told.key.event} {type(told.ending).__name__}")
         if armed == "told.unacknowledged":
             die()
         courier.acknowledge(told.key)

@@ -200,6 +200,9 @@ async def test_cancel_stops_what_runs() -> None:
     class Endless:
         lasting = True
 
+        def settled(self, call: Any) -> None:
+            """Nothing is owed."""
+
         async def run(self, call: ToolCall) -> ToolOutcome:
             started.set()
             try:

@@ -73,6 +73,8 @@ keep_responses = "1GiB"
 response_ttl_days = 7
 tools = ["my_tools"]
 private_hosts = ["127.0.0.1"]
+allow_private_callbacks = true
+callback_url = "https://agents.example/base"
 [engine]
 page_size = 32
 max_num_seqs = 3
@@ -100,6 +102,10 @@ tier_policy = "lru"
     assert config.http.drain_seconds == 1.5
     assert config.http.session_ttl_seconds == 120.0
     assert (config.http.keep_responses, config.http.response_ttl_days) == (1 << 30, 7)
+    assert (config.http.allow_private_callbacks, config.http.callback_url) == (
+        True,
+        "https://agents.example/base",
+    )
     assert config.engine.device_kv == 2_000_000_000
     assert config.engine.max_step_seconds == 0.25
     assert (config.workers.count, config.workers.threads, config.workers.record) == (4, 2, Path("log"))

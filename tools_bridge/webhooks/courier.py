@@ -177,9 +177,12 @@ class Courier:
         name: str | None = None,
         url: str | None = None,
         event_types: Sequence[str] | None = None,
+        form: str | None = None,
     ) -> Endpoint:
         """What is None stays. What is pending goes to the new URL. Errors of `Outbox.update_endpoint`."""
-        endpoint = await self.outbox.update_endpoint(endpoint_id, name=name, url=url, event_types=event_types)
+        endpoint = await self.outbox.update_endpoint(
+            endpoint_id, name=name, url=url, event_types=event_types, form=form
+        )
         if url is not None:
             self._anew(endpoint_id)
         return endpoint
@@ -204,6 +207,10 @@ class Courier:
         self._closed_endpoint(self.outbox.delete_endpoint(endpoint_id), None)
         self._lanes.forget(endpoint_id)
         await self._settled()
+
+    def now(self) -> float:
+        """The clock that deadlines are told by."""
+        return self._clock.now()
 
     def circuit(self, endpoint_id: str) -> Circuit:
         return self._lanes.circuit(endpoint_id, self._clock.now())

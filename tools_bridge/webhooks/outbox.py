@@ -106,7 +106,7 @@ class Outbox:
     # --- endpoints -------------------------------------------------------------------
 
     async def create_endpoint(
-        self, owner: str, name: str, url: str, event_types: Sequence[str]
+        self, owner: str, name: str, url: str, event_types: Sequence[str], form: str = ""
     ) -> tuple[Endpoint, str]:
         """With its secret, which is told this once. BadEndpoint, OutboxFull, NotKept."""
         now, secret = self._now(), make_secret(self._random(SECRET_BYTES))
@@ -119,6 +119,7 @@ class Outbox:
             secrets=(Secret(secret),),
             created=now,
             updated=now,
+            form=form,
         )
         self.ledger.add_endpoint(endpoint)
         try:
@@ -136,6 +137,7 @@ class Outbox:
         name: str | None = None,
         url: str | None = None,
         event_types: Sequence[str] | None = None,
+        form: str | None = None,
     ) -> Endpoint:
         """What is None stays. BadEndpoint, UnknownEndpoint, NotKept."""
         was = self.ledger.endpoint(endpoint_id)
@@ -144,6 +146,7 @@ class Outbox:
             name=was.name if name is None else _name(name),
             url=was.url if url is None else self._url(url),
             event_types=was.event_types if event_types is None else _event_types(event_types),
+            form=was.form if form is None else form,
         )
         return was if new == was else await self._change(was, new)
 

@@ -104,6 +104,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     created: float
     updated: float
     disabled: str = ""  # why; empty: it is not
+    form: str = ""  # of its events, as its owner wants them; a label that means nothing here
 
     @property
     def secret_hint(self) -> str:

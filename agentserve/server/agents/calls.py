@@ -80,6 +80,14 @@ class Calls:
                     task.cancel()
                 outcome = self._outcomes.pop(call.call, None) or _read(held[call.call])
                 self._answered(call, outcome)
+                self.settled([call])
+
+    def settled(self, calls: Iterable[CallItem]) -> None:
+        """Nobody is to run these any more."""
+        for call in calls:
+            runner = self._means.runners.get(call.kind)
+            if runner is not None:
+                runner.settled(self._tool_call(call))
 
     async def acknowledge(self, items: Iterable[object]) -> None:
         """Calls that nobody waits for have a result at once: that they run."""
@@ -159,10 +167,9 @@ class Calls:
 
     async def _in_time(self, runner: ToolRunner, call: CallItem) -> ToolOutcome:
         tool = self._history.config.tool(call.name)
-        server = self._history.head.config.server(call.server) if call.server else None
         timeout = (tool.timeout if tool is not None else None) or self._means.most_wait
         left = timeout if call.deadline is None else max(0.0, call.deadline - self._means.wall())
-        work = asyncio.ensure_future(runner.run(ToolCall(self._history.id, self._turn.id, call, server)))
+        work = asyncio.ensure_future(runner.run(self._tool_call(call)))
         timer = asyncio.ensure_future(self._means.sleep(left))
         try:
             await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
@@ -176,6 +183,11 @@ class Calls:
             work.cancel()
             timer.cancel()
             await asyncio.gather(work, timer, return_exceptions=True)
+
+    def _tool_call(self, call: CallItem) -> ToolCall:
+        history, turn = self._history, self._turn
+        server = history.head.config.server(call.server) if call.server else None
+        return ToolCall(history.id, turn.id, call, history.head.tenant, turn.number, server)
 
     def _answered(self, call: CallItem, outcome: ToolOutcome) -> None:
         output = None if outcome.error is not None else outcome.output

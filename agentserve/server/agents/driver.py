@@ -304,6 +304,7 @@ class Driver:
             log.warning("the end of a turn waits for the disk: %s", error)
         left = history.open_calls(turn)
         turn.status, turn.error, turn.completed = status, failure, now
+        self._calls.settled(left)
         for call in left:
             means.teller.call_done(history, turn, call.call)
         means.teller.ended(history, turn)

@@ -132,6 +132,7 @@ def calls_of(
                 server="" if tool is None else tool.server,
                 remote="" if tool is None else tool.remote,
                 approval=tool is not None and tool.approval,
+                webhook=None if tool is None else config.webhook_of(tool),
             )
         )
     return found

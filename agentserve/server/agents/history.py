@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from agentserve.server.agents.records import (
+    OUTSIDE,
     AgentConfig,
     AgentTool,
     ApprovalItem,
@@ -78,7 +79,7 @@ class History:
 
     def awaits_client(self, call: CallItem) -> bool:
         """An open call that the client has to do something for."""
-        return call.kind == "function" or (call.approval and call.call not in self.approvals())
+        return call.kind in OUTSIDE or (call.approval and call.call not in self.approvals())
 
     @property
     def active(self) -> Turn | None:

@@ -15,8 +15,11 @@ import msgspec
 from agentserve.server.sessions.transcript import write_json
 from agentserve.server.text_port import JsonObject
 
-ToolKind = Literal["function", "python", "mcp"]
-"""Who runs a tool: the client, a function registered in this process, or an MCP server."""
+ToolKind = Literal["function", "python", "webhook", "mcp"]
+"""Who runs a tool: the client, a function registered in this process, who receives a webhook, or an MCP
+server."""
+OUTSIDE: frozenset[str] = frozenset({"function", "webhook"})
+"""Kinds whose results may be brought by the session's client."""
 
 TurnStatus = Literal["in_progress", "waiting", "completed", "failed", "cancelled"]
 OVER: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
@@ -43,6 +46,7 @@ class AgentTool(msgspec.Struct, frozen=True, omit_defaults=True):
     server: str = ""  # of an MCP tool: the label of its server
     remote: str = ""  # and what that calls it
     approval: bool = False  # each call is shown to a user first
+    webhook: str | None = None  # the endpoint of a webhook tool; None: the agent's
 
 
 class McpServer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,6 +91,10 @@ class AgentConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     schema: JsonObject | None = None  # that answers have
     service_tier: str = "auto"
     settings: JsonObject = {}  # of sampling, by the names of chat completions
+    webhook: str | None = None  # the endpoint of webhook tools that name none
+
+    def webhook_of(self, tool: AgentTool) -> str | None:
+        return (tool.webhook or self.webhook) if tool.kind == "webhook" else None
 
     def tool(self, name: str) -> AgentTool | None:
         return next((tool for tool in self.tools if tool.name == name), None)
@@ -191,6 +199,7 @@ class CallItem(msgspec.Struct, frozen=True, tag="call", omit_defaults=True):
     server: str = ""  # of an MCP tool, as in `AgentTool`
     remote: str = ""
     approval: bool = False
+    webhook: str | None = None  # the endpoint that it is delivered to, as its agent named it
 
 
 class OutputItem(msgspec.Struct, frozen=True, tag="output", omit_defaults=True):

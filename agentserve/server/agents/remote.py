@@ -57,6 +57,9 @@ class McpTools:
             log.warning("agents: %d tool(s) of MCP server %r are left out", left_out, server.label)
         return tools
 
+    def settled(self, call: ToolCall) -> None:
+        pass
+
     async def run(self, call: ToolCall) -> ToolOutcome:
         server = call.server
         if server is None:

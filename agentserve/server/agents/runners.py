@@ -28,6 +28,8 @@ class ToolCall:
     session: str  # public id
     turn: str
     item: CallItem
+    owner: str = ""  # the session's tenant
+    number: int = 0  # of the turn
     server: McpServer | None = None  # of an MCP tool
 
     @property
@@ -68,6 +70,10 @@ class ToolRunner(Protocol):
         text."""
         ...
 
+    def settled(self, call: ToolCall) -> None:
+        """The call has its result in the session, whoever brought it, or its turn ended without one."""
+        ...
+
 
 class ClientTools:
     """Calls that the client runs: the result comes from outside, and `run` is cancelled then."""
@@ -78,6 +84,9 @@ class ClientTools:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nobody ends it")
 
+    def settled(self, call: ToolCall) -> None:
+        """Nothing is owed."""
+
 
 class PythonTools:
     """Functions registered in this process."""
@@ -87,6 +96,9 @@ class PythonTools:
     def __init__(self, tools: Mapping[str, Tool], threads: int = MOST_THREADS) -> None:
         self.tools = dict(tools)
         self._places = asyncio.Semaphore(threads)
+
+    def settled(self, call: ToolCall) -> None:
+        """Nothing is owed."""
 
     async def run(self, call: ToolCall) -> ToolOutcome:
         tool = self.tools.get(call.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from agentserve.server.agents.history import History
 from agentserve.server.agents.records import (
     Batch,
@@ -26,6 +28,14 @@ ELSEWHERE = "The session went on elsewhere, without this turn's tool results."
 
 def timed_out(seconds: float) -> str:
     return f"The tool did not answer within {seconds:g} s."
+
+
+def arguments_of(call: CallItem) -> object:
+    """As JSON, not as text of it; the text where it is none."""
+    try:
+        return json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return call.arguments
 
 
 def user_message(item: UserItem) -> JsonObject:

@@ -21,6 +21,7 @@ from agentserve.server.http.pace import let_body_take_its_time
 from agentserve.server.http.reading import bound_body
 from agentserve.server.tenants.accounts import Accounts
 from agentserve.server.tenants.keys import Caller
+from agentserve.server.webhooks.hooks import CALLBACKS
 
 
 class Access(Enum):
@@ -41,6 +42,8 @@ _TURNS = Rule(Access.TENANT, turns=True)
 
 _SESSION = "/agentserve/sessions/{name}"
 _AGENT_SESSION = "/v1/agents/sessions/{id}"
+_ENDPOINTS = "/v1/webhook_endpoints"
+_ENDPOINT = f"{_ENDPOINTS}/{{id}}"
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "/health": _OPEN,
@@ -83,6 +86,17 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         f"{_AGENT_SESSION}/turns": _TENANT,
         f"{_AGENT_SESSION}/turns/{{turn}}": _TENANT,
         f"{_AGENT_SESSION}/turns/{{turn}}/items": _TENANT,
+        _ENDPOINTS: _TENANT,
+        _ENDPOINT: _TENANT,
+        f"{_ENDPOINT}/rotate_secret": _TENANT,
+        f"{_ENDPOINT}/test": _TENANT,
+        f"{_ENDPOINT}/disable": _TENANT,
+        f"{_ENDPOINT}/enable": _TENANT,
+        f"{_ENDPOINT}/deliveries": _TENANT,
+        f"{_ENDPOINT}/deliveries/{{event}}": _TENANT,
+        f"{_ENDPOINT}/deliveries/{{event}}/replay": _TENANT,
+        "/v1/webhook_event_types": _TENANT,
+        f"{CALLBACKS}{{token}}": _OPEN,  # the token is the key
         "/server_info": _ADMIN,
         "/metrics": _ADMIN,
         "/load": _ADMIN,

@@ -50,6 +50,7 @@ from agentserve.server.http.sse import ClientGone
 from agentserve.server.http.structure import GrammarMaker, Grammars, ParserMaker
 from agentserve.server.http.translate import KNOWN, api_error
 from agentserve.server.http.voice import error_response
+from agentserve.server.http.webhooks.routes import routes as webhook_routes
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.events import EventLogs
@@ -62,6 +63,9 @@ from agentserve.server.tenants.accounts import Accounts, quotas
 from agentserve.server.tenants.audit import Audit, AuditLog
 from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import ChatTemplate, Tokenizer
+from agentserve.server.webhooks.hooks import Hooks
+from agentserve.server.webhooks.making import make_hooks
+from agentserve.server.webhooks.runner import WebhookTools
 from agentserve.text.conversation import unread
 from agentserve.tools import Tool
 from tools_bridge.mcp.remote import RemoteMcp
@@ -92,6 +96,7 @@ def create_app(
     agents: Shelf | None = None,
     tools: Mapping[str, Tool] | None = None,
     mcp: Mcp | None = None,
+    hooks: Hooks | None = None,
     sleep: Sleep = asyncio.sleep,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
@@ -101,9 +106,9 @@ def create_app(
 
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
     canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
-    `directory`; it is closed when the application ends, as is `agents`. `keyring`: without one it has the
-    keys of `options`. `tools` are the Python functions that agents may call; `mcp` is how
-    they have the tools of remote servers, `sleep` how their time is measured.
+    `directory`; it is closed when the application ends, as are `agents` and `hooks`. `keyring`: without one
+    it has the keys of `options`. `tools` are the Python functions that agents may call; `mcp` is how they
+    have the tools of remote servers, `sleep` how their time is measured.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -130,6 +135,7 @@ def create_app(
         )
     if mcp is None:
         mcp = RemoteMcp(AddressPolicy(), unread, version=options.version)
+    hooks = hooks or make_hooks(wall=wall)
     telling = Telling(lambda: secrets.token_hex(4))
     office = office_of(
         Shelf() if agents is None else agents,
@@ -139,6 +145,7 @@ def create_app(
         context=lambda: context,
         wall=wall,
         most_wait=options.tool_wait_seconds,
+        hooks=hooks,
         sleep=sleep,
     )
     context = ServerContext(
@@ -166,6 +173,7 @@ def create_app(
         text_pool=text_pool,
         journal=journal,
         responses=responses or Desk(wall),
+        hooks=hooks,
         agents=office,
         telling=telling,
         python_tools=tools or {},
@@ -199,6 +207,15 @@ def create_app(
     return app
 
 
+def begin_webhooks(context: ServerContext) -> None:
+    """Before agents' turns go on: their calls take up what was being delivered."""
+    runner = context.agents.means.runners["webhook"]
+    assert isinstance(runner, WebhookTools)
+    context.hooks.start(runner.wanted(context.agents.shelf))
+    for tenant, broken in context.responses.broken_off:
+        context.hooks.publish(tenant, "response.failed", {"id": broken})
+
+
 def begin_drain(app: ASGIApp) -> None:
     """The server is about to leave: streams that have no end of their own end now."""
     context = getattr(app.state, "context", None) if isinstance(app, Starlette) else None
@@ -213,14 +230,17 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         expiry = asyncio.create_task(_look(context))
+        begin_webhooks(context)
         context.agents.resume()
         try:
             yield
         finally:
             expiry.cancel()
             await asyncio.gather(expiry, return_exceptions=True)
+            context.hooks.leave()
             await context.agents.stop()
             await context.background.stop()
+            await context.hooks.close()
             await context.agents.shelf.close()
             await context.responses.close()
             for pool in pools:
@@ -283,6 +303,7 @@ def _routes() -> list[Route]:
         Route("/agentserve/sessions/{name}/events", session_events, methods=["GET"]),
         *responses_routes(),
         *agents_routes(),
+        *webhook_routes(),
     ]
 
 

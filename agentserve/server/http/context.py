@@ -34,6 +34,7 @@ from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.tenants.accounts import Accounts
 from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.text_port import ChatTemplate, Tokenizer
+from agentserve.server.webhooks.hooks import Hooks
 from agentserve.tenant_limits import TenantsConfig
 from agentserve.tools import Tool
 from tools_bridge.mcp.types import Mcp
@@ -85,6 +86,7 @@ class ServerContext:
     clock_at_start: float
     new_seed: Callable[[], int]
     responses: Desk  # what the Responses API remembers
+    hooks: Hooks  # webhooks: endpoints, and what is delivered to them
     keyring: Keyring  # who is let in, and as whom
     accounts: Accounts  # what tenants have used of their limits
     agents: Office  # agents' sessions, and their turns

@@ -44,6 +44,7 @@ async def health(request: Request) -> Response:
     tiers = tiers_health(context)
     faults = _worker_faults(context, workers) + _sessions_fault(context.journal)
     faults += context.responses.faults() + _agents_fault(context)
+    faults += context.hooks.faults()
     return json_response(
         {
             "status": "degraded" if faults else "ok",
@@ -63,6 +64,7 @@ async def health(request: Request) -> Response:
             "tiers": tiers,
             **_storage(context.journal),
             **context.responses.health(),
+            **context.hooks.health(),
         }
     )
 
@@ -72,7 +74,7 @@ def _outline(context: ServerContext) -> tuple[JsonObject, int]:
     if not context.engine.health().serving:
         return {"status": "unavailable"}, 503
     faults = _sessions_fault(context.journal) + context.responses.faults() + _agents_fault(context)
-    faults += _worker_faults(context, context.engine.health())
+    faults += context.hooks.faults() + _worker_faults(context, context.engine.health())
     hello = context.engine.hello
     told: JsonObject = {
         "status": "degraded" if faults else "ok",
@@ -228,6 +230,7 @@ async def metrics(request: Request) -> Response:
             kept=journal.kept_aside,
         )
     context.metrics.set_responses(context.responses.counts())
+    context.metrics.set_webhooks(context.hooks.metrics())
     context.metrics.tenants.set(context.accounts.counts())
     context.metrics.set_sessions(context.directory.by_state(), context.directory.size_bytes)
     return Response(context.metrics.render(), media_type=CONTENT_TYPE)

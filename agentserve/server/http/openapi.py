@@ -47,6 +47,24 @@ from agentserve.server.http.schemas import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from agentserve.server.http.webhooks import endpoints as hooks
+from agentserve.server.http.webhooks.callbacks import tool_callback
+from agentserve.server.http.webhooks.replies import (
+    WebhookDeliveryList,
+    WebhookDeliveryReply,
+    WebhookEndpointList,
+    WebhookEndpointReply,
+    WebhookEventTypes,
+    WebhookSecretReply,
+    WebhookTestReply,
+)
+from agentserve.server.http.webhooks.schemas import (
+    CallbackRequest,
+    EndpointRequest,
+    EndpointUpdate,
+    RotateRequest,
+    TestRequest,
+)
 from agentserve.server.text_port import JsonObject
 
 _REFS = "#/components/schemas/{name}"
@@ -93,6 +111,20 @@ OPERATIONS: Mapping[object, Operation] = {
     inputs.send_events: Operation(EventsRequest, status=ACCEPTED),
     stream.follow_events: Operation(kind="text/event-stream"),
     lists.list_items: Operation(reply=ItemList),
+    hooks.create_endpoint: Operation(EndpointRequest, WebhookSecretReply),
+    hooks.list_endpoints: Operation(reply=WebhookEndpointList),
+    hooks.get_endpoint: Operation(reply=WebhookEndpointReply),
+    hooks.update_endpoint: Operation(EndpointUpdate, WebhookEndpointReply),
+    hooks.delete_endpoint: Operation(reply=DeletedReply),
+    hooks.rotate_secret: Operation(RotateRequest, WebhookSecretReply),
+    hooks.try_endpoint: Operation(TestRequest, WebhookTestReply),
+    hooks.disable_endpoint: Operation(reply=WebhookEndpointReply),
+    hooks.enable_endpoint: Operation(reply=WebhookEndpointReply),
+    hooks.list_deliveries: Operation(reply=WebhookDeliveryList),
+    hooks.get_delivery: Operation(reply=WebhookDeliveryReply),
+    hooks.replay_delivery: Operation(reply=WebhookDeliveryReply),
+    hooks.event_types: Operation(reply=WebhookEventTypes),
+    tool_callback: Operation(CallbackRequest, status=ACCEPTED),
     lists.list_turns: Operation(reply=ItemList),
     lists.get_turn: Operation(reply=TurnReply),
     lists.list_turn_items: Operation(reply=ItemList),

@@ -42,7 +42,7 @@ def configured(
     changes: dict[str, object] = {}
     if fields.model is not UNSET:
         changes["model"] = fields.model
-    for name in ("name", "instructions"):
+    for name in ("name", "instructions", "webhook"):
         given = getattr(fields, name)
         if given is not UNSET:
             changes[name] = given
@@ -92,6 +92,8 @@ def read_tools(
         kind = tool.get("type", "function")
         if kind == "function":
             found.append(_function(tool, where))
+        elif kind == "webhook":
+            found.append(_delivered(tool, where))
         elif kind == "python":
             found.append(_registered(tool, registered, where))
         elif kind != "mcp":  # `read_servers`
@@ -130,6 +132,17 @@ def _function(tool: JsonObject, where: str) -> AgentTool:
         defer_loading=bool(tool.get("defer_loading")),
         timeout=None if timeout is None else float(timeout),
     )
+
+
+def _delivered(tool: JsonObject, where: str) -> AgentTool:
+    """A webhook tool: a function, and whom its calls are delivered to."""
+    made = _function(tool, where)
+    if made.background:
+        raise ApiError(f"{where}.async: not for webhook tools", param=f"{where}.async", code="invalid_value")
+    webhook = tool.get("webhook")
+    if not isinstance(webhook, str | None):
+        raise ApiError(f"{where}.webhook: must be an endpoint's id or URL", param=f"{where}.webhook")
+    return msgspec.structs.replace(made, kind="webhook", webhook=webhook)
 
 
 def _registered(tool: JsonObject, registered: Mapping[str, Tool], where: str) -> AgentTool:

@@ -14,6 +14,8 @@ from agentserve.server.agents.shelf import Shelf
 from agentserve.server.http.agents.line import ChatLine
 from agentserve.server.http.agents.telling import Telling
 from agentserve.server.http.context import ServerContext
+from agentserve.server.webhooks.hooks import Hooks
+from agentserve.server.webhooks.runner import WebhookTools
 from agentserve.tools import Tool
 from tools_bridge.mcp.types import Mcp
 
@@ -27,15 +29,18 @@ def office_of(
     context: Callable[[], ServerContext],
     wall: Callable[[], float],
     most_wait: float,
+    hooks: Hooks,
     sleep: Sleep = asyncio.sleep,
 ) -> Office:
     """`context` is asked for when the first session begins a turn."""
     shelf.forget = telling.forget
+    telling.publish = hooks.publish
+    webhooks = WebhookTools(hooks, most_wait)
     remote = McpTools(mcp)
     means = Means(
         shelf=shelf,
         teller=telling,
-        runners={"function": ClientTools(), "python": PythonTools(tools), "mcp": remote},
+        runners={"function": ClientTools(), "python": PythonTools(tools), "webhook": webhooks, "mcp": remote},
         wall=wall,
         sleep=sleep,
         new_id=new_id,

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.agents.history import History
-from agentserve.server.agents.records import CallItem, Decision, OutputItem, Turn
+from agentserve.server.agents.records import OUTSIDE, CallItem, Decision, OutputItem, Turn
 from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.errors import ApiError
 from agentserve.server.http.agents.asked import input_texts, outcome_of
@@ -155,7 +155,7 @@ def sort_out(history: History, result: ResultInput, outcome: ToolOutcome) -> tup
         if result_digest(_content(output)) == result_digest(outcome.content):
             return None
         raise _conflict(call.call)
-    if call.kind != "function" or not call.whole or (turn.over and not call.background):
+    if call.kind not in OUTSIDE or not call.whole or (turn.over and not call.background):
         raise unknown_call(result.call_id)
     return call, turn
 

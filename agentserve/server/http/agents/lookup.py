@@ -15,6 +15,7 @@ from agentserve.server.http.context import ServerContext
 from agentserve.server.http.history import tool_dicts
 from tools_bridge.mcp.types import McpFailed
 from tools_bridge.webhooks.address import Refused
+from tools_bridge.webhooks.types import UnknownEndpoint
 
 
 def session_of(context: ServerContext, request: Request) -> History:
@@ -46,8 +47,8 @@ def agent_of(
     return agent
 
 
-def check_config(context: ServerContext, config: AgentConfig) -> None:
-    """Refuse now what would be refused at every model call. ApiError."""
+def check_config(context: ServerContext, config: AgentConfig, tenant: str) -> None:
+    """Refuse now what would be refused at every model or tool call. ApiError."""
     if not config.model:
         raise ApiError("model: missing", param="model", code="missing_required_parameter")
     for server in config.servers:
@@ -60,6 +61,7 @@ def check_config(context: ServerContext, config: AgentConfig) -> None:
     most = fields.max_completion_tokens
     sampling.build(fields, context.facts, limits, prompt=1, max_tokens=most, seed=0, logprobs=None)
     tool_dicts(fields.tools, limits)
+    _check_webhooks(context, config, tenant)
 
 
 def _check_server(context: ServerContext, server: McpServer) -> None:
@@ -70,3 +72,21 @@ def _check_server(context: ServerContext, server: McpServer) -> None:
         raise ApiError(f"{where}: {error}", param="tools", code="mcp_address_refused") from None
     except McpFailed as error:
         raise ApiError(f"{where}: {error}", param="tools", code="mcp_not_installed") from None
+
+
+def _check_webhooks(context: ServerContext, config: AgentConfig, tenant: str) -> None:
+    for index, tool in enumerate(config.tools):
+        if tool.kind != "webhook":
+            continue
+        param = "agent.webhook" if tool.webhook is None else f"agent.tools[{index}].webhook"
+        webhook = config.webhook_of(tool)
+        if webhook is None:
+            raise ApiError(
+                f"agent.tools[{index}].webhook: missing; name an endpoint here, or in the agent's `webhook`",
+                param=f"agent.tools[{index}].webhook",
+                code="missing_required_parameter",
+            )
+        try:
+            context.hooks.named(tenant, webhook)
+        except UnknownEndpoint as error:
+            raise ApiError(f"{param}: {error}", status=404, param=param, code="unknown_webhook") from None

@@ -27,7 +27,7 @@ async def create_agent(request: Request) -> Response:
     context = context_of(request)
     body = await _body(context, request)
     config = configured(BLANK, body, context.python_tools, "body")
-    check_config(context, config)
+    check_config(context, config, tenant_of(request))
     now = context.wall()
     metadata = check_metadata({} if body.metadata is UNSET else body.metadata or {})
     agent = SavedAgent(
@@ -52,7 +52,7 @@ async def update_agent(request: Request) -> Response:
     body = await _body(context, request)
     before = agent_of(context, request)
     config = configured(before.config, body, context.python_tools, "body")
-    check_config(context, config)
+    check_config(context, config, tenant_of(request))
     metadata = before.metadata if body.metadata is UNSET else check_metadata(body.metadata or {})
     agent = SavedAgent(before.tenant, config, before.created, context.wall(), metadata)
     await booked(context.agents.shelf.save_agent(agent))

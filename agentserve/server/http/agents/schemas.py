@@ -49,6 +49,7 @@ class AgentFields(msgspec.Struct, kw_only=True):
     service_tier: str | UnsetType | None = UNSET
     multi_agent: JsonObject | None = None
     compaction: JsonObject | None = None
+    webhook: str | UnsetType | None = UNSET
     temperature: float | UnsetType | None = UNSET
     top_p: float | UnsetType | None = UNSET
     top_k: int | UnsetType | None = UNSET

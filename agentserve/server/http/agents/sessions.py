@@ -69,6 +69,7 @@ async def create_session(request: Request) -> Response:
     except BaseException:
         context.agents.shelf.drop(history)
         raise
+    context.telling.kept(history)
     if body.stream:
         log = context.telling.log_of(history)
         return opened(context, history, f"{log.name}-0", one_turn=True)
@@ -122,7 +123,7 @@ async def update_session(request: Request) -> Response:
         if fields.instructions is not UNSET:
             raise ApiError("agent.instructions: cannot be changed in a session", param="agent.instructions")
         config = configured(config, fields, context.python_tools)
-        check_config(context, config)
+        check_config(context, config, tenant_of(request))
     metadata = head.metadata
     if body.metadata is not UNSET:
         metadata = check_metadata(body.metadata or {})
@@ -175,7 +176,7 @@ def _config(context: ServerContext, request: Request, body: SessionRequest) -> A
         config = agent_of(context, request, body.agent_id, param="agent_id").config
     if body.agent is not None:
         config = configured(config, body.agent, context.python_tools)
-    check_config(context, config)
+    check_config(context, config, tenant_of(request))
     return config if config.id else msgspec.structs.replace(config, id=new_id("agent"))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from agentserve.server.agents.history import History
 from agentserve.server.agents.records import (
     AgentConfig,
@@ -21,6 +19,7 @@ from agentserve.server.agents.records import (
     Usage,
     UserItem,
 )
+from agentserve.server.agents.texts import arguments_of
 from agentserve.server.http.agents.servers import listed_object, server_object
 from agentserve.server.text_port import JsonObject
 
@@ -109,7 +108,7 @@ def _action(call: CallItem, turn: Turn) -> JsonObject:
             "type": "function_call",
             "call_id": call.call,
             "name": call.name,
-            "arguments": arguments(call),
+            "arguments": arguments_of(call),
             "turn_id": turn.id,
         }
     return {
@@ -120,7 +119,7 @@ def _action(call: CallItem, turn: Turn) -> JsonObject:
             "type": "mcp_tool_call",
             "server_label": call.server,
             "name": call.remote,
-            "arguments": arguments(call),
+            "arguments": arguments_of(call),
             "message": f"Allow {call.server} to run {call.remote}?",
         },
     }
@@ -146,7 +145,7 @@ def item_object(
         case CallItem(kind="mcp"):
             output = outputs.get(item.call)
             shown |= {"type": "mcp_call", "server_label": item.server, "name": item.remote}
-            shown["arguments"] = arguments(item)
+            shown["arguments"] = arguments_of(item)
             shown["output"] = None if output is None or output.output is None else _output(output.output)
             shown["error"] = None if output is None else output.error
             shown["approval_request_id"] = request_id(item) if item.approval else None
@@ -156,21 +155,13 @@ def item_object(
             shown["tools"] = [listed_object(tool) for tool in item.tools]
         case CallItem():
             shown |= {"type": "function_call", "call_id": item.call, "name": item.name}
-            shown["arguments"] = arguments(item)
+            shown["arguments"] = arguments_of(item)
             shown["status"] = _call_status(item, outputs.get(item.call), over=over)
         case OutputItem():
             shown |= {"type": "function_call_output", "call_id": item.call, "error": item.error}
             shown["output"] = None if item.output is None else _output(item.output)
             shown["status"] = "completed" if item.error is None else "failed"
     return shown
-
-
-def arguments(call: CallItem) -> object:
-    """As JSON, not as text of it; the text where it is none."""
-    try:
-        return json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        return call.arguments
 
 
 def usage_object(usage: Usage | None) -> JsonObject | None:
@@ -218,6 +209,7 @@ def _config(config: AgentConfig) -> JsonObject:
         "service_tier": config.service_tier,
         "multi_agent": {"enabled": False, "max_concurrent_subagents": None},
         "compaction": {"async": False},
+        **({} if config.webhook is None else {"webhook": config.webhook}),
         **settings,
     }
 
@@ -231,6 +223,8 @@ def _tool(tool: AgentTool) -> JsonObject:
         "defer_loading": tool.defer_loading,
         "async": tool.background,
     }
+    if tool.webhook is not None:
+        shown["webhook"] = tool.webhook
     if tool.strict is not None:
         shown["strict"] = tool.strict
     if tool.timeout is not None:

@@ -17,7 +17,11 @@ from agentserve.server.http.agents.shown import (
 )
 from agentserve.server.sessions.events import EventLog, EventLogs
 from agentserve.server.text_port import JsonObject
+from agentserve.server.webhooks.payloads import ACTION_REQUIRED, session_data, thin_action
 from agentserve.types import SessionId
+
+Publish = Callable[[str, str, JsonObject], None]
+"""An event to whoever wants it: the tenant, the type, what it is about."""
 
 LOG_BYTES = 4 << 20  # of one session; an event may show all of its tools
 MAX_BYTES = 128 << 20
@@ -28,6 +32,7 @@ class Telling:
     """A `Teller`."""
 
     def __init__(self, new_name: Callable[[], str]) -> None:
+        self.publish: Publish = lambda tenant, kind, data: None  # to webhooks
         self.logs = EventLogs(new_name, log_bytes=LOG_BYTES, max_bytes=MAX_BYTES)
 
     def log_of(self, history: History) -> EventLog:
@@ -49,8 +54,11 @@ class Telling:
         self._session(history, "in_progress")
         if not again:
             self._turn(history, turn, "in_progress")
+            self._published(history, "in_progress")
 
     def requires_action(self, history: History) -> None:
+        if any(call.kind == "function" for call in history.required()):  # others are delivered one by one
+            self.publish(history.head.tenant, ACTION_REQUIRED, thin_action(history.id))
         self._session(history, "requires_action")
 
     def ended(self, history: History, turn: Turn) -> None:
@@ -58,6 +66,16 @@ class Telling:
             self._say(history, "error", error=_error(turn.error), session_id=history.id)
         self._turn(history, turn, turn.status, usage=usage_object(turn.usage))
         self._session(history, "idle")
+        if turn.status == "failed":
+            self._published(history, "failed")
+        self._published(history, "idle")
+
+    def kept(self, history: History) -> None:
+        """A new session is there to stay."""
+        self._published(history, "created")
+
+    def _published(self, history: History, kind: str) -> None:
+        self.publish(history.head.tenant, f"{SESSION}.{kind}", session_data(history.id))
 
     # --- items -------------------------------------------------------------------------
 

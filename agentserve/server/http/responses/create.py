@@ -27,6 +27,7 @@ from agentserve.server.http.schemas import decode
 from agentserve.server.http.sse import DONE, KEEP_ALIVE, StreamForm, unless_gone
 from agentserve.server.http.streaming import open_stream
 from agentserve.server.text_port import JsonObject
+from agentserve.server.webhooks.payloads import RESPONSE_EVENTS
 
 
 async def create_response(request: Request) -> Response:
@@ -168,6 +169,8 @@ async def _in_background(
         making.close()
         shelf.release(live.id)
         lives.over(live)
+        if live.task is not None and (status := making.fold.response["status"]) in RESPONSE_EVENTS:
+            context.hooks.publish(tenant_of(request), f"response.{status}", {"id": live.id})
 
     try:
         await making.keep(running=True)

@@ -66,6 +66,7 @@ class Desk:
             most_bytes=bounds.events_bytes,
             one_bytes=bounds.one_events_bytes,
         )
+        self.broken_off: list[tuple[str, str]] = []  # tenant and id of what the end of a server cut off
         self._compared: OrderedDict[tuple[str, str], Compared] = OrderedDict()
         self._compared_bytes = 0
         if records is not None:
@@ -76,6 +77,7 @@ class Desk:
             for kept in self.shelf:
                 if kept.running:
                     self.shelf.put(_broken_off(kept))
+                    self.broken_off.append((kept.tenant, kept.id))
 
     async def close(self) -> None:
         if self.records is not None:
