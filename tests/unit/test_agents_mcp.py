@@ -351,7 +351,7 @@ async def test_a_call_that_ran_at_the_end_of_the_server_is_not_made_again(machin
 async def test_arguments_that_are_not_sent(arguments: str) -> None:
     mcp = FakeMcp(ADD)
     item = CallItem("i", "c", "add", arguments, kind="mcp", server="calc", remote="add")
-    outcome = await McpTools(mcp).run(ToolCall("s", "t", item, McpServer("calc", URL)))
+    outcome = await McpTools(mcp).run(ToolCall("s", "t", item, server=McpServer("calc", URL)))
     assert outcome.error == "Bad arguments. They are no JSON object."
     gone = await McpTools(mcp).run(ToolCall("s", "t", item))
     assert gone.error == "The session has no MCP server 'calc' any more."
