@@ -23,6 +23,7 @@ from tools_bridge.json_schema.chars import (
 from tools_bridge.schemas import GrammarError, check_pattern
 
 MOST = 1000  # repetitions that are counted
+MOST_WORK = 500_000  # places in a text that are looked at, to match it once
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Pattern:
     whole: Node
 
     def found_in(self, text: str) -> bool:
-        return len(text) in _ends(self.whole, text, frozenset({0}))
+        return len(text) in _ends(self.whole, text, frozenset({0}), _Work())
 
     @property
     def lengths(self) -> tuple[int, int | None]:
@@ -97,8 +98,23 @@ def read_pattern(text: str, where: str, *, ours: bool = False) -> Pattern:
     return Pattern(text, reader.all())
 
 
-def _ends(node: Node, text: str, starts: frozenset[int]) -> frozenset[int]:
-    """Where matches that begin at one of `starts` may end. Polynomial, whatever the pattern."""
+class _Work:
+    """A bound on what may be done: counted repetitions in one another are quick unless they were made to
+    be slow."""
+
+    left = MOST_WORK
+
+    def do(self, amount: int) -> None:
+        self.left -= amount
+        if self.left < 0:
+            raise GrammarError("a pattern takes too long to match")
+
+
+def _ends(node: Node, text: str, starts: frozenset[int], work: _Work) -> frozenset[int]:
+    """Where matches that begin at one of `starts` may end."""
+    if not starts:
+        return starts
+    work.do(len(starts))
     match node:
         case Chars(ranges):
             return frozenset(
@@ -106,18 +122,21 @@ def _ends(node: Node, text: str, starts: frozenset[int]) -> frozenset[int]:
             )
         case Row(nodes):
             for part in nodes:
-                starts = _ends(part, text, starts)
+                starts = _ends(part, text, starts, work)
             return starts
         case Either(nodes):
-            return frozenset().union(*(_ends(part, text, starts) for part in nodes))
+            return frozenset().union(*(_ends(part, text, starts, work) for part in nodes))
         case Repeat(part, least, most):
             for _ in range(least):
-                starts = _ends(part, text, starts)
-            found, last, count = starts, starts, least
+                before, starts = starts, _ends(part, text, starts, work)
+                if starts in (before, frozenset()):
+                    break  # and so on for ever
+            found, last, count = set(starts), starts, least
             while last and (most is None or count < most):
-                last = _ends(part, text, last) - found
-                found, count = found | last, count + 1
-            return found
+                last = _ends(part, text, last, work) - found
+                found |= last
+                count += 1
+            return frozenset(found)
 
 
 def _lengths(node: Node) -> tuple[int, int | None]:
