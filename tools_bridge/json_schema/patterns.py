@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tools_bridge.json_schema.chars import (
+    BOM,
     CONTROLS,
     DIGIT,
     DISPUTED,
@@ -51,20 +52,27 @@ class Either:
 
 
 Node = Chars | Repeat | Row | Either
-ANY = Chars(((32, 0xD7FF), (0xE000, LAST)))
+ANY = Chars(outside(()))
 ANYTHING = Repeat(ANY, 0, None)
 """Any text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """`whole` matches a text from end to end exactly if the pattern `text` is found in it."""
+    """`whole` matches a text from end to end only if the pattern `text` is found in it, whoever reads it;
+    `ecma` exactly if it is by ECMA-262. None: it is the same."""
 
     text: str
     whole: Node
+    ecma: Node | None = None
 
     def found_in(self, text: str) -> bool:
+        """Whoever reads the pattern."""
         return len(text) in _ends(self.whole, text, frozenset({0}), _Work())
+
+    def matches(self, text: str) -> bool:
+        """By ECMA-262."""
+        return len(text) in _ends(self.ecma or self.whole, text, frozenset({0}), _Work())
 
     @property
     def lengths(self) -> tuple[int, int | None]:
@@ -94,8 +102,9 @@ def read_pattern(text: str, where: str, *, ours: bool = False) -> Pattern:
     """GrammarError where it cannot be held. `ours`: it was written here, and may be longer."""
     if not ours:
         check_pattern(text, where)
-    reader = _Reader(text, f"{where}: the pattern {text[:60]!r}")
-    return Pattern(text, reader.all())
+    what = f"{where}: the pattern {text[:60]!r}"
+    whole, ecma = _Reader(text, what).all(), _Reader(text, what, ecma=True).all()
+    return Pattern(text, whole, None if ecma == whole else ecma)
 
 
 class _Work:
@@ -233,8 +242,9 @@ def _char(code: int) -> str:
 
 
 class _Reader:
-    def __init__(self, text: str, what: str) -> None:
+    def __init__(self, text: str, what: str, *, ecma: bool = False) -> None:
         self._text = text
+        self._ecma = ecma
         self._what = what
         self._at = 0
 
@@ -331,7 +341,7 @@ class _Reader:
                     raise self._no("has a range without ends")
                 low = ((low[0][0], high[0][1]),)
             ranges += low
-        if negated:
+        if negated and not self._ecma:
             ranges += [
                 pair for letter in DISPUTED if f"\\{letter}" in self._text for pair in DISPUTED[letter]
             ]
@@ -342,11 +352,11 @@ class _Reader:
 
     def _escape(self, *, in_class: bool) -> Ranges:
         char = self._char()
-        known = {"d": DIGIT, "w": WORD, "s": SPACE}
+        known = {"d": DIGIT, "w": WORD, "s": (*SPACE, BOM) if self._ecma else SPACE}
         if char in known:
             return known[char]
         if char.lower() in known:
-            return outside(known[char.lower()] + DISPUTED[char.lower()])
+            return outside(known[char.lower()] + (() if self._ecma else DISPUTED[char.lower()]))
         plain = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
         if in_class:
             plain["b"] = 8

@@ -140,7 +140,9 @@ class Living:
         if not all(self.can_be(said) for said in _map(part, "properties").values()):
             return False
         patterned = _map(part, "patternProperties").values()
-        return self.can_be(_part(part, "additionalProperties")) or any(self.can_be(said) for said in patterned)
+        return self.can_be(_part(part, "additionalProperties")) or any(
+            self.can_be(said) for said in patterned
+        )
 
 
 def _check_cycles(defined: Mapping[str, Part], where: str) -> None:
