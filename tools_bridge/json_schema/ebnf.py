@@ -1,7 +1,8 @@
 r"""What xgrammar 0.2.9 makes of a schema, mended: rules, as it prints them.
 
-- Its expressions for patterns (`Regex`) forget the least count of a repetition within an optional part
-  (`::(a{2}(b){0,5})?` takes `::b`). They become plain rules.
+- Its expressions for patterns (`Regex`) forget what stands before a repetition that ends an optional part
+  (`(xxy*)?` takes `y`). They become plain rules; Gemma's form has none, so that no pattern is written with
+  an optional part (`patterns.written`).
 - A name among additional properties may spell a declared one with escapes (`"\u0061"` for `"a"`).
 - Strings of a bounded length may hold control characters, and bytes that are no characters.
 - Numbers may have any exponent, which is infinity to most readers.

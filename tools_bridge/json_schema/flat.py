@@ -1,8 +1,8 @@
 """Schemas as alternatives of `Facts`: references followed, allOf merged, anyOf spread out.
 
 What is left says the same as the schema, with one exception: of a oneOf whose branches overlap only those
-values remain that something tells apart from all other branches (`_apart`). With `cover`, alternatives may say less than the
-schema does instead, so that what they rule out is ruled out by it: see `impossible`.
+values remain that something tells apart from all other branches (`_apart`). With `cover`, alternatives may
+say less than the schema does instead, so that what they rule out is ruled out by it: see `impossible`.
 """
 
 from __future__ import annotations

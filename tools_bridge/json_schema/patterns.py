@@ -203,6 +203,8 @@ def written(node: Node, allowed: Ranges) -> str:
             return "(" + "|".join(written(part, allowed) for part in nodes) + ")"
         case Repeat(part, least, most):
             inner = written(part, allowed)
+            if (least, most) == (0, 1) and not isinstance(part, Chars):
+                return f"(|{inner})"  # xgrammar 0.2.9 lets `(xxy*)?` begin within its last repetition
             signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
             sign = signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
             return (inner if isinstance(part, Chars) else f"({inner})") + sign

@@ -20,7 +20,7 @@ def pruned(root: Part, defined: Mapping[str, Part], where: str) -> tuple[Part, d
     known = -1
     while known < len(met):  # the last round adds nothing, so what it has seen stays true
         known, living = len(met), Living(met)
-        for name in reversed(defined):  # what it needs is mostly further back
+        for name in reversed(list(defined)):  # what it needs is mostly further back
             if name not in met and living.can_be(defined[name]):
                 met.add(name)
     if not living.can_be(root):
@@ -135,8 +135,8 @@ class Living:
         return found
 
     def _is_open(self, part: Part) -> bool:
-        """It may have properties that it does not name. Not where one that it names can have no value: what is
-        left out could not be told from names that are free."""
+        """It may have properties that it does not name. Not where one that it names can have no value: what
+        is left out could not be told from names that are free."""
         if not all(self.can_be(said) for said in _map(part, "properties").values()):
             return False
         patterned = _map(part, "patternProperties").values()

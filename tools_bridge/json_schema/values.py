@@ -69,9 +69,9 @@ class Judge:
         for contains in facts.contains:
             if self._met(contains, value, facts.where, cover) < contains.least:
                 return False
-            if contains.most is not None:
-                if self._met(contains, value, facts.where, not cover) > contains.most:
-                    return False
+            most = len(value) if contains.most is None else contains.most
+            if self._met(contains, value, facts.where, not cover) > most:
+                return False
         return all(
             self.allows(facts.item(index), item, facts.where, cover=cover) for index, item in enumerate(value)
         )
