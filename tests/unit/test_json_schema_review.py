@@ -209,3 +209,28 @@ def test_listed_values_beside_a_format():
 
 def test_written_schemas_are_json():
     assert json.loads(json.dumps(exact({**COMMON, "oneOf": [A, B]})))
+
+
+def test_branches_without_a_type():
+    branches = [{"properties": {"k": {"const": value}}, "required": ["k"]} for value in "ab"]
+    assert allows({"oneOf": branches}, {"k": "a"})
+    assert not allows({"oneOf": branches}, "a")
+
+
+def test_const_is_no_keyword_of_draft_4():
+    branches = [{"type": "object", "properties": {"k": {"const": value}}} for value in "ab"]
+    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "oneOf": branches}
+    with pytest.raises(GrammarError, match="overlap"):
+        exact(schema)
+
+
+def test_a_oneof_that_is_its_own_branch():
+    schema = {"$ref": "#/$defs/x", "$defs": {"x": {"oneOf": [{"$ref": "#/$defs/x"}, {"type": "null"}]}}}
+    with pytest.raises(GrammarError, match="refers to itself"):
+        exact(schema)
+
+
+def test_patterns_made_to_be_slow_come_to_an_end():
+    schema = {"enum": ["a" * 4000 + "b" + str(n) for n in range(100)], "pattern": "^(a*b?a*)*(a|aa)*$"}
+    with pytest.raises(GrammarError, match=r"^schema: a pattern takes too long"):
+        exact(schema)

@@ -42,6 +42,10 @@ def exact_schema(schema: object, where: str) -> Part:
         return _Writer(schema, where).all()
     except RecursionError:
         raise GrammarError(f"{where}: the schema is too deep") from None
+    except GrammarError as error:
+        if str(error).startswith(where):
+            raise
+        raise GrammarError(f"{where}: {error}") from None
 
 
 class _Writer:

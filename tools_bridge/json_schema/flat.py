@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tools_bridge.json_schema.dialect import NEVER_HELD, Part, Schema, assertions, is_part, refused
-from tools_bridge.json_schema.facts import TYPES, Facts, OneOf, both, canonical, merged, type_of
+from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Facts, OneOf, both, canonical, merged, type_of
 from tools_bridge.json_schema.reading import read_facts, schemas_of
 from tools_bridge.json_schema.references import References
 from tools_bridge.schemas import MAX_BRANCHES, GrammarError
@@ -149,6 +149,8 @@ class Flattener:
 
     def _apart(self, facts: Facts, others: Sequence[_Other], where: str) -> Facts:
         """`facts`, without the values that `others` allow, too."""
+        if facts.types == ALL_TYPES and facts.about:
+            facts = replace(facts, types=facts.about)  # what is made of it is of these anyway
         listed = self._listed(facts)
         for other in others:
             tags = [name for name in listed if listed[name].isdisjoint(other.listed.get(name, listed[name]))]

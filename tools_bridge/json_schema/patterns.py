@@ -57,6 +57,18 @@ ANYTHING = Repeat(ANY, 0, None)
 """Any text."""
 
 
+class Work:
+    """A bound on what may be done to match, once or several times: patterns can be made to be slow."""
+
+    def __init__(self, times: int = 1) -> None:
+        self._left = MOST_WORK * times
+
+    def do(self, amount: int) -> None:
+        self._left -= amount
+        if self._left < 0:
+            raise GrammarError("a pattern takes too long to match")
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """`whole` matches a text from end to end only if the pattern `text` is found in it, whoever reads it;
@@ -66,13 +78,13 @@ class Pattern:
     whole: Node
     ecma: Node | None = None
 
-    def found_in(self, text: str) -> bool:
-        """Whoever reads the pattern."""
-        return len(text) in _ends(self.whole, text, frozenset({0}), _Work())
+    def found_in(self, text: str, work: Work | None = None) -> bool:
+        """Whoever reads the pattern. A GrammarError if it takes too long."""
+        return len(text) in _ends(self.whole, text, frozenset({0}), work or Work())
 
-    def matches(self, text: str) -> bool:
-        """By ECMA-262."""
-        return len(text) in _ends(self.ecma or self.whole, text, frozenset({0}), _Work())
+    def matches(self, text: str, work: Work | None = None) -> bool:
+        """By ECMA-262. A GrammarError if it takes too long."""
+        return len(text) in _ends(self.ecma or self.whole, text, frozenset({0}), work or Work())
 
     @property
     def lengths(self) -> tuple[int, int | None]:
@@ -107,19 +119,7 @@ def read_pattern(text: str, where: str, *, ours: bool = False) -> Pattern:
     return Pattern(text, whole, None if ecma == whole else ecma)
 
 
-class _Work:
-    """A bound on what may be done: counted repetitions in one another are quick unless they were made to
-    be slow."""
-
-    left = MOST_WORK
-
-    def do(self, amount: int) -> None:
-        self.left -= amount
-        if self.left < 0:
-            raise GrammarError("a pattern takes too long to match")
-
-
-def _ends(node: Node, text: str, starts: frozenset[int], work: _Work) -> frozenset[int]:
+def _ends(node: Node, text: str, starts: frozenset[int], work: Work) -> frozenset[int]:
     """Where matches that begin at one of `starts` may end."""
     if not starts:
         return starts

@@ -10,7 +10,7 @@ from tools_bridge.json_schema import formats
 from tools_bridge.json_schema.dialect import Schema, refused
 from tools_bridge.json_schema.facts import Contains, Facts, canonical, type_of
 from tools_bridge.json_schema.flat import Flattener
-from tools_bridge.json_schema.patterns import Pattern, read_pattern
+from tools_bridge.json_schema.patterns import Pattern, Work, read_pattern
 from tools_bridge.schemas import GrammarError
 
 MOST_STEPS = 20_000  # values times what is said of them
@@ -20,6 +20,7 @@ class Judge:
     def __init__(self, flattener: Flattener) -> None:
         self._flattener = flattener
         self._steps = 0
+        self._work = Work(times=2)
 
     def allows(self, schema: Schema, value: object, where: str, *, cover: bool = False) -> bool:
         """Certainly; with `cover`: perhaps."""
@@ -42,7 +43,7 @@ class Judge:
         if isinstance(value, int | float):
             return _number_fits(facts, value)
         if isinstance(value, str):
-            return _text_fits(facts, value, cover)
+            return _text_fits(facts, value, cover, self._work)
         if isinstance(value, dict):
             return self._object_fits(facts, value, cover)
         assert isinstance(value, list | tuple)
@@ -92,21 +93,23 @@ def _number_fits(facts: Facts, value: int | float) -> bool:
     return all(Fraction(value) % Fraction(multiple) == 0 for multiple in facts.multiples)
 
 
-def _text_fits(facts: Facts, value: str, cover: bool) -> bool:
+def _text_fits(facts: Facts, value: str, cover: bool, work: Work) -> bool:
     if len(value) < facts.min_length or (facts.max_length is not None and len(value) > facts.max_length):
         return False
     if cover:
-        return all(pattern.found_in(value) or pattern.matches(value) for pattern in facts.patterns)
-    return all(pattern.found_in(value) for pattern in facts.patterns) and all(
-        _is_of(form, value, facts.where) for form in facts.formats
+        return all(
+            pattern.found_in(value, work) or pattern.matches(value, work) for pattern in facts.patterns
+        )
+    return all(pattern.found_in(value, work) for pattern in facts.patterns) and all(
+        _is_of(form, value, facts.where, work) for form in facts.formats
     )
 
 
-def _is_of(form: str, value: str, where: str) -> bool:
+def _is_of(form: str, value: str, where: str, work: Work) -> bool:
     """Where a format is held more narrowly than the standard has it, other values are refused."""
     if form in formats.UNHELD:
         raise refused(where, "format", f"{form!r} cannot be held")
-    if form not in formats.PATTERNS or _pattern(form).found_in(value):
+    if form not in formats.PATTERNS or _pattern(form).found_in(value, work):
         return True
     if form in formats.WHOLE:
         return False
