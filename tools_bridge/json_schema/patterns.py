@@ -101,6 +101,11 @@ class Pattern:
                 f"{where}: the pattern {self.text[:60]!r} asks for a character that cannot be held"
             ) from None
 
+    @property
+    def size(self) -> int:
+        """Characters of the pattern, those that are counted as often as they may come."""
+        return _size(self.whole)
+
     def of_length(self, least: int, most: int | None) -> Pattern | None:
         """With the length held, too; None where that cannot be said."""
         low, high = self.lengths
@@ -146,6 +151,16 @@ def _ends(node: Node, text: str, starts: frozenset[int], work: Work) -> frozense
                 found |= last
                 count += 1
             return frozenset(found)
+
+
+def _size(node: Node) -> int:
+    match node:
+        case Chars():
+            return 1
+        case Row(nodes) | Either(nodes):
+            return sum(map(_size, nodes))
+        case Repeat(part, least, most):
+            return _size(part) * max(1, least if most is None else most)
 
 
 def _lengths(node: Node) -> tuple[int, int | None]:
