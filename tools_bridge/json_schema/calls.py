@@ -11,7 +11,8 @@ from typing import Any
 from tools_bridge.json_schema.chars import Ranges
 from tools_bridge.json_schema.dialect import Part
 from tools_bridge.json_schema.facts import canonical
-from tools_bridge.json_schema.patterns import ANY, Pattern, Repeat, read_pattern
+from tools_bridge.json_schema.pattern_tree import ANY, Repeat
+from tools_bridge.json_schema.patterns import Pattern, read_pattern
 from tools_bridge.json_schema.pruning import REFERENCE
 from tools_bridge.schemas import GrammarError
 
