@@ -177,7 +177,6 @@ def _response(response: ResponseFormat) -> Format | None:
             return _json({"type": "object"})
         case "json_schema":
             where = "response_format.json_schema.schema"
-            check_schema(response.schema, where)
             return _json(_answer_schema(response, where))
         case "regex":
             if not response.text:
@@ -198,10 +197,15 @@ def _response(response: ResponseFormat) -> Format | None:
 
 
 def _answer_schema(response: ResponseFormat, where: str) -> dict[str, object]:
+    def held(wanted: object) -> Format:
+        check_schema(wanted, where)
+        return exact_schema(wanted, where)
+
     schema = response.schema
     if response.strict or schema is None:
-        return exact_schema(schema, where)
-    return _first_held(looser(schema), lambda wanted: exact_schema(wanted, where))
+        return held(schema)
+    check_json(schema, where)
+    return _first_held(looser(schema), held)
 
 
 def _choices(texts: tuple[str, ...]) -> Format:
@@ -215,7 +219,7 @@ def _choices(texts: tuple[str, ...]) -> Format:
 
 def _tag(tool: ToolSpec, syntax: CallSyntax, *, held: bool) -> Format:
     where = f"tools.{tool.name}.parameters"
-    check_schema(tool.parameters, where)
+    check_json(tool.parameters, where)
     schema = _held(tool, syntax, where) if held else {"type": "object"}
     content = _json(schema)
     if syntax.style != "json":
@@ -236,6 +240,7 @@ def _held(tool: ToolSpec, syntax: CallSyntax, where: str) -> dict[str, object]:
         return json.loads(to_json(text, kinds_of(tool, key)))
 
     def held(wanted: Format) -> Format:
+        check_schema(wanted, where)
         schema = exact_schema(wanted, where)
         return schema if syntax.style == "json" else call_schema(schema, syntax.style, where, read)
 

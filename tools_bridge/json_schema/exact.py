@@ -19,7 +19,8 @@ from tools_bridge.json_schema import formats
 from tools_bridge.json_schema.dialect import Part, Schema, is_part, refused
 from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Bound, Facts, Number, both, type_of
 from tools_bridge.json_schema.flat import Flattener
-from tools_bridge.json_schema.patterns import ANY, Pattern, Repeat, read_pattern
+from tools_bridge.json_schema.pattern_tree import ANY, Repeat
+from tools_bridge.json_schema.patterns import Pattern, read_pattern
 from tools_bridge.json_schema.pruning import NEVER, pruned
 from tools_bridge.json_schema.references import References
 from tools_bridge.json_schema.values import Judge
@@ -28,6 +29,7 @@ from tools_bridge.schemas import MAX_ENUM, GrammarError
 MAX_PARTS = 2000  # of the result
 MAX_COUNT = 10_000  # characters, items, properties that are counted
 MAX_INTEGER = 2**53
+_IN_PLACE = {"allOf", "oneOf", "anyOf", "not", "if", "dependentSchemas", "dependencies", "$ref"}
 
 
 def exact_schema(schema: object, where: str) -> Part:
@@ -37,7 +39,14 @@ def exact_schema(schema: object, where: str) -> Part:
         schema = {} if schema else {"not": {}}
     if not is_part(schema):
         raise GrammarError(f"{where}: a JSON schema must be an object")
-    return _Writer(schema, where).all()
+    try:
+        return _Writer(schema, where).all()
+    except RecursionError:
+        raise GrammarError(f"{where}: the schema is too deep") from None
+    except GrammarError as error:
+        if str(error).startswith(where):
+            raise
+        raise GrammarError(f"{where}: {error}") from None
 
 
 class _Writer:
@@ -79,7 +88,7 @@ class _Writer:
     def _part(self, schema: Schema, where: str) -> Part:
         """A schema below another one. One that was put together from references may come again in itself."""
         pure = is_part(schema) and schema.keys() == {"$ref"}
-        if is_part(schema) and not pure and schema.keys() & {"allOf", "oneOf", "anyOf", "not", "if", "$ref"}:
+        if is_part(schema) and not pure and schema.keys() & _IN_PLACE:
             text = json.dumps(schema, sort_keys=True)
             if '"$ref"' in text:
                 return self._named(text, schema, where)
@@ -337,10 +346,17 @@ def _text_pattern(facts: Facts) -> Pattern | None:
 
 def _name_pattern(facts: Facts) -> Pattern | None:
     """What a property's name is held to; None: nothing."""
-    if facts.min_length == 0 and facts.max_length is None:
-        return _text_pattern(facts)
-    _countable(facts.where, minLength=facts.min_length, maxLength=facts.max_length)
-    return _text_pattern(facts) or Pattern("", Repeat(ANY, facts.min_length, facts.max_length))
+    where, least, most = facts.where, facts.min_length, facts.max_length
+    apart = [name for name in facts.apart if isinstance(name, str)]
+    if "" in apart:
+        least = max(least, 1)
+    _countable(where, minLength=least, maxLength=most)
+    pattern = _text_pattern(replace(facts, min_length=least))
+    if pattern is None and (least or most is not None):
+        pattern = Pattern("", Repeat(ANY, least, most))
+    if any(pattern is None or pattern.found_in(name) for name in apart):
+        raise refused(where, "propertyNames", "without single names cannot be held")
+    return pattern
 
 
 def _countable(where: str, **counts: int | None) -> None:
