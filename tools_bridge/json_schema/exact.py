@@ -12,22 +12,19 @@ mean, or what can be held:
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 
-from tools_bridge.json_schema import formats
 from tools_bridge.json_schema.dialect import Part, Schema, is_part, refused
-from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Bound, Facts, Number, both, type_of
+from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Facts, both, type_of
 from tools_bridge.json_schema.flat import Flattener
-from tools_bridge.json_schema.patterns import ANY, Pattern, Repeat, read_pattern
+from tools_bridge.json_schema.numbers import integer, number
 from tools_bridge.json_schema.pruning import NEVER, pruned
 from tools_bridge.json_schema.references import References
+from tools_bridge.json_schema.texts import countable, name_pattern, string
 from tools_bridge.json_schema.values import Judge
-from tools_bridge.schemas import MAX_ENUM, GrammarError
+from tools_bridge.schemas import GrammarError
 
 MAX_PARTS = 2000  # of the result
-MAX_COUNT = 10_000  # characters, items, properties that are counted
-MAX_INTEGER = 2**53
 
 
 def exact_schema(schema: object, where: str) -> Part:
@@ -113,13 +110,13 @@ class _Writer:
     def _of_type(self, kind: str, types: frozenset[str], facts: Facts) -> list[Part]:
         match kind:
             case "integer" if "integer" in types and "fraction" not in types:
-                return [_integer(facts)]
+                return [integer(facts)]
             case "number" if "fraction" in types:
                 if "integer" not in types:
                     raise refused(facts.where, "type", "of numbers that are no integers cannot be held")
-                return [_number(facts)]
+                return [number(facts)]
             case "string" if kind in types:
-                return [_string(facts)]
+                return [string(facts)]
             case "array" if kind in types:
                 return [self._array(facts)]
             case "object" if kind in types:
@@ -135,7 +132,7 @@ class _Writer:
             raise refused(facts.where, "uniqueItems", "cannot be held")
         if most is not None and most < least:
             return NEVER
-        _countable(facts.where, minItems=least, maxItems=most)
+        countable(facts.where, minItems=least, maxItems=most)
         prefix = [self._part(item, facts.where) for item in facts.prefix[:most]]
         items: Part = {} if facts.items is None else self._part(facts.items, f"{facts.where}.items")
         if facts.items is None and prefix and least <= len(prefix):
@@ -185,7 +182,7 @@ class _Writer:
         if facts.names:
             name = both(facts.names)
             alternatives = self._flattener.flat(name, f"{where}.propertyNames")
-            patterns = [_name_pattern(said) for said in alternatives if "string" in said.types]
+            patterns = [name_pattern(said) for said in alternatives if "string" in said.types]
             if None in patterns:
                 pass  # any name
             elif patterned:
@@ -212,7 +209,7 @@ class _Writer:
 
     def _counts(self, facts: Facts, part: Part) -> Part:
         least, most = facts.min_properties, facts.max_properties
-        _countable(facts.where, minProperties=least, maxProperties=most)
+        countable(facts.where, minProperties=least, maxProperties=most)
         open_ = part["additionalProperties"] != NEVER or "patternProperties" in part
         if open_ and least > max(1, len(facts.required)):
             # A name that is written twice counts once.
@@ -238,112 +235,3 @@ def _branches(part: Part) -> list[Part]:
         return []
     found = part.get("anyOf")
     return found if isinstance(found, list) else [part]
-
-
-def _integer(facts: Facts) -> Part:
-    low, high = _least_integer(facts.low), _most_integer(facts.high)
-    for multiple in facts.multiples:
-        if not isinstance(multiple, int):
-            raise refused(facts.where, "multipleOf", "of a number that is no integer cannot be held")
-    if low is not None and high is not None and low > high:
-        return NEVER
-    step = math.lcm(*(int(multiple) for multiple in facts.multiples))
-    if step > 1:
-        if low is None or high is None or (high - low) // step > MAX_ENUM:
-            raise refused(
-                facts.where, "multipleOf", f"can be held within bounds only, of {MAX_ENUM} values at most"
-            )
-        values = list(range(-(-low // step) * step, high + 1, step))
-        return {"enum": values} if values else NEVER
-    for keyword, bound in (("minimum", low), ("maximum", high)):
-        if bound is not None and abs(bound) > MAX_INTEGER:
-            raise refused(facts.where, keyword, f"beyond {MAX_INTEGER} cannot be held")
-    bounds = {"minimum": low, "maximum": high}
-    return {"type": "integer"} | {key: value for key, value in bounds.items() if value is not None}
-
-
-def _least_integer(bound: Bound | None) -> int | None:
-    if bound is None:
-        return None
-    return math.floor(bound.value) + 1 if bound.open else math.ceil(bound.value)
-
-
-def _most_integer(bound: Bound | None) -> int | None:
-    if bound is None:
-        return None
-    return math.ceil(bound.value) - 1 if bound.open else math.floor(bound.value)
-
-
-def _number(facts: Facts) -> Part:
-    if facts.multiples:
-        if all(multiple == 1 for multiple in facts.multiples):
-            return _integer(facts)
-        raise refused(facts.where, "multipleOf", "of type 'number' cannot be held")
-    found: Part = {"type": "number"}
-    for bound, closed, exclusive in (
-        (facts.low, "minimum", "exclusiveMinimum"),
-        (facts.high, "maximum", "exclusiveMaximum"),
-    ):
-        if bound is not None:
-            _check_places(bound.value, facts.where, exclusive if bound.open else closed)
-            found[exclusive if bound.open else closed] = bound.value
-    if facts.low and facts.high:
-        low, high = facts.low, facts.high
-        if low.value > high.value or (low.value == high.value and (low.open or high.open)):
-            return NEVER
-    return found
-
-
-def _check_places(value: Number, where: str, keyword: str) -> None:
-    """xgrammar writes bounded numbers with six decimal places."""
-    if abs(value) > MAX_INTEGER or round(value, 5) != value:
-        raise refused(
-            where, keyword, f"of {value!r} cannot be held: it is too large or has more than 5 decimal places"
-        )
-
-
-def _string(facts: Facts) -> Part:
-    least, most = facts.min_length, facts.max_length
-    if most is not None and most < least:
-        return NEVER
-    pattern = _text_pattern(facts)
-    if pattern is not None:
-        return {"type": "string", "pattern": pattern.source(facts.where)}
-    _countable(facts.where, minLength=least, maxLength=most)
-    found: Part = {"type": "string"}
-    if least:
-        found["minLength"] = least
-    return found if most is None else found | {"maxLength": most}
-
-
-def _text_pattern(facts: Facts) -> Pattern | None:
-    """What a text is held to, its length too; None where its length is all."""
-    patterns = list(facts.patterns)
-    for form in facts.formats:
-        if form in formats.UNHELD:
-            raise refused(facts.where, "format", f"{form!r} cannot be held")
-        if form in formats.PATTERNS:
-            patterns.append(read_pattern(f"^{formats.PATTERNS[form]}$", facts.where, ours=True))
-    if len(patterns) > 1:
-        raise refused(facts.where, "pattern", "beside another pattern or a format cannot be held")
-    if not patterns:
-        return None
-    counted = patterns[0].of_length(facts.min_length, facts.max_length)
-    if counted is None:
-        keyword = "pattern" if facts.patterns else "format"
-        raise refused(facts.where, keyword, "and a length cannot be held together")
-    return counted
-
-
-def _name_pattern(facts: Facts) -> Pattern | None:
-    """What a property's name is held to; None: nothing."""
-    if facts.min_length == 0 and facts.max_length is None:
-        return _text_pattern(facts)
-    _countable(facts.where, minLength=facts.min_length, maxLength=facts.max_length)
-    return _text_pattern(facts) or Pattern("", Repeat(ANY, facts.min_length, facts.max_length))
-
-
-def _countable(where: str, **counts: int | None) -> None:
-    for keyword, count in counts.items():
-        if count is not None and count > MAX_COUNT:
-            raise refused(where, keyword, f"of {count} is more than can be counted, {MAX_COUNT}")
