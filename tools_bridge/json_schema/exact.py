@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from tools_bridge.json_schema.dialect import Part, Schema, is_part, refused
 from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Facts, both, type_of
-from tools_bridge.json_schema.flat import Flattener
+from tools_bridge.json_schema.flat import Flattener, TooMuch
+from tools_bridge.json_schema.loose import less
 from tools_bridge.json_schema.numbers import integer, number
 from tools_bridge.json_schema.pruning import NEVER, pruned
 from tools_bridge.json_schema.references import References
@@ -37,9 +38,18 @@ def exact_schema(schema: object, where: str) -> Part:
     return _Writer(schema, where).all()
 
 
+def held_schema(schema: Part, where: str) -> tuple[Part, list[str]]:
+    """As much of it as can be held: each part that cannot be says less (`loose.less`), and all others what
+    they say. And what was left out, with its place."""
+    writer = _Writer(schema, where, tolerant=True)
+    return writer.all(), writer.left_out
+
+
 class _Writer:
-    def __init__(self, root: Part, where: str) -> None:
-        self._root, self._where = root, where
+    def __init__(self, root: Part, where: str, *, tolerant: bool = False) -> None:
+        self._root, self._where, self._tolerant = root, where, tolerant
+        self.left_out: list[str] = []
+        self._less: dict[int, tuple[Schema, Schema]] = {}  # id of a part -> itself, what it says then
         self._references = References(root, where)
         self._flattener = Flattener(self._references)
         self._judge = Judge(self._flattener)
@@ -56,10 +66,29 @@ class _Writer:
         root, kept = pruned(root, written, self._where)
         return {**root, "$defs": kept} if kept else root
 
-    def _schema(self, schema: Schema, where: str) -> Part:
+    def _schema(self, schema: Schema, where: str, *, branch: bool = False) -> Part:
+        """`branch`: of alternatives, of which some may have no value."""
+        if not self._tolerant:
+            return self._said(schema, where)
+        _, wanted = self._less.get(id(schema), (schema, schema))
+        while True:
+            try:
+                part = self._said(wanted, where)
+                if part != NEVER or branch or wanted is False or wanted in ({"not": {}}, {"not": True}):
+                    return part
+                error = GrammarError(f"{where}: no value is valid")
+            except TooMuch:
+                raise
+            except GrammarError as refusal:
+                error = refusal
+            wanted, what = less(wanted, error)
+            self._less[id(schema)] = schema, wanted
+            self.left_out.append(f"{where}: {what}")
+
+    def _said(self, schema: Schema, where: str) -> Part:
         self._parts += 1
         if self._parts > MAX_PARTS:
-            raise GrammarError(f"{self._where}: the schema is too complex: more than {MAX_PARTS} parts")
+            raise TooMuch(f"{self._where}: the schema is too complex: more than {MAX_PARTS} parts")
         part = self._flattener.known(schema, where)
         if isinstance(part, bool):
             return {} if part else NEVER
@@ -67,9 +96,14 @@ class _Writer:
             target, name = self._references.target(part["$ref"], where)
             return self._named(name, target, name)
         if part.keys() == {"anyOf"} and isinstance(part["anyOf"], list):
-            self._flattener.flat(part, where)  # it is checked, and bounded
+            if not self._tolerant:
+                self._flattener.flat(part, where)  # it is checked, and bounded
+            places = [f"{where}.anyOf[{n}]" for n in range(len(part["anyOf"]))]
             return _any_of(
-                [self._schema(item, f"{where}.anyOf[{n}]") for n, item in enumerate(part["anyOf"])]
+                [
+                    self._schema(item, place, branch=True)
+                    for item, place in zip(part["anyOf"], places, strict=True)
+                ]
             )
         return _any_of([self._facts(facts) for facts in self._flattener.flat(part, where)])
 

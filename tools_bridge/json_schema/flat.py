@@ -235,8 +235,10 @@ class Flattener:
                             f"{where}: $ref {place!r} refers to itself without anything between"
                         )
                     self._open.append(place)
-                    found += self.negated(target, where, keyword)
-                    self._open.pop()
+                    try:
+                        found += self.negated(target, where, keyword)
+                    finally:
+                        self._open.pop()
                 case (("then" | "else"), _) if "if" not in part:
                     pass
                 case _:

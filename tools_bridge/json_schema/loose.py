@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tools_bridge.json_schema.dialect import Part, Schema, is_part
+from tools_bridge.json_schema.dialect import Part, Refused, Schema, is_part
+from tools_bridge.json_schema.facts import TYPES
+from tools_bridge.schemas import GrammarError
 
 _DROPPED = frozenset(
     (
@@ -19,6 +21,15 @@ _DROPPED = frozenset(
     )
 )
 _LENGTHS = frozenset(("minLength", "maxLength"))
+_SHAPE = frozenset(
+    (
+        *("type", "enum", "const", "properties", "required", "additionalProperties"),
+        *("items", "prefixItems", "additionalItems"),
+    )
+)
+_WITH = {"contains": ("minContains", "maxContains"), "if": ("then", "else")}
+_IN_PLACE = ("allOf", "anyOf", "oneOf")
+_ELSEWHERE = frozenset((*_IN_PLACE, "$ref"))
 _ONE = ("items", "additionalItems", "additionalProperties")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "$defs", "definitions")
@@ -31,6 +42,49 @@ def looser(schema: Part) -> Iterator[Part]:
     yield _without(schema, _DROPPED | _LENGTHS)
     kind = schema.get("type")
     yield {"type": kind} if isinstance(kind, str) else {}
+
+
+def less(schema: Schema, error: GrammarError) -> tuple[Schema, str]:
+    """A part that cannot be held, saying less, and what was left out: the keyword that was refused, then all
+    that are hard to hold, here and in the alternatives of the part; then what is said elsewhere; then all
+    but its type. The error again where nothing is left. What is below the part stays as it is."""
+    if not is_part(schema) or not schema:
+        raise error
+    keyword = error.keyword if isinstance(error, Refused) else ""
+    if keyword in schema and keyword not in _SHAPE:
+        dropped = {keyword, *_WITH.get(keyword, ())}
+        found = {key: value for key, value in schema.items() if key not in dropped}
+        if keyword == "oneOf" and "anyOf" not in schema:
+            found["anyOf"] = schema["oneOf"]
+        return found, repr(keyword)
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    bare: Part = {"type": kind} if kinds and all(name in TYPES for name in kinds) else {}
+    for found, what in (
+        (_here(schema, _DROPPED), "what is hard to hold"),
+        (_here(schema, _DROPPED | _LENGTHS), "its lengths"),
+        (
+            {key: value for key, value in schema.items() if key not in _ELSEWHERE},
+            "what it refers to, and its alternatives",
+        ),
+        (bare, "all but its type" if bare else "all"),
+    ):
+        if found != schema:
+            return found, what
+    return {}, "all"
+
+
+def _here(schema: Part, dropped: frozenset[str]) -> Part:
+    """Without keywords of the part, and of what it says in place."""
+    found: Part = {}
+    for key, value in _kept(schema, dropped):
+        branches = value if key in _IN_PLACE and isinstance(value, list) else None
+        found[key] = (
+            value
+            if branches is None
+            else [_here(branch, dropped) if is_part(branch) else branch for branch in branches]
+        )
+    return found
 
 
 def _without(schema: Part, dropped: frozenset[str]) -> Part:
