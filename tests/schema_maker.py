@@ -152,6 +152,8 @@ class Maker:
                     {"maxLength": 4},
                     {"enum": ["a", "b"]},
                     {"minLength": 1, "maxLength": 6},
+                    {"not": {"enum": [""]}},
+                    {"pattern": "^[a-z]+$", "not": {"const": rng.choice(["", "A", "a"])}},
                 ]
             )
         if rng.random() < 0.15:

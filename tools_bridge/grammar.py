@@ -181,7 +181,6 @@ def _response(response: ResponseFormat, left_out: list[str]) -> Format | None:
             return _json({"type": "object"})
         case "json_schema":
             where = "response_format.json_schema.schema"
-            check_schema(response.schema, where)
             return _json(_answer_schema(response, where, left_out))
         case "regex":
             if not response.text:
@@ -202,10 +201,19 @@ def _response(response: ResponseFormat, left_out: list[str]) -> Format | None:
 
 
 def _answer_schema(response: ResponseFormat, where: str, left_out: list[str]) -> dict[str, object]:
+    def exact() -> Format:
+        check_schema(schema, where)
+        return exact_schema(schema, where)
+
+    def held(wanted: Format) -> tuple[Format, list[str]]:
+        check_schema(wanted, where)
+        return held_schema(wanted, where)
+
     schema = response.schema
     if response.strict or schema is None:
-        return _strictly(lambda: exact_schema(schema, where), 'say "strict": false')
-    return _first_held(schema, lambda wanted: held_schema(wanted, where), where, left_out)
+        return _strictly(exact, 'say "strict": false')
+    check_json(schema, where)
+    return _first_held(schema, held, where, left_out)
 
 
 def _choices(texts: tuple[str, ...]) -> Format:
@@ -219,7 +227,7 @@ def _choices(texts: tuple[str, ...]) -> Format:
 
 def _tag(tool: ToolSpec, syntax: CallSyntax, left_out: list[str], *, held: bool) -> Format:
     where = f"tools.{tool.name}.parameters"
-    check_schema(tool.parameters, where)
+    check_json(tool.parameters, where)
     schema = _held(tool, syntax, where, left_out) if held else {"type": "object"}
     content = _json(schema)
     if syntax.style != "json":
@@ -240,10 +248,12 @@ def _held(tool: ToolSpec, syntax: CallSyntax, where: str, left_out: list[str]) -
         return json.loads(to_json(text, kinds_of(tool, key)))
 
     def exact() -> Format:
+        check_schema(parameters, where)
         schema = exact_schema(parameters, where)
         return schema if syntax.style == "json" else call_schema(schema, syntax.style, where, read)
 
     def held(wanted: Format) -> tuple[Format, list[str]]:
+        check_schema(wanted, where)
         schema, missing = held_schema(wanted, where)
         if syntax.style != "json":
             schema = call_schema(schema, syntax.style, where, read, missing)

@@ -97,8 +97,6 @@ def to_json(raw: str, kinds: Kinds) -> str:
     fits = not kinds or kind in kinds or (kind in ("integer", "number") and kinds & {"integer", "number"})
     if kind == "number" and "string" in kinds and "number" not in kinds:
         fits = False  # no integer, but a text
-    if kind == "number" and "string" in kinds and "number" not in kinds:
-        fits = False  # no integer, but a text
     if fits and not (kind == "string" and "string" in kinds):
         return text
     return json.dumps(raw, ensure_ascii=False)

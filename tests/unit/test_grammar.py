@@ -424,3 +424,36 @@ def test_many_threads_compile_one_grammar_once(compiler, monkeypatch):
     assert len(runs) == 1
     assert len(results) == 8
     assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"$ref": "https://example.com/a.json"},
+        {"anyOf": [{"const": n} for n in range(200)]},
+        {"oneOf": [{"const": n} for n in range(200)]},
+        {"enum": list(range(3000))},
+    ],
+)
+def test_without_strict_what_is_out_of_bounds_is_left_out(accepts, part):
+    schema = {"type": "object", "properties": {"a": part, "b": {"type": "integer"}}, "required": ["b"]}
+    tool = reply_grammar([ToolSpec("f", schema)], REQUIRED)
+    answer = reply_grammar(response=ResponseFormat("json_schema", schema, strict=False))
+    assert accepts(answer, '{"a": "x", "b": 1}')
+    assert not accepts(answer, '{"a": "x", "b": "x"}')
+    assert accepts(tool, call("f", '{"b": 1}'))
+    assert reply_grammar([ToolSpec("f", schema), ToolSpec("g", {}, strict=True)]) is not None
+    for strict in (
+        lambda: reply_grammar([ToolSpec("f", schema, strict=True)], REQUIRED),
+        lambda: reply_grammar(response=ResponseFormat("json_schema", schema)),
+    ):
+        with pytest.raises(GrammarError):
+            strict()
+
+
+def test_without_strict_a_list_of_types_is_kept(accepts):
+    schema = {"type": ["array", "null"], "items": {"$dynamicRef": "#x"}}
+    loose = reply_grammar(response=ResponseFormat("json_schema", schema, strict=False))
+    assert accepts(loose, "null")
+    assert accepts(loose, "[1]")
+    assert not accepts(loose, "{}")

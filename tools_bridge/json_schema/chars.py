@@ -26,6 +26,7 @@ DISPUTED = {
     "w": ((0x80, 0x10FFFF),),
     "s": ((28, 31), (0x85, 0x85), (0xFEFF, 0xFEFF)),
 }
+BOM = (0xFEFF, 0xFEFF)  # a space in ECMA-262
 LAST = 0x10FFFF
 CONTROLS = ((0, 31),)
 # Characters of one length in UTF-8. Of a class that has several, xgrammar makes bytes that are no characters.

@@ -1,7 +1,8 @@
 r"""What xgrammar 0.2.9 makes of a schema, mended: rules, as it prints them.
 
-- Its expressions for patterns (`Regex`) forget the least count of a repetition within an optional part
-  (`::(a{2}(b){0,5})?` takes `::b`). They become plain rules.
+- Its expressions for patterns (`Regex`) forget what stands before a repetition that ends an optional part
+  (`(xxy*)?` takes `y`). They become plain rules; Gemma's form has none, so that no pattern is written with
+  an optional part (`patterns.written`).
 - A name among additional properties may spell a declared one with escapes (`"\u0061"` for `"a"`).
 - Strings of a bounded length may hold control characters, and bytes that are no characters.
 - Numbers may have any exponent, which is infinity to most readers.
@@ -11,6 +12,7 @@ r"""What xgrammar 0.2.9 makes of a schema, mended: rules, as it prints them.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 from tools_bridge.json_schema.chars import Ranges, outside
 from tools_bridge.json_schema.patterns import Chars, Either, Node, Repeat, Row, read_pattern
@@ -29,11 +31,9 @@ QUOTE, BACKSLASH = 34, 92
 
 
 def mended(rules: str) -> str:
-    rules = _REGEX.sub(_plain, rules)
-    rules = _ADDITIONAL.sub(lambda line: line[1].replace(_ANY_ESCAPE, ""), rules)
-    rules = _VALUE.sub(_bare, rules)
-    rules = _EXPONENT.sub(r"\1{1, 2}", rules)
-    return rules.replace(_BOUNDED_CHAR, _JSON_CHAR)
+    for mend in MENDS.values():
+        rules = mend(rules)
+    return rules
 
 
 def _bare(found: re.Match[str]) -> str:
@@ -70,3 +70,13 @@ def _class(ranges: Ranges) -> str:
 
 def _char(code: int) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+MENDS: Mapping[str, Callable[[str], str]] = {
+    "patterns": lambda rules: _REGEX.sub(_plain, rules),
+    "names": lambda rules: _ADDITIONAL.sub(lambda line: line[1].replace(_ANY_ESCAPE, ""), rules),
+    "values": lambda rules: _VALUE.sub(_bare, rules),
+    "exponents": lambda rules: _EXPONENT.sub(r"\1{1, 2}", rules),
+    "characters": lambda rules: rules.replace(_BOUNDED_CHAR, _JSON_CHAR),
+}
+"""They know the printout of one version; with another one they may do nothing, and nobody would notice."""

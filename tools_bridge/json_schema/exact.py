@@ -26,6 +26,7 @@ from tools_bridge.json_schema.values import Judge
 from tools_bridge.schemas import GrammarError
 
 MAX_PARTS = 2000  # of the result
+_IN_PLACE = {"allOf", "oneOf", "anyOf", "not", "if", "dependentSchemas", "dependencies", "$ref"}
 
 
 def exact_schema(schema: object, where: str) -> Part:
@@ -58,6 +59,16 @@ class _Writer:
         self._parts = 0
 
     def all(self) -> Part:
+        try:
+            return self._all()
+        except RecursionError:
+            raise GrammarError(f"{self._where}: the schema is too deep") from None
+        except GrammarError as error:
+            if str(error).startswith(self._where):
+                raise
+            raise GrammarError(f"{self._where}: {error}") from None
+
+    def _all(self) -> Part:
         root = self._schema(self._root, self._where)
         written: dict[str, Part] = {}
         while self._waiting:
@@ -110,7 +121,7 @@ class _Writer:
     def _part(self, schema: Schema, where: str) -> Part:
         """A schema below another one. One that was put together from references may come again in itself."""
         pure = is_part(schema) and schema.keys() == {"$ref"}
-        if is_part(schema) and not pure and schema.keys() & {"allOf", "oneOf", "anyOf", "not", "if", "$ref"}:
+        if is_part(schema) and not pure and schema.keys() & _IN_PLACE:
             text = json.dumps(schema, sort_keys=True)
             if '"$ref"' in text:
                 return self._named(text, schema, where)

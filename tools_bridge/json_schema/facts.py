@@ -40,6 +40,16 @@ class Contains:
 
 
 @dataclass(frozen=True, slots=True)
+class OneOf:
+    """Branches of which exactly one must allow the value. They are spread out last, over all else that is
+    said of it: that may tell them apart."""
+
+    branches: tuple[Schema, ...]
+    where: str
+    within: tuple[str, ...]  # the references that were being followed
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """A conjunction. None, or an empty tuple, where nothing is said.
 
@@ -69,13 +79,14 @@ class Facts:
     max_items: int | None = None
     unique: bool = False
     contains: tuple[Contains, ...] = ()
+    one_of: tuple[OneOf, ...] = ()  # not spread out yet
     negated: bool = False  # a part of it is what a schema does not allow
     where: str = ""
 
     def property_of(self, name: str) -> Schema:
         """The schema of a property's value, whatever says it."""
         said = [self.properties[name]] if name in self.properties else []
-        said += [schema for pattern, schema in self.patterned.items() if pattern.found_in(name)]
+        said += [schema for pattern, schema in self.patterned.items() if pattern.matches(name)]
         if said:
             return both(said)
         return True if self.additional is None else self.additional
@@ -106,17 +117,19 @@ class Facts:
 
 def both(schemas: Iterable[Schema]) -> Schema:
     """One schema that says what all of them do."""
-    said = list({json.dumps(schema, sort_keys=True): schema for schema in schemas}.values())
+    said = [schema for schema in schemas if schema is not True and schema != {}]
     if any(schema is False for schema in said):
         return False
-    said = [schema for schema in said if schema is not True and schema != {}]
+    if len(said) > 1:
+        said = list({json.dumps(schema, sort_keys=True): schema for schema in said}.values())
     if len(said) < 2:
         return said[0] if said else True
     return {"allOf": said}
 
 
-def merged(a: Facts, b: Facts) -> Facts:
-    """What both say."""
+def merged(a: Facts, b: Facts, *, cover: bool = False) -> Facts:
+    """What both say; it may be more than that for names of properties that patterns match, and with `cover`
+    less."""
     values = a.values if b.values is None else b.values
     if a.values is not None and b.values is not None:
         kept = {canonical(value) for value in b.values}
@@ -126,7 +139,7 @@ def merged(a: Facts, b: Facts) -> Facts:
     for pattern, schema in b.patterned.items():
         patterned[pattern] = both([patterned[pattern], schema]) if pattern in patterned else schema
     for mine, other in ((a, b), (b, a)):  # a name that only the other's patterns allow is additional here
-        if mine.additional is not None:
+        if mine.additional is not None and not (cover and mine.patterned):
             for pattern in other.patterned.keys() - mine.patterned.keys():
                 patterned[pattern] = both([patterned[pattern], mine.additional])
     length = max(len(a.prefix), len(b.prefix))
@@ -154,6 +167,7 @@ def merged(a: Facts, b: Facts) -> Facts:
         max_items=_least(a.max_items, b.max_items),
         unique=a.unique or b.unique,
         contains=a.contains + b.contains,
+        one_of=a.one_of + b.one_of,
         negated=a.negated or b.negated,
         where=a.where or b.where,
     )

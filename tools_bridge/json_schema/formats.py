@@ -43,6 +43,8 @@ PATTERNS = {
     "json-pointer": r"(/([^\u0000-\u001f\u007f-\uffff/~]|~[01])*)*",
     "relative-json-pointer": r"(0|[1-9]{1,4})(#|(/([^\u0000-\u001f\u007f-\uffff/~]|~[01])*)*)",
 }
+WHOLE = frozenset({"date", "ipv4", "uuid"})
+"""Formats whose patterns take all that the standard does."""
 UNHELD = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "regex"})
 """Formats of the standard that are refused."""
 

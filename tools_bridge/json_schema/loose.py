@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tools_bridge.json_schema.dialect import Part, Refused, Schema, is_part
 from tools_bridge.json_schema.facts import TYPES
-from tools_bridge.schemas import GrammarError
+from tools_bridge.schemas import MAX_BRANCHES, MAX_ENUM, GrammarError
 
 _DROPPED = frozenset(
     (
@@ -41,7 +41,7 @@ def looser(schema: Part) -> Iterator[Part]:
     yield _without(schema, _DROPPED)
     yield _without(schema, _DROPPED | _LENGTHS)
     kind = schema.get("type")
-    yield {"type": kind} if isinstance(kind, str) else {}
+    yield {} if kind is None else {"type": kind}
 
 
 def less(schema: Schema, error: GrammarError) -> tuple[Schema, str]:
@@ -93,10 +93,20 @@ def _without(schema: Part, dropped: frozenset[str]) -> Part:
 
 def _kept(schema: Part, dropped: frozenset[str]) -> Iterator[tuple[str, object]]:
     for key, value in schema.items():
+        if dropped and _unusable(key, value):
+            continue
         if key == "oneOf" and "anyOf" not in schema:
             yield "anyOf", value
         elif key not in dropped and key != "oneOf":
             yield key, value
+
+
+def _unusable(key: str, value: object) -> bool:
+    """It is out of bounds, or leads out of the schema."""
+    if key == "$ref":
+        return not isinstance(value, str) or not value.startswith("#")
+    most = MAX_ENUM if key == "enum" else MAX_BRANCHES if key in _IN_PLACE else None
+    return most is not None and isinstance(value, list) and len(value) > most
 
 
 def _below(key: str, value: object, dropped: frozenset[str]) -> object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tools_bridge.json_schema.chars import (
+    BOM,
     CONTROLS,
     DIGIT,
     DISPUTED,
@@ -23,6 +24,7 @@ from tools_bridge.json_schema.chars import (
 from tools_bridge.schemas import GrammarError, check_pattern
 
 MOST = 1000  # repetitions that are counted
+MOST_WORK = 500_000  # places in a text that are looked at, to match it once
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +52,39 @@ class Either:
 
 
 Node = Chars | Repeat | Row | Either
-ANY = Chars(((32, 0xD7FF), (0xE000, LAST)))
+ANY = Chars(outside(()))
 ANYTHING = Repeat(ANY, 0, None)
 """Any text."""
 
 
+class Work:
+    """A bound on what may be done to match, once or several times: patterns can be made to be slow."""
+
+    def __init__(self, times: int = 1) -> None:
+        self._left = MOST_WORK * times
+
+    def do(self, amount: int) -> None:
+        self._left -= amount
+        if self._left < 0:
+            raise GrammarError("a pattern takes too long to match")
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """`whole` matches a text from end to end exactly if the pattern `text` is found in it."""
+    """`whole` matches a text from end to end only if the pattern `text` is found in it, whoever reads it;
+    `ecma` exactly if it is by ECMA-262. None: it is the same."""
 
     text: str
     whole: Node
+    ecma: Node | None = None
 
-    def found_in(self, text: str) -> bool:
-        return len(text) in _ends(self.whole, text, frozenset({0}))
+    def found_in(self, text: str, work: Work | None = None) -> bool:
+        """Whoever reads the pattern. A GrammarError if it takes too long."""
+        return len(text) in _ends(self.whole, text, frozenset({0}), work or Work())
+
+    def matches(self, text: str, work: Work | None = None) -> bool:
+        """By ECMA-262. A GrammarError if it takes too long."""
+        return len(text) in _ends(self.ecma or self.whole, text, frozenset({0}), work or Work())
 
     @property
     def lengths(self) -> tuple[int, int | None]:
@@ -93,12 +114,16 @@ def read_pattern(text: str, where: str, *, ours: bool = False) -> Pattern:
     """GrammarError where it cannot be held. `ours`: it was written here, and may be longer."""
     if not ours:
         check_pattern(text, where)
-    reader = _Reader(text, f"{where}: the pattern {text[:60]!r}")
-    return Pattern(text, reader.all())
+    what = f"{where}: the pattern {text[:60]!r}"
+    whole, ecma = _Reader(text, what).all(), _Reader(text, what, ecma=True).all()
+    return Pattern(text, whole, None if ecma == whole else ecma)
 
 
-def _ends(node: Node, text: str, starts: frozenset[int]) -> frozenset[int]:
-    """Where matches that begin at one of `starts` may end. Polynomial, whatever the pattern."""
+def _ends(node: Node, text: str, starts: frozenset[int], work: Work) -> frozenset[int]:
+    """Where matches that begin at one of `starts` may end."""
+    if not starts:
+        return starts
+    work.do(len(starts))
     match node:
         case Chars(ranges):
             return frozenset(
@@ -106,18 +131,21 @@ def _ends(node: Node, text: str, starts: frozenset[int]) -> frozenset[int]:
             )
         case Row(nodes):
             for part in nodes:
-                starts = _ends(part, text, starts)
+                starts = _ends(part, text, starts, work)
             return starts
         case Either(nodes):
-            return frozenset().union(*(_ends(part, text, starts) for part in nodes))
+            return frozenset().union(*(_ends(part, text, starts, work) for part in nodes))
         case Repeat(part, least, most):
             for _ in range(least):
-                starts = _ends(part, text, starts)
-            found, last, count = starts, starts, least
+                before, starts = starts, _ends(part, text, starts, work)
+                if starts in (before, frozenset()):
+                    break  # and so on for ever
+            found, last, count = set(starts), starts, least
             while last and (most is None or count < most):
-                last = _ends(part, text, last) - found
-                found, count = found | last, count + 1
-            return found
+                last = _ends(part, text, last, work) - found
+                found |= last
+                count += 1
+            return frozenset(found)
 
 
 def _lengths(node: Node) -> tuple[int, int | None]:
@@ -175,6 +203,8 @@ def written(node: Node, allowed: Ranges) -> str:
             return "(" + "|".join(written(part, allowed) for part in nodes) + ")"
         case Repeat(part, least, most):
             inner = written(part, allowed)
+            if (least, most) == (0, 1) and not isinstance(part, Chars):
+                return f"(|{inner})"  # xgrammar 0.2.9 lets `(xxy*)?` begin within its last repetition
             signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
             sign = signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
             return (inner if isinstance(part, Chars) else f"({inner})") + sign
@@ -214,8 +244,9 @@ def _char(code: int) -> str:
 
 
 class _Reader:
-    def __init__(self, text: str, what: str) -> None:
+    def __init__(self, text: str, what: str, *, ecma: bool = False) -> None:
         self._text = text
+        self._ecma = ecma
         self._what = what
         self._at = 0
 
@@ -312,7 +343,7 @@ class _Reader:
                     raise self._no("has a range without ends")
                 low = ((low[0][0], high[0][1]),)
             ranges += low
-        if negated:
+        if negated and not self._ecma:
             ranges += [
                 pair for letter in DISPUTED if f"\\{letter}" in self._text for pair in DISPUTED[letter]
             ]
@@ -323,11 +354,11 @@ class _Reader:
 
     def _escape(self, *, in_class: bool) -> Ranges:
         char = self._char()
-        known = {"d": DIGIT, "w": WORD, "s": SPACE}
+        known = {"d": DIGIT, "w": WORD, "s": (*SPACE, BOM) if self._ecma else SPACE}
         if char in known:
             return known[char]
         if char.lower() in known:
-            return outside(known[char.lower()] + DISPUTED[char.lower()])
+            return outside(known[char.lower()] + (() if self._ecma else DISPUTED[char.lower()]))
         plain = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
         if in_class:
             plain["b"] = 8

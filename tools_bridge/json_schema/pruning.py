@@ -16,116 +16,133 @@ REFERENCE = "#/$defs/"
 def pruned(root: Part, defined: Mapping[str, Part], where: str) -> tuple[Part, dict[str, Part]]:
     """The schema and its definitions without what has no value; a GrammarError if nothing is left."""
     met: set[str] = set()
-    while found := {name for name in defined.keys() - met if _can_be(defined[name], met)}:
-        met |= found
-    if not _can_be(root, met):
+    living = Living(met)
+    known = -1
+    while known < len(met):  # the last round adds nothing, so what it has seen stays true
+        known, living = len(met), Living(met)
+        for name in reversed(list(defined)):  # what it needs is mostly further back
+            if name not in met and living.can_be(defined[name]):
+                met.add(name)
+    if not living.can_be(root):
         raise GrammarError(f"{where}: the schema cannot be met: no value is valid")
     kept: dict[str, Part] = {}
-    root = _without(root, met)
+    root = living.kept(root)
     waiting = [root]
     while waiting:
         for name in _mentioned(waiting.pop()):
             if name not in kept:
-                kept[name] = _without(defined[name], met)
+                kept[name] = living.kept(defined[name])
                 waiting.append(kept[name])
     _check_cycles(kept, where)
     return root, kept
 
 
-def _can_be(part: Part, met: Set[str]) -> bool:
-    if part == NEVER:
-        return False
-    if "$ref" in part:
-        return _name(part) in met
-    if "anyOf" in part:
-        return any(_can_be(branch, met) for branch in _list(part, "anyOf"))
-    match part.get("type"):
-        case "array":
-            prefix, items = _list(part, "prefixItems"), _part(part, "items")
-            least = _count(part, "minItems")
-            return all(_can_be(item, met) for item in prefix[:least]) and (
-                least <= len(prefix) or _can_be(items, met)
-            )
-        case "object":
-            properties = _map(part, "properties")
-            if not all(_can_be(properties[name], met) for name in _names(part)):
-                return False
-            least, most = _count(part, "minProperties"), part.get("maxProperties")
-            if isinstance(most, int) and most < max(least, len(_names(part))):
-                return False
-            return _is_open(part, met) or least <= sum(_can_be(said, met) for said in properties.values())
-    return True
+class Living:
+    """Which parts can have a value, if the definitions in `met` can. Each part is looked at once."""
 
+    def __init__(self, met: Set[str]) -> None:
+        self._met = met
+        self._seen: dict[int, bool] = {}  # by the part's id: parts live as long as the schema
 
-def _without(part: Part, met: Set[str]) -> Part:
-    if "anyOf" in part:
-        branches = [_without(branch, met) for branch in _list(part, "anyOf") if _can_be(branch, met)]
-        return branches[0] if len(branches) == 1 else {"anyOf": branches}
-    match part.get("type"):
-        case "array":
-            return _array(part, met)
-        case "object":
-            return _object(part, met)
-    return part
+    def can_be(self, part: Part) -> bool:
+        found = self._seen.get(id(part))
+        if found is None:
+            found = self._seen[id(part)] = self._looked(part)
+        return found
 
+    def _looked(self, part: Part) -> bool:
+        if part == NEVER:
+            return False
+        if "$ref" in part:
+            return _name(part) in self._met
+        if "anyOf" in part:
+            return any(self.can_be(branch) for branch in _list(part, "anyOf"))
+        match part.get("type"):
+            case "array":
+                prefix, items = _list(part, "prefixItems"), _part(part, "items")
+                least = _count(part, "minItems")
+                return all(self.can_be(item) for item in prefix[:least]) and (
+                    least <= len(prefix) or self.can_be(items)
+                )
+            case "object":
+                properties = _map(part, "properties")
+                if not all(self.can_be(properties[name]) for name in _names(part)):
+                    return False
+                least, most = _count(part, "minProperties"), part.get("maxProperties")
+                if isinstance(most, int) and most < max(least, len(_names(part))):
+                    return False
+                return self._is_open(part) or least <= sum(self.can_be(said) for said in properties.values())
+        return True
 
-def _array(part: Part, met: Set[str]) -> Part:
-    prefix = _list(part, "prefixItems")
-    items: Part | None = _part(part, "items")
-    most = part["maxItems"]
-    for index, item in enumerate(prefix):
-        if not _can_be(item, met):
-            prefix, items = prefix[:index], None
-            break
-    if items is not None and not _can_be(items, met):
-        items = None
-    if most is not None and isinstance(most, int) and most <= len(prefix):
-        prefix, items = prefix[:most], None
-    if not prefix and items is None:
-        return {"enum": [[]]}
-    least = _count(part, "minItems")
-    found: Part = {"type": "array"}
-    if prefix:
-        found["prefixItems"] = [_without(item, met) for item in prefix]
-    found["items"] = False if items is None else _without(items, met)
-    if least:
-        found["minItems"] = least
-    return found if most is None or items is None else found | {"maxItems": most}
+    def kept(self, part: Part) -> Part:
+        if "anyOf" in part:
+            branches = [self.kept(branch) for branch in _list(part, "anyOf") if self.can_be(branch)]
+            return branches[0] if len(branches) == 1 else {"anyOf": branches}
+        match part.get("type"):
+            case "array":
+                return self._array(part)
+            case "object":
+                return self._object(part)
+        return part
 
+    def _array(self, part: Part) -> Part:
+        prefix = _list(part, "prefixItems")
+        items: Part | None = _part(part, "items")
+        most = part["maxItems"]
+        for index, item in enumerate(prefix):
+            if not self.can_be(item):
+                prefix, items = prefix[:index], None
+                break
+        if items is not None and not self.can_be(items):
+            items = None
+        if most is not None and isinstance(most, int) and most <= len(prefix):
+            prefix, items = prefix[:most], None
+        if not prefix and items is None:
+            return {"enum": [[]]}
+        least = _count(part, "minItems")
+        found: Part = {"type": "array"}
+        if prefix:
+            found["prefixItems"] = [self.kept(item) for item in prefix]
+        found["items"] = False if items is None else self.kept(items)
+        if least:
+            found["minItems"] = least
+        return found if most is None or items is None else found | {"maxItems": most}
 
-def _object(part: Part, met: Set[str]) -> Part:
-    properties = {
-        name: _without(said, met) for name, said in _map(part, "properties").items() if _can_be(said, met)
-    }
-    found: Part = {"type": "object"}
-    rest = _part(part, "additionalProperties") if _is_open(part, met) else NEVER
-    patterned = {
-        pattern: _without(said, met)
-        for pattern, said in _map(part, "patternProperties").items()
-        if _can_be(said, met) and _is_open(part, met)
-    }
-    if properties or (not patterned and rest == NEVER):
-        found["properties"] = properties
-    if _names(part):
-        found["required"] = _names(part)
-    if patterned:
-        found["patternProperties"] = patterned
-    found["additionalProperties"] = _without(rest, met) if _can_be(rest, met) else False
-    for keyword in ("minProperties", "maxProperties"):
-        if keyword in part:
-            found[keyword] = part[keyword]
-    if found == {"type": "object", "additionalProperties": {}}:
-        return {"type": "object"}
-    return found
+    def _object(self, part: Part) -> Part:
+        properties = {
+            name: self.kept(said) for name, said in _map(part, "properties").items() if self.can_be(said)
+        }
+        found: Part = {"type": "object"}
+        open_ = self._is_open(part)
+        rest = _part(part, "additionalProperties") if open_ else NEVER
+        patterned = {
+            pattern: self.kept(said)
+            for pattern, said in _map(part, "patternProperties").items()
+            if open_ and self.can_be(said)
+        }
+        if properties or (not patterned and rest == NEVER):
+            found["properties"] = properties
+        if _names(part):
+            found["required"] = _names(part)
+        if patterned:
+            found["patternProperties"] = patterned
+        found["additionalProperties"] = self.kept(rest) if self.can_be(rest) else False
+        for keyword in ("minProperties", "maxProperties"):
+            if keyword in part:
+                found[keyword] = part[keyword]
+        if found == {"type": "object", "additionalProperties": {}}:
+            return {"type": "object"}
+        return found
 
-
-def _is_open(part: Part, met: Set[str]) -> bool:
-    """It may have properties that it does not name. Not where one that it names can have no value: what is
-    left out could not be told from names that are free."""
-    if not all(_can_be(said, met) for said in _map(part, "properties").values()):
-        return False
-    patterned = _map(part, "patternProperties").values()
-    return _can_be(_part(part, "additionalProperties"), met) or any(_can_be(said, met) for said in patterned)
+    def _is_open(self, part: Part) -> bool:
+        """It may have properties that it does not name. Not where one that it names can have no value: what
+        is left out could not be told from names that are free."""
+        if not all(self.can_be(said) for said in _map(part, "properties").values()):
+            return False
+        patterned = _map(part, "patternProperties").values()
+        return self.can_be(_part(part, "additionalProperties")) or any(
+            self.can_be(said) for said in patterned
+        )
 
 
 def _check_cycles(defined: Mapping[str, Part], where: str) -> None:
@@ -152,16 +169,17 @@ def _in_place(part: Part) -> list[str]:
 
 def _mentioned(part: Part) -> list[str]:
     found: list[str] = []
-    stack: list[object] = [part]
+    stack = [part]
     while stack:
         item = stack.pop()
-        if isinstance(item, list):
-            stack += item
-        elif isinstance(item, dict):
-            if isinstance(item.get("$ref"), str):
-                found.append(_name(item))
-            else:
-                stack += [value for key, value in item.items() if key != "enum"]
+        if "$ref" in item:
+            found.append(_name(item))
+            continue
+        for keyword in ("anyOf", "prefixItems"):
+            stack += _list(item, keyword)
+        for keyword in ("properties", "patternProperties"):
+            stack += _map(item, keyword).values()
+        stack += [_part(item, key) for key in ("items", "additionalProperties") if key in item]
     return found
 
 

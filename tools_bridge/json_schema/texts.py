@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tools_bridge.json_schema import formats
 from tools_bridge.json_schema.dialect import Part, refused
 from tools_bridge.json_schema.facts import Facts
@@ -31,16 +33,22 @@ def string(facts: Facts) -> Part:
 
 def name_pattern(facts: Facts) -> Pattern | None:
     """What a property's name is held to; None: nothing."""
+    where, least, most = facts.where, facts.min_length, facts.max_length
+    apart = [name for name in facts.apart if isinstance(name, str)]
+    if "" in apart:
+        least = max(least, 1)
+    countable(where, minLength=least, maxLength=most)
     patterns = _patterns(facts)
+    pattern = None
     if patterns:
-        pattern = _one(patterns, facts)
+        pattern = _one(patterns, replace(facts, min_length=least))
         if pattern is None:
-            raise refused(facts.where, "propertyNames", "cannot be met")
-        return pattern
-    if facts.min_length == 0 and facts.max_length is None:
-        return None
-    countable(facts.where, minLength=facts.min_length, maxLength=facts.max_length)
-    return Pattern("", Repeat(ANY, facts.min_length, facts.max_length))
+            raise refused(where, "propertyNames", "cannot be held: no name is valid")
+    elif least or most is not None:
+        pattern = Pattern("", Repeat(ANY, least, most))
+    if any(pattern is None or pattern.found_in(name) for name in apart):
+        raise refused(where, "propertyNames", "without single names cannot be held")
+    return pattern
 
 
 def countable(where: str, **counts: int | None) -> None:
