@@ -42,6 +42,12 @@ def exact_schema(schema: object, where: str) -> Part:
 def held_schema(schema: Part, where: str) -> tuple[Part, list[str]]:
     """As much of it as can be held: each part that cannot be says less (`loose.less`), and all others what
     they say. And what was left out, with its place."""
+    try:
+        return exact_schema(schema, where), []
+    except TooMuch:
+        raise
+    except GrammarError:
+        pass
     writer = _Writer(schema, where, tolerant=True)
     return writer.all(), writer.left_out
 

@@ -59,7 +59,9 @@ def less(schema: Schema, error: GrammarError) -> tuple[Schema, str]:
         return found, repr(keyword)
     kind = schema.get("type")
     kinds = kind if isinstance(kind, list) else [kind]
-    bare: Part = {"type": kind} if kinds and all(name in TYPES for name in kinds) else {}
+    bare: Part = (
+        {"type": kind} if kinds and all(isinstance(name, str) and name in TYPES for name in kinds) else {}
+    )
     for found, what in (
         (_here(schema, _DROPPED), "what is hard to hold"),
         (_here(schema, _DROPPED | _LENGTHS), "its lengths"),
