@@ -278,15 +278,13 @@ def _first_held(
     schema: Format, held: Callable[[Format], tuple[Format, list[str]]], where: str, left_out: list[str]
 ) -> Format:
     refusal = GrammarError("a schema is needed")
-    for wanted in looser(schema):
+    for wanted, what in looser(schema):
         try:
             found, missing = held(wanted)
         except GrammarError as error:
             refusal = error
             continue
-        if wanted is not schema:
-            missing = [f"{where}: {'what is hard to hold' if len(wanted) > 1 else 'all but its type'}"]
-        left_out += missing
+        left_out += [f"{where}: {what}"] * bool(what) + missing
         return found
     raise refusal
 

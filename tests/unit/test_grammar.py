@@ -321,6 +321,24 @@ def test_without_strict_a_schema_that_cannot_be_held_at_all_leaves_its_type(acce
     assert called.left_out == ("tools.f.parameters: all but its type",)
 
 
+@pytest.mark.parametrize(
+    ("more", "left_out"),
+    [
+        ({"$schema": "http://json-schema.org/schema#"}, "'$schema'"),
+        (
+            {"$defs": {"a": {"$ref": "http://example.com/"}}},
+            "references out of the schema, and lists beyond the bounds",
+        ),
+    ],
+)
+def test_without_strict_what_is_out_of_bounds_leaves_the_rest(accepts, more, left_out):
+    schema = {"type": "object", "properties": {"code": CODE}, "required": ["code"], **more}
+    source = reply_grammar(response=ResponseFormat("json_schema", schema, strict=False))
+    assert source.left_out == (f"response_format.json_schema.schema: {left_out}",)
+    assert accepts(source, '{"code": "ABC"}')
+    assert not accepts(source, '{"code": "AB"}')
+
+
 def test_names_of_properties_are_not_keywords(compiler):
     schema = {"type": "object", "properties": {k: {"type": "string"} for k in ("not", "if", "$ref", "allOf")}}
     compiler.compile(reply_grammar(response=ResponseFormat("json_schema", schema, strict=True)))

@@ -48,8 +48,15 @@ def held_schema(schema: Part, where: str) -> tuple[Part, list[str]]:
         raise
     except GrammarError:
         pass
-    writer = _Writer(schema, where, tolerant=True)
-    return writer.all(), writer.left_out
+    left_out: list[str] = []
+    try:
+        writer = _Writer(schema, where, tolerant=True)
+    except GrammarError as error:  # it is in no draft that is known
+        wanted, what = less(schema, error)
+        assert is_part(wanted)
+        writer = _Writer(wanted, where, tolerant=True)
+        left_out.append(f"{where}: {what}")
+    return writer.all(), left_out + writer.left_out
 
 
 class _Writer:

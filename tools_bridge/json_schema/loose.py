@@ -20,6 +20,7 @@ _DROPPED = frozenset(
         *("minProperties", "maxProperties"),
     )
 )
+_OUTSIDE = frozenset(("$comment",))  # and what is out of bounds: see `_unusable`
 _LENGTHS = frozenset(("minLength", "maxLength"))
 _SHAPE = frozenset(
     (
@@ -35,13 +36,15 @@ _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "$defs", "definitions")
 
 
-def looser(schema: Part) -> Iterator[Part]:
-    """The schema, then what each time says less; at the end its type alone."""
-    yield schema
-    yield _without(schema, _DROPPED)
-    yield _without(schema, _DROPPED | _LENGTHS)
+def looser(schema: Part) -> Iterator[tuple[Part, str]]:
+    """The schema, then what each time says less everywhere, with what was left out; at the end its type
+    alone."""
+    yield schema, ""
+    yield _without(schema, _OUTSIDE), "references out of the schema, and lists beyond the bounds"
+    yield _without(schema, _OUTSIDE | _DROPPED), "all that is hard to hold"
+    yield _without(schema, _OUTSIDE | _DROPPED | _LENGTHS), "all that is hard to hold, and lengths"
     kind = schema.get("type")
-    yield {} if kind is None else {"type": kind}
+    yield {} if kind is None else {"type": kind}, "all but its type"
 
 
 def less(schema: Schema, error: GrammarError) -> tuple[Schema, str]:
@@ -95,11 +98,12 @@ def _without(schema: Part, dropped: frozenset[str]) -> Part:
 
 def _kept(schema: Part, dropped: frozenset[str]) -> Iterator[tuple[str, object]]:
     for key, value in schema.items():
-        if dropped and _unusable(key, value):
+        if dropped >= _OUTSIDE and _unusable(key, value):
             continue
-        if key == "oneOf" and "anyOf" not in schema:
-            yield "anyOf", value
-        elif key not in dropped and key != "oneOf":
+        if key == "oneOf" and dropped >= _DROPPED:
+            if "anyOf" not in schema:
+                yield "anyOf", value
+        elif key not in dropped:
             yield key, value
 
 
