@@ -2,7 +2,7 @@ r"""What xgrammar 0.2.9 makes of a schema, mended: rules, as it prints them.
 
 - Its expressions for patterns (`Regex`) forget what stands before a repetition that ends an optional part
   (`(xxy*)?` takes `y`). They become plain rules; Gemma's form has none, so that no pattern is written with
-  an optional part (`patterns.written`).
+  an optional part (`pattern_tree.written`).
 - A name among additional properties may spell a declared one with escapes (`"\u0061"` for `"a"`).
 - Strings of a bounded length may hold control characters, and bytes that are no characters.
 - Numbers may have any exponent, which is infinity to most readers.
@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from tools_bridge.json_schema.chars import Ranges, outside
-from tools_bridge.json_schema.patterns import Chars, Either, Node, Repeat, Row, read_pattern
+from tools_bridge.json_schema.pattern_tree import Chars, Either, Node, Repeat, Row
+from tools_bridge.json_schema.patterns import read_pattern
 
 _REGEX = re.compile(r'Regex\("((?:[^"\\]|\\.)*)", json_string=true\)')
 _ESCAPED = re.compile(r"\\(.)")

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tools_bridge.json_schema.chars import CONTROLS, Ranges, outside
-from tools_bridge.json_schema.patterns import Chars, Node, Pattern, Repeat, Row
+from tools_bridge.json_schema.pattern_tree import Chars, Node, Repeat, Row
+from tools_bridge.json_schema.patterns import Pattern
 
 
 @dataclass(frozen=True, slots=True)

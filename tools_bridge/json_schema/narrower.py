@@ -6,7 +6,8 @@ each of them gets a share of it.
 
 from __future__ import annotations
 
-from tools_bridge.json_schema.patterns import Chars, Either, Node, Pattern, Repeat, Row
+from tools_bridge.json_schema.pattern_tree import Chars, Either, Node, Repeat, Row
+from tools_bridge.json_schema.patterns import Pattern
 
 MOST_HELD = 512  # characters of such a text: larger counts take long to compile
 FEW = 4  # turns that share alike

@@ -9,7 +9,8 @@ from tools_bridge.json_schema.dialect import Part, refused
 from tools_bridge.json_schema.facts import Facts
 from tools_bridge.json_schema.joined import joined
 from tools_bridge.json_schema.narrower import narrower
-from tools_bridge.json_schema.patterns import ANY, Pattern, Repeat, read_pattern
+from tools_bridge.json_schema.pattern_tree import ANY, Repeat
+from tools_bridge.json_schema.patterns import Pattern, read_pattern
 from tools_bridge.json_schema.pruning import NEVER
 
 ROOM = 4  # characters that a short form leaves free, at the least
