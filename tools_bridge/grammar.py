@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tools_bridge.call_syntax import HERMES_REPLY, NUMBER, CallSyntax, ReplySyntax
-from tools_bridge.json_schema import MARKS, call_schema, exact_schema, looser
+from tools_bridge.json_schema import MARKS, call_schema, exact_schema, held_schema, looser
 from tools_bridge.schemas import MAX_ENUM, GrammarError, check_json, check_pattern, check_schema
 from tools_bridge.typed import kinds_of, to_json
 from tools_bridge.types import ToolSpec
@@ -33,6 +33,8 @@ class GrammarSource:
     """A grammar, not yet compiled: canonical JSON of an xgrammar structural tag."""
 
     text: str
+    left_out: tuple[str, ...] = field(default=(), compare=False)
+    """What of schemas that are not strict is not held, and where."""
 
     @property
     def id(self) -> str:
@@ -94,26 +96,28 @@ def reply_grammar(
     """
     choice = choice or ToolChoice()
     response = response or ResponseFormat()
-    body = _response(response)
+    left_out: list[str] = []
+    body = _response(response, left_out)
     if body is not None:
         body = _around(syntax.said, body)
     offered = [] if choice.mode == "none" else _offered(tools, choice)
     if choice.mode == "required" and not offered:
         raise GrammarError("tool_choice: a call is required but no tools are given")
     if not offered:
-        return None if body is None else _source(_after_thought(body, syntax, thinking))
+        return None if body is None else _source(_after_thought(body, syntax, thinking), left_out)
     required = choice.mode == "required"
     single = choice.single or not parallel
     free = not single and not choice.names and not any(tool.strict for tool in offered)
     if not required and body is None and free:
         return None
-    tags = [_tag(tool, syntax.calls, held=required or tool.strict) for tool in offered]
+    tags = [_tag(tool, syntax.calls, left_out, held=required or tool.strict) for tool in offered]
     if required:
-        return _source(_after_thought(_calls(tags, syntax.calls, single), syntax, thinking))
+        return _source(_after_thought(_calls(tags, syntax.calls, single), syntax, thinking), left_out)
     if body is None:
-        return _source(_after_thought(_among_text(tags, syntax.calls, single), syntax, thinking, text=True))
+        among = _among_text(tags, syntax.calls, single)
+        return _source(_after_thought(among, syntax, thinking, text=True), left_out)
     either: Format = {"type": "or", "elements": [body, _calls(tags, syntax.calls, single)]}
-    return _source(_after_thought(either, syntax, thinking))
+    return _source(_after_thought(either, syntax, thinking), left_out)
 
 
 def _after_thought(form: Format, syntax: ReplySyntax, thinking: Thinking, *, text: bool = False) -> Format:
@@ -149,10 +153,10 @@ def _offered(tools: Sequence[ToolSpec], choice: ToolChoice) -> list[ToolSpec]:
     return [tool for tool in tools if not choice.names or tool.name in choice.names]
 
 
-def _source(form: Format) -> GrammarSource:
+def _source(form: Format, left_out: Iterable[str]) -> GrammarSource:
     # Key order counts in a schema (it is the order of the properties), so keys are not sorted.
     tag = {"type": "structural_tag", "format": form}
-    return GrammarSource(json.dumps(tag, ensure_ascii=False, separators=(",", ":")))
+    return GrammarSource(json.dumps(tag, ensure_ascii=False, separators=(",", ":")), tuple(left_out))
 
 
 def _json(schema: object) -> Format:
@@ -169,7 +173,7 @@ def _around(marks: tuple[str, str], form: Format) -> Format:
     return form if len(parts) == 1 else {"type": "sequence", "elements": parts}
 
 
-def _response(response: ResponseFormat) -> Format | None:
+def _response(response: ResponseFormat, left_out: list[str]) -> Format | None:
     match response.kind:
         case "text":
             return None
@@ -177,7 +181,7 @@ def _response(response: ResponseFormat) -> Format | None:
             return _json({"type": "object"})
         case "json_schema":
             where = "response_format.json_schema.schema"
-            return _json(_answer_schema(response, where))
+            return _json(_answer_schema(response, where, left_out))
         case "regex":
             if not response.text:
                 raise GrammarError("regex: the pattern is empty")
@@ -196,16 +200,20 @@ def _response(response: ResponseFormat) -> Format | None:
     return form
 
 
-def _answer_schema(response: ResponseFormat, where: str) -> dict[str, object]:
-    def held(wanted: object) -> Format:
+def _answer_schema(response: ResponseFormat, where: str, left_out: list[str]) -> dict[str, object]:
+    def exact() -> Format:
+        check_schema(schema, where)
+        return exact_schema(schema, where)
+
+    def held(wanted: Format) -> tuple[Format, list[str]]:
         check_schema(wanted, where)
-        return exact_schema(wanted, where)
+        return held_schema(wanted, where)
 
     schema = response.schema
     if response.strict or schema is None:
-        return held(schema)
+        return _strictly(exact, 'say "strict": false')
     check_json(schema, where)
-    return _first_held(looser(schema), held)
+    return _first_held(schema, held, where, left_out)
 
 
 def _choices(texts: tuple[str, ...]) -> Format:
@@ -217,10 +225,10 @@ def _choices(texts: tuple[str, ...]) -> Format:
     return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
 
 
-def _tag(tool: ToolSpec, syntax: CallSyntax, *, held: bool) -> Format:
+def _tag(tool: ToolSpec, syntax: CallSyntax, left_out: list[str], *, held: bool) -> Format:
     where = f"tools.{tool.name}.parameters"
     check_json(tool.parameters, where)
-    schema = _held(tool, syntax, where) if held else {"type": "object"}
+    schema = _held(tool, syntax, where, left_out) if held else {"type": "object"}
     content = _json(schema)
     if syntax.style != "json":
         content |= {"style": syntax.style}
@@ -232,29 +240,52 @@ def _tag(tool: ToolSpec, syntax: CallSyntax, *, held: bool) -> Format:
     return {"type": "tag", "begin": syntax.begin(tool.name), "content": content, "end": syntax.end}
 
 
-def _held(tool: ToolSpec, syntax: CallSyntax, where: str) -> dict[str, object]:
+def _held(tool: ToolSpec, syntax: CallSyntax, where: str, left_out: list[str]) -> dict[str, object]:
     """What the arguments are held to: the parameters by the letter, or as much of them as can be held
     where the tool is not strict. There the last that is tried is any object, which all forms can write."""
 
     def read(key: str, text: str) -> object:
         return json.loads(to_json(text, kinds_of(tool, key)))
 
-    def held(wanted: Format) -> Format:
-        check_schema(wanted, where)
-        schema = exact_schema(wanted, where)
+    def exact() -> Format:
+        check_schema(parameters, where)
+        schema = exact_schema(parameters, where)
         return schema if syntax.style == "json" else call_schema(schema, syntax.style, where, read)
 
+    def held(wanted: Format) -> tuple[Format, list[str]]:
+        check_schema(wanted, where)
+        schema, missing = held_schema(wanted, where)
+        if syntax.style != "json":
+            schema = call_schema(schema, syntax.style, where, read, missing)
+        return schema, missing
+
     parameters = _arguments(tool.parameters)
-    return held(parameters) if tool.strict else _first_held(looser(parameters), held)
+    if tool.strict:
+        return _strictly(exact, "leave out 'strict'")
+    return _first_held(parameters, held, where, left_out)
 
 
-def _first_held(schemas: Iterable[Format], held: Callable[[Format], Format]) -> Format:
+def _strictly(exact: Callable[[], Format], otherwise: str) -> Format:
+    try:
+        return exact()
+    except GrammarError as error:
+        if "be held" not in str(error):
+            raise
+        raise GrammarError(f"{error}: drop it from the schema, or {otherwise}") from None
+
+
+def _first_held(
+    schema: Format, held: Callable[[Format], tuple[Format, list[str]]], where: str, left_out: list[str]
+) -> Format:
     refusal = GrammarError("a schema is needed")
-    for schema in schemas:
+    for wanted, what in looser(schema):
         try:
-            return held(schema)
+            found, missing = held(wanted)
         except GrammarError as error:
             refusal = error
+            continue
+        left_out += [f"{where}: {what}"] * bool(what) + missing
+        return found
     raise refusal
 
 

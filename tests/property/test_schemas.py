@@ -101,6 +101,22 @@ def test_schemas_with_every_keyword(bytes_world):
     assert counts["endless"] < 0.05 * counts["drawn"]
 
 
+def test_without_strict_schemas_are_taken_and_held_by_the_letter_where_they_can_be():
+    counts = Counter()
+    for schema in made(400).values():
+        wanted = schema if isinstance(schema, dict) else {"allOf": [schema]}
+        loose = reply_grammar(response=ResponseFormat("json_schema", wanted, strict=False))
+        try:
+            strict = reply_grammar(response=ResponseFormat("json_schema", wanted, strict=True))
+        except GrammarError:
+            counts["loosened"] += 1
+            assert loose.left_out, schema
+        else:
+            counts["held"] += 1
+            assert (loose.text, loose.left_out) == (strict.text, ()), schema
+    assert min(counts["loosened"], counts["held"]) > 50
+
+
 @pytest.mark.model
 def test_a_real_vocabulary(smollm2):
     picked = dict(random.Random(5).sample(sorted(suite().items()), 20)) if SUITE.exists() else {}

@@ -91,7 +91,7 @@ def test_a_recursive_schema_keeps_its_references():
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": "number", "multipleOf": 0.01}, "multipleOf"),
         ({"type": "integer", "multipleOf": 7}, "multipleOf"),
-        ({"type": "string", "pattern": "a", "format": "date"}, "pattern"),
+        ({"type": "string", "pattern": "^[ab]+c", "allOf": [{"pattern": "^b"}]}, "pattern"),
         ({"type": "string", "format": "idn-hostname"}, "format"),
         ({"not": {"minimum": 3}}, "not"),
         ({"if": {"minLength": 3}, "else": False}, "if"),
@@ -99,7 +99,8 @@ def test_a_recursive_schema_keeps_its_references():
         ({"patternProperties": {"a": {"type": "null"}, "b": {}}}, "patternProperties"),
         ({"minProperties": 2}, "minProperties"),
         ({"$dynamicRef": "#x"}, "$dynamicRef"),
-        ({"type": "number", "minimum": 1e-7}, "minimum"),
+        ({"type": "number", "minimum": 1e-7, "maximum": 2e-7}, "minimum"),
+        ({"type": "integer", "minimum": 2**60}, "minimum"),
         ({"properties": {"a": {"$id": "http://x/", "$ref": "#/b"}}}, "$id"),
     ],
 )
@@ -143,8 +144,9 @@ def test_a_length_beside_a_pattern():
 
     assert pattern("^[a-z]+$", maxLength=5) == "[a-z]{1,5}"
     assert pattern("^[a-z]{2,4}$", minLength=1, maxLength=9) == "[a-z]{2,4}"
+    assert pattern("^[a-z]*x[0-9]*$", maxLength=5) == "[a-z]{0,2}[x][0-9]{0,2}"
     with pytest.raises(GrammarError, match="together"):
-        pattern("^[a-z]*x[0-9]*$", maxLength=5)
+        pattern("^(ab)*$", minLength=3, maxLength=3)
 
 
 def test_rules_are_mended():

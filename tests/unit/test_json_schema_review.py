@@ -84,7 +84,7 @@ def test_no_schema_is_too_deep_for_a_message(monkeypatch):
     def deep(self):
         raise RecursionError
 
-    monkeypatch.setattr("tools_bridge.json_schema.exact._Writer.all", deep)
+    monkeypatch.setattr("tools_bridge.json_schema.exact._Writer._all", deep)
     with pytest.raises(GrammarError, match="schema: the schema is too deep"):
         exact({})
 

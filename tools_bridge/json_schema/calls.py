@@ -38,34 +38,72 @@ _BARE: list[Part] = [{}, {"type": "array", "items": {}}]
 _BARE += [{"type": kind} for kind in ("null", "boolean", "integer", "number", "object")]
 
 
-def call_schema(schema: Part, style: str, where: str, read: Reading) -> Part:
-    """`schema`: an exact one, of an object."""
-    return _Form(schema, style, where, read).all()
+def call_schema(
+    schema: Part, style: str, where: str, read: Reading, left_out: list[str] | None = None
+) -> Part:
+    """`schema`: an exact one, of an object. With `left_out`, arguments that the form cannot hold are held to
+    their types, and listed there."""
+    return _Form(schema, style, where, read, left_out).all()
 
 
 class _Form:
-    def __init__(self, root: Part, style: str, where: str, read: Reading) -> None:
+    def __init__(self, root: Part, style: str, where: str, read: Reading, left_out: list[str] | None) -> None:
         defined = root.get("$defs")
         self._defined: dict[str, Part] = defined if isinstance(defined, dict) else {}
         self._root, self._style, self._where, self._read = root, style, where, read
         self._marks = MARKS[style]
+        self._left_out = left_out
 
     def all(self) -> Part:
         root = dict(self._resolved(self._root))
         if root.get("type") != "object" or "patternProperties" in root:
             raise self._no("alternatives or patterns of names", self._where)
-        if self._style != "gemma":
-            properties = root.get("properties")
-            if isinstance(properties, dict) and properties:
-                root["additionalProperties"] = (
-                    False  # nothing keeps their names apart from those that are known
-                )
-                root["properties"] = {name: self._value(name, part) for name, part in properties.items()}
-            elif isinstance(rest := root.get("additionalProperties"), dict):
-                root["additionalProperties"] = self._value("", rest)
+        properties, rest = root.get("properties"), root.get("additionalProperties")
+        if isinstance(properties, dict) and properties:
+            if self._style != "gemma":  # nothing keeps their names apart from those that are known
+                root["additionalProperties"] = False
+            root["properties"] = {name: self._argument(name, part) for name, part in properties.items()}
+        elif isinstance(rest, dict):
+            root["additionalProperties"] = self._argument("", rest)
         root = self._within(root)
-        defined = {name: self._within(part) for name, part in self._defined.items()}
+        defined = {name: self._definition(part) for name, part in self._defined.items()}
         return {**root, "$defs": defined} if defined else root
+
+    def _argument(self, name: str, part: Part) -> Part:
+        def written(part: Part) -> Part:
+            return part if self._style == "gemma" else self._value(name, part)
+
+        if self._left_out is None:
+            return written(part)
+        for wanted in (part, self._bare(part)):
+            try:
+                found = written(wanted)
+                self._within(found)
+            except GrammarError:
+                continue
+            if wanted is not part:
+                self._left_out.append(f"{self._where}.properties.{name}: all but its type")
+            return found
+        self._left_out.append(f"{self._where}.properties.{name}: all")
+        return written({})
+
+    def _definition(self, part: Part) -> Part:
+        try:
+            return self._within(part)
+        except GrammarError:
+            if self._left_out is None:
+                raise
+        self._left_out.append(f"{self._where}.$defs: all but a type")
+        return self._bare(part)
+
+    def _bare(self, part: Part) -> Part:
+        """Its types alone."""
+        branches = [{"type": _kind(self._resolved(branch))} for branch in self._branches(part)]
+        unique = list({str(branch): branch for branch in branches}.values())
+        if any(branch["type"] in ("any", "reference") for branch in unique):
+            return {}
+        found: list[Part] = [{"type": branch["type"]} for branch in unique]
+        return found[0] if len(found) == 1 else {"anyOf": found}
 
     def _value(self, name: str, part: Part) -> Part:
         """An argument, which stands as it is if it is a string."""

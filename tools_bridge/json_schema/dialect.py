@@ -73,8 +73,16 @@ _ALWAYS = frozenset(
 NEVER_HELD = ("$dynamicRef", "$recursiveRef")
 
 
-def refused(where: str, keyword: str, why: str) -> GrammarError:
-    return GrammarError(f"{where}: {keyword!r} {why}")
+class Refused(GrammarError):
+    """Of one keyword."""
+
+    def __init__(self, where: str, keyword: str, why: str) -> None:
+        super().__init__(f"{where}: {keyword!r} {why}")
+        self.keyword = keyword
+
+
+def refused(where: str, keyword: str, why: str) -> Refused:
+    return Refused(where, keyword, why)
 
 
 def draft_of(schema: Part, where: str) -> int:

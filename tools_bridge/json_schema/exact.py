@@ -12,23 +12,20 @@ mean, or what can be held:
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 
-from tools_bridge.json_schema import formats
 from tools_bridge.json_schema.dialect import Part, Schema, is_part, refused
-from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Bound, Facts, Number, both, type_of
-from tools_bridge.json_schema.flat import Flattener
-from tools_bridge.json_schema.pattern_tree import ANY, Repeat
-from tools_bridge.json_schema.patterns import Pattern, read_pattern
+from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Facts, both, type_of
+from tools_bridge.json_schema.flat import Flattener, TooMuch
+from tools_bridge.json_schema.loose import less
+from tools_bridge.json_schema.numbers import integer, number
 from tools_bridge.json_schema.pruning import NEVER, pruned
 from tools_bridge.json_schema.references import References
+from tools_bridge.json_schema.texts import countable, name_pattern, string
 from tools_bridge.json_schema.values import Judge
-from tools_bridge.schemas import MAX_ENUM, GrammarError
+from tools_bridge.schemas import GrammarError
 
 MAX_PARTS = 2000  # of the result
-MAX_COUNT = 10_000  # characters, items, properties that are counted
-MAX_INTEGER = 2**53
 _IN_PLACE = {"allOf", "oneOf", "anyOf", "not", "if", "dependentSchemas", "dependencies", "$ref"}
 
 
@@ -39,19 +36,34 @@ def exact_schema(schema: object, where: str) -> Part:
         schema = {} if schema else {"not": {}}
     if not is_part(schema):
         raise GrammarError(f"{where}: a JSON schema must be an object")
+    return _Writer(schema, where).all()
+
+
+def held_schema(schema: Part, where: str) -> tuple[Part, list[str]]:
+    """As much of it as can be held: each part that cannot be says less (`loose.less`), and all others what
+    they say. And what was left out, with its place."""
     try:
-        return _Writer(schema, where).all()
-    except RecursionError:
-        raise GrammarError(f"{where}: the schema is too deep") from None
-    except GrammarError as error:
-        if str(error).startswith(where):
-            raise
-        raise GrammarError(f"{where}: {error}") from None
+        return exact_schema(schema, where), []
+    except TooMuch:
+        raise
+    except GrammarError:
+        pass
+    left_out: list[str] = []
+    try:
+        writer = _Writer(schema, where, tolerant=True)
+    except GrammarError as error:  # it is in no draft that is known
+        wanted, what = less(schema, error)
+        assert is_part(wanted)
+        writer = _Writer(wanted, where, tolerant=True)
+        left_out.append(f"{where}: {what}")
+    return writer.all(), left_out + writer.left_out
 
 
 class _Writer:
-    def __init__(self, root: Part, where: str) -> None:
-        self._root, self._where = root, where
+    def __init__(self, root: Part, where: str, *, tolerant: bool = False) -> None:
+        self._root, self._where, self._tolerant = root, where, tolerant
+        self.left_out: list[str] = []
+        self._less: dict[int, tuple[Schema, Schema]] = {}  # id of a part -> itself, what it says then
         self._references = References(root, where)
         self._flattener = Flattener(self._references)
         self._judge = Judge(self._flattener)
@@ -60,6 +72,16 @@ class _Writer:
         self._parts = 0
 
     def all(self) -> Part:
+        try:
+            return self._all()
+        except RecursionError:
+            raise GrammarError(f"{self._where}: the schema is too deep") from None
+        except GrammarError as error:
+            if str(error).startswith(self._where):
+                raise
+            raise GrammarError(f"{self._where}: {error}") from None
+
+    def _all(self) -> Part:
         root = self._schema(self._root, self._where)
         written: dict[str, Part] = {}
         while self._waiting:
@@ -68,10 +90,29 @@ class _Writer:
         root, kept = pruned(root, written, self._where)
         return {**root, "$defs": kept} if kept else root
 
-    def _schema(self, schema: Schema, where: str) -> Part:
+    def _schema(self, schema: Schema, where: str, *, branch: bool = False) -> Part:
+        """`branch`: of alternatives, of which some may have no value."""
+        if not self._tolerant:
+            return self._said(schema, where)
+        _, wanted = self._less.get(id(schema), (schema, schema))
+        while True:
+            try:
+                part = self._said(wanted, where)
+                if part != NEVER or branch or wanted is False or wanted in ({"not": {}}, {"not": True}):
+                    return part
+                error = GrammarError(f"{where}: no value is valid")
+            except TooMuch:
+                raise
+            except GrammarError as refusal:
+                error = refusal
+            wanted, what = less(wanted, error)
+            self._less[id(schema)] = schema, wanted
+            self.left_out.append(f"{where}: {what}")
+
+    def _said(self, schema: Schema, where: str) -> Part:
         self._parts += 1
         if self._parts > MAX_PARTS:
-            raise GrammarError(f"{self._where}: the schema is too complex: more than {MAX_PARTS} parts")
+            raise TooMuch(f"{self._where}: the schema is too complex: more than {MAX_PARTS} parts")
         part = self._flattener.known(schema, where)
         if isinstance(part, bool):
             return {} if part else NEVER
@@ -79,9 +120,14 @@ class _Writer:
             target, name = self._references.target(part["$ref"], where)
             return self._named(name, target, name)
         if part.keys() == {"anyOf"} and isinstance(part["anyOf"], list):
-            self._flattener.flat(part, where)  # it is checked, and bounded
+            if not self._tolerant:
+                self._flattener.flat(part, where)  # it is checked, and bounded
+            places = [f"{where}.anyOf[{n}]" for n in range(len(part["anyOf"]))]
             return _any_of(
-                [self._schema(item, f"{where}.anyOf[{n}]") for n, item in enumerate(part["anyOf"])]
+                [
+                    self._schema(item, place, branch=True)
+                    for item, place in zip(part["anyOf"], places, strict=True)
+                ]
             )
         return _any_of([self._facts(facts) for facts in self._flattener.flat(part, where)])
 
@@ -122,13 +168,13 @@ class _Writer:
     def _of_type(self, kind: str, types: frozenset[str], facts: Facts) -> list[Part]:
         match kind:
             case "integer" if "integer" in types and "fraction" not in types:
-                return [_integer(facts)]
+                return [integer(facts)]
             case "number" if "fraction" in types:
                 if "integer" not in types:
                     raise refused(facts.where, "type", "of numbers that are no integers cannot be held")
-                return [_number(facts)]
+                return [number(facts)]
             case "string" if kind in types:
-                return [_string(facts)]
+                return [string(facts)]
             case "array" if kind in types:
                 return [self._array(facts)]
             case "object" if kind in types:
@@ -144,7 +190,7 @@ class _Writer:
             raise refused(facts.where, "uniqueItems", "cannot be held")
         if most is not None and most < least:
             return NEVER
-        _countable(facts.where, minItems=least, maxItems=most)
+        countable(facts.where, minItems=least, maxItems=most)
         prefix = [self._part(item, facts.where) for item in facts.prefix[:most]]
         items: Part = {} if facts.items is None else self._part(facts.items, f"{facts.where}.items")
         if facts.items is None and prefix and least <= len(prefix):
@@ -194,7 +240,7 @@ class _Writer:
         if facts.names:
             name = both(facts.names)
             alternatives = self._flattener.flat(name, f"{where}.propertyNames")
-            patterns = [_name_pattern(said) for said in alternatives if "string" in said.types]
+            patterns = [name_pattern(said) for said in alternatives if "string" in said.types]
             if None in patterns:
                 pass  # any name
             elif patterned:
@@ -221,7 +267,7 @@ class _Writer:
 
     def _counts(self, facts: Facts, part: Part) -> Part:
         least, most = facts.min_properties, facts.max_properties
-        _countable(facts.where, minProperties=least, maxProperties=most)
+        countable(facts.where, minProperties=least, maxProperties=most)
         open_ = part["additionalProperties"] != NEVER or "patternProperties" in part
         if open_ and least > max(1, len(facts.required)):
             # A name that is written twice counts once.
@@ -247,119 +293,3 @@ def _branches(part: Part) -> list[Part]:
         return []
     found = part.get("anyOf")
     return found if isinstance(found, list) else [part]
-
-
-def _integer(facts: Facts) -> Part:
-    low, high = _least_integer(facts.low), _most_integer(facts.high)
-    for multiple in facts.multiples:
-        if not isinstance(multiple, int):
-            raise refused(facts.where, "multipleOf", "of a number that is no integer cannot be held")
-    if low is not None and high is not None and low > high:
-        return NEVER
-    step = math.lcm(*(int(multiple) for multiple in facts.multiples))
-    if step > 1:
-        if low is None or high is None or (high - low) // step > MAX_ENUM:
-            raise refused(
-                facts.where, "multipleOf", f"can be held within bounds only, of {MAX_ENUM} values at most"
-            )
-        values = list(range(-(-low // step) * step, high + 1, step))
-        return {"enum": values} if values else NEVER
-    for keyword, bound in (("minimum", low), ("maximum", high)):
-        if bound is not None and abs(bound) > MAX_INTEGER:
-            raise refused(facts.where, keyword, f"beyond {MAX_INTEGER} cannot be held")
-    bounds = {"minimum": low, "maximum": high}
-    return {"type": "integer"} | {key: value for key, value in bounds.items() if value is not None}
-
-
-def _least_integer(bound: Bound | None) -> int | None:
-    if bound is None:
-        return None
-    return math.floor(bound.value) + 1 if bound.open else math.ceil(bound.value)
-
-
-def _most_integer(bound: Bound | None) -> int | None:
-    if bound is None:
-        return None
-    return math.ceil(bound.value) - 1 if bound.open else math.floor(bound.value)
-
-
-def _number(facts: Facts) -> Part:
-    if facts.multiples:
-        if all(multiple == 1 for multiple in facts.multiples):
-            return _integer(facts)
-        raise refused(facts.where, "multipleOf", "of type 'number' cannot be held")
-    found: Part = {"type": "number"}
-    for bound, closed, exclusive in (
-        (facts.low, "minimum", "exclusiveMinimum"),
-        (facts.high, "maximum", "exclusiveMaximum"),
-    ):
-        if bound is not None:
-            _check_places(bound.value, facts.where, exclusive if bound.open else closed)
-            found[exclusive if bound.open else closed] = bound.value
-    if facts.low and facts.high:
-        low, high = facts.low, facts.high
-        if low.value > high.value or (low.value == high.value and (low.open or high.open)):
-            return NEVER
-    return found
-
-
-def _check_places(value: Number, where: str, keyword: str) -> None:
-    """xgrammar writes bounded numbers with six decimal places."""
-    if abs(value) > MAX_INTEGER or round(value, 5) != value:
-        raise refused(
-            where, keyword, f"of {value!r} cannot be held: it is too large or has more than 5 decimal places"
-        )
-
-
-def _string(facts: Facts) -> Part:
-    least, most = facts.min_length, facts.max_length
-    if most is not None and most < least:
-        return NEVER
-    pattern = _text_pattern(facts)
-    if pattern is not None:
-        return {"type": "string", "pattern": pattern.source(facts.where)}
-    _countable(facts.where, minLength=least, maxLength=most)
-    found: Part = {"type": "string"}
-    if least:
-        found["minLength"] = least
-    return found if most is None else found | {"maxLength": most}
-
-
-def _text_pattern(facts: Facts) -> Pattern | None:
-    """What a text is held to, its length too; None where its length is all."""
-    patterns = list(facts.patterns)
-    for form in facts.formats:
-        if form in formats.UNHELD:
-            raise refused(facts.where, "format", f"{form!r} cannot be held")
-        if form in formats.PATTERNS:
-            patterns.append(read_pattern(f"^{formats.PATTERNS[form]}$", facts.where, ours=True))
-    if len(patterns) > 1:
-        raise refused(facts.where, "pattern", "beside another pattern or a format cannot be held")
-    if not patterns:
-        return None
-    counted = patterns[0].of_length(facts.min_length, facts.max_length)
-    if counted is None:
-        keyword = "pattern" if facts.patterns else "format"
-        raise refused(facts.where, keyword, "and a length cannot be held together")
-    return counted
-
-
-def _name_pattern(facts: Facts) -> Pattern | None:
-    """What a property's name is held to; None: nothing."""
-    where, least, most = facts.where, facts.min_length, facts.max_length
-    apart = [name for name in facts.apart if isinstance(name, str)]
-    if "" in apart:
-        least = max(least, 1)
-    _countable(where, minLength=least, maxLength=most)
-    pattern = _text_pattern(replace(facts, min_length=least))
-    if pattern is None and (least or most is not None):
-        pattern = Pattern("", Repeat(ANY, least, most))
-    if any(pattern is None or pattern.found_in(name) for name in apart):
-        raise refused(where, "propertyNames", "without single names cannot be held")
-    return pattern
-
-
-def _countable(where: str, **counts: int | None) -> None:
-    for keyword, count in counts.items():
-        if count is not None and count > MAX_COUNT:
-            raise refused(where, keyword, f"of {count} is more than can be counted, {MAX_COUNT}")

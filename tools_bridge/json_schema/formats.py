@@ -47,3 +47,9 @@ WHOLE = frozenset({"date", "ipv4", "uuid"})
 """Formats whose patterns take all that the standard does."""
 UNHELD = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "regex"})
 """Formats of the standard that are refused."""
+
+SHORT = {
+    "uri": r"https?://[A-Za-z0-9]([A-Za-z0-9.-]{0,60}[A-Za-z0-9])?(/[A-Za-z0-9._~/?=&+:@-]*)?",
+    "email": r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)?@[A-Za-z0-9]([A-Za-z0-9-]{0,20}[A-Za-z0-9])?\.[a-z]{2,3}",
+}
+"""Forms that leave more of a bounded length to what matters."""

@@ -133,7 +133,7 @@ class _Reader:
             return Chars(outside(LINE_ENDS))
         if char == "\\":
             return Chars(self._escape(in_class=False))
-        if char in "*+?{}])^":
+        if char in "*+?{})^":
             raise self._no(f"has {char!r} where it means nothing" if char != "^" else "has an anchor within")
         return Chars(((ord(char), ord(char)),))
 

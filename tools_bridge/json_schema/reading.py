@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from tools_bridge.json_schema import formats
+from tools_bridge.json_schema.decimals import told_plainly
 from tools_bridge.json_schema.dialect import Part, Schema, refused
 from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Bound, Contains, Facts, Number, canonical
-from tools_bridge.json_schema.patterns import read_pattern
+from tools_bridge.json_schema.patterns import Pattern, read_pattern
+from tools_bridge.schemas import GrammarError
 
 
 def read_facts(part: Part, where: str) -> Facts:
@@ -27,7 +30,7 @@ def read_facts(part: Part, where: str) -> Facts:
         multiples=() if multiple is None else (multiple,),
         min_length=_count(part, "minLength", where) or 0,
         max_length=_count(part, "maxLength", where),
-        patterns=() if pattern is None else (read_pattern(pattern, where),),
+        patterns=() if pattern is None else _patterns(pattern, form, where),
         formats=() if form is None else (form,),
         properties=_named(part, "properties", where),
         patterned={read_pattern(text, where): schema for text, schema in patterned.items()},
@@ -44,6 +47,16 @@ def read_facts(part: Part, where: str) -> Facts:
         contains=_contains(part, where),
         where=where,
     )
+
+
+def _patterns(text: str, form: str | None, where: str) -> tuple[Pattern, ...]:
+    """None where it looks around, beside a format: libraries write both, the pattern for the format."""
+    try:
+        return (read_pattern(told_plainly(text), where),)
+    except GrammarError as error:
+        if form in formats.PATTERNS and any(sign in text for sign in ("(?=", "(?!", "(?<=", "(?<!")):
+            return ()
+        raise refused(where, "pattern", str(error).partition(": the pattern ")[2] or str(error)) from None
 
 
 def schemas_of(part: Part, keyword: str, where: str) -> list[Schema]:

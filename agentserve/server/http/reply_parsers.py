@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import msgspec
 
@@ -19,6 +21,8 @@ from tools_bridge.parser import ReplyParser
 from tools_bridge.registry import ReplyForm
 from tools_bridge.types import ToolSpec
 
+log = logging.getLogger(__name__)
+MOST_LISTED = 20
 MOST_SOURCES = 64  # of half a million characters at most, kept for the next turn that asks alike
 
 
@@ -133,6 +137,8 @@ class ReplyGrammars:
             syntax=self._form.syntax,
             thinking=thinking,
         )
+        if source is not None and source.left_out:
+            log.info("not held, in a schema that is not strict: %s", _listed(source.left_out))
         if source is None or len(source.text) <= MAX_SOURCE_CHARS:
             with self._lock:
                 self._sources[key] = source
@@ -145,6 +151,12 @@ class ReplyGrammars:
 
     def compile(self, source: GrammarSource) -> str:
         return self._compiler.compile(source)
+
+
+def _listed(left_out: Sequence[str]) -> str:
+    """In one line; names in it are a client's."""
+    more = f", and {len(left_out) - MOST_LISTED} more" if len(left_out) > MOST_LISTED else ""
+    return ", ".join(ascii(place[:200])[1:-1] for place in left_out[:MOST_LISTED]) + more
 
 
 def _choice(form: Form) -> ToolChoice:
