@@ -1,9 +1,9 @@
-"""Tool calls that ended before their arguments were JSON, as text.
+"""Tool calls whose arguments are no JSON object, as text.
 
 A turn that is cut within a call (by `max_tokens` or a stop string) hands its client what there is of
-it, and clients keep that in their history. It can be no call of a prompt, for no arguments can be
-rendered; it is shown to the model as what it is, the text it wrote, in its family's form. (Where the
-session's own ids are spliced in, those are used, as everywhere.)
+it, and clients keep that in their history, whoever made it. It can be no call of a prompt, for no
+arguments can be rendered; it is shown to the model as what it is, the text it wrote, in its family's
+form. (Where the session's own ids are spliced in, those are used, as everywhere.)
 """
 
 from __future__ import annotations
@@ -28,28 +28,32 @@ def told_as_text(
     shown: bool = True,
     written: CallSyntax = HERMES,
 ) -> list[RawMessage]:
-    """The messages, with unfinished calls put after their message's text (left out if not `shown`), as
-    `written` by the model's family.
+    """The messages, with unfinished calls put after their message's text, as `written` by the model's
+    family. If not `shown`, those with an id of `cut`, which this server handed out so, are left out.
 
-    Only those with an id of `cut`, calls that this server handed out so, are: others stay as they
-    are, to be refused. A result for such a call answers no call any more and becomes a user's message,
-    after the results of its neighbours. The messages need not have been checked.
+    A result for such a call answers no call any more and becomes a user's message, after the results of
+    its neighbours. The messages need not have been checked.
     """
     told: list[RawMessage] = []
     late: list[RawMessage] = []
     gone: set[str] = set()  # calls of the last assistant message that became text
     for message in messages:
         if message.get("role") == "tool":
-            if _id(message, "tool_call_id") in gone:
+            if (_id(message, "tool_call_id") or "") in gone:
                 late.append({"role": "user", "content": message.get("content")})
             else:
                 told.append(message)
             continue
         told += late
         late = []
-        broken = [call for call in _items(message) if _id(call, "id") in cut and _unfinished(call)]
-        gone = {str(call["id"]) for call in broken}
-        told.append(_without(message, broken, written if shown else None) if broken else message)
+        said = _items(message) if message.get("role") == "assistant" else []
+        broken = [call for call in said if _unfinished(call)]
+        whole = {_id(call, "id") or "" for call in said if call not in broken}
+        gone = {_id(call, "id") or "" for call in broken} - whole
+        if broken:
+            texts = [_text(call, written) for call in broken if shown or _id(call, "id") not in cut]
+            message = _without(message, broken, texts)
+        told.append(message)
     return told + late
 
 
@@ -65,7 +69,9 @@ def _items(message: RawMessage) -> list[Mapping[str, object]]:
 
 def _unfinished(call: Mapping[str, object]) -> bool:
     function = call.get("function")
-    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        return False  # the check will say so
+    arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return False
     try:
@@ -75,13 +81,11 @@ def _unfinished(call: Mapping[str, object]) -> bool:
     return False
 
 
-def _without(
-    message: RawMessage, broken: Sequence[Mapping[str, object]], written: CallSyntax | None
-) -> RawMessage:
+def _without(message: RawMessage, broken: Sequence[Mapping[str, object]], said: Sequence[str]) -> RawMessage:
     content = message.get("content")
     kept = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
     rest = [call for call in _items(message) if call not in broken]
-    texts = [{"type": "text", "text": _text(call, written)} for call in broken if written is not None]
+    texts = [{"type": "text", "text": text} for text in said]
     changed: dict[str, object] = {**message, "content": [*kept, *texts], "tool_calls": rest}
     if not rest:
         del changed["tool_calls"]
@@ -92,5 +96,4 @@ def _text(call: Mapping[str, object], written: CallSyntax) -> str:
     """As the model wrote it, but for blanks."""
     function = call["function"]
     assert isinstance(function, dict)  # `_unfinished` looked
-    name = function.get("name")
-    return cut_call(written, name if isinstance(name, str) else "", function["arguments"])
+    return cut_call(written, function["name"], function["arguments"])
