@@ -215,8 +215,10 @@ def _choices(texts: tuple[str, ...]) -> Format:
 
 def _tag(tool: ToolSpec, syntax: CallSyntax, *, held: bool) -> Format:
     where = f"tools.{tool.name}.parameters"
-    check_schema(tool.parameters, where)
-    schema = _held(tool, syntax, where) if held else {"type": "object"}
+    schema: Format = {"type": "object"}  # of what is not held nothing is looked at
+    if held:
+        check_schema(tool.parameters, where)
+        schema = _held(tool, syntax, where)
     content = _json(schema)
     if syntax.style != "json":
         content |= {"style": syntax.style}

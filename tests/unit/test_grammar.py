@@ -330,3 +330,22 @@ def test_many_threads_compile_one_grammar_once(compiler, monkeypatch):
     assert len(runs) == 1
     assert len(results) == 8
     assert len(set(results)) == 1
+
+
+def test_schemas_that_are_not_held_are_not_looked_at(accepts):
+    odd = ToolSpec("f", {"type": "array", "anyOf": [{}] * 1000})
+    single = reply_grammar([odd], parallel=False)
+    assert accepts(single, "hi " + call("f", '{"any": 1}')) == "over"
+    beside = reply_grammar([odd], response=ResponseFormat("json_object"))
+    assert accepts(beside, call("f", '{"any": 1}')) is True
+    with pytest.raises(GrammarError):
+        reply_grammar([odd], REQUIRED)
+
+
+def test_text_with_triggered_tags(accepts):
+    content = {"type": "json_schema", "json_schema": {"type": "object"}}
+    tags = [{"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}]
+    form = {"type": "triggered_tags", "triggers": ["<f"], "tags": tags}
+    tag = ResponseFormat("structural_tag", {"type": "structural_tag", "format": form})
+    assert accepts(reply_grammar(response=tag), 'so <f>{"a": 1}</f> on') is True
+    assert accepts(reply_grammar(response=tag), "so <f>1") is False
