@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -71,3 +72,14 @@ def test_agents_sessions(url: str) -> None:  # noqa: F811
     assert turns[1] == "cancelled"
     items = said.rsplit("items: ", 1)[1].splitlines()[0].split(", ")
     assert items[:4] == ["message", "function_call", "function_call_output", "message"]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_without_a_server_they_say_so_in_one_line(path: Path) -> None:
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, str(path), nobody]
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert finished.returncode == 1
+    assert finished.stderr == f"No server at {nobody}: start one first (make serve), or name its URL.\n"
