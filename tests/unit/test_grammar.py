@@ -349,3 +349,24 @@ def test_text_with_triggered_tags(accepts):
     tag = ResponseFormat("structural_tag", {"type": "structural_tag", "format": form})
     assert accepts(reply_grammar(response=tag), 'so <f>{"a": 1}</f> on') is True
     assert accepts(reply_grammar(response=tag), "so <f>1") is False
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "a" | "b"',  # Lark
+        'start: begin_patch hunk+\nbegin_patch: "*** Begin Patch" LF\n%import common.LF',
+        "root := 'a'",
+    ],
+)
+def test_grammars_in_other_notations_are_refused(compiler, grammar):
+    with pytest.raises(GrammarError) as caught:
+        compiler.compile(reply_grammar(response=ResponseFormat("ebnf", text=grammar)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_grammar_is_in_the_notation_of_gbnf(accepts):
+    text = 'root ::= word (" " word)* "."  # a sentence\nword ::= [a-z]+'
+    source = reply_grammar(response=ResponseFormat("ebnf", text=text))
+    assert accepts(source, "so it is.") == "over"
+    assert accepts(source, "So") is False
