@@ -31,13 +31,15 @@ def told_as_text(
     """The messages, with unfinished calls put after their message's text, as `written` by the model's
     family. If not `shown`, those with an id of `cut`, which this server handed out so, are left out.
 
-    A result for such a call answers no call any more and becomes a user's message, after the results of
-    its neighbours. The messages need not have been checked.
+    A client may have closed the half object of such a call (SDKs that parse streams do); then nobody ran
+    it, and it is one too where something else than its result follows. A result for such a call answers no
+    call any more and becomes a user's message, after the results of its neighbours. The messages need not
+    have been checked.
     """
     told: list[RawMessage] = []
     late: list[RawMessage] = []
     gone: set[str] = set()  # calls of the last assistant message that became text
-    for message in messages:
+    for at, message in enumerate(messages):
         if message.get("role") == "tool":
             if (_id(message, "tool_call_id") or "") in gone:
                 late.append({"role": "user", "content": message.get("content")})
@@ -47,7 +49,13 @@ def told_as_text(
         told += late
         late = []
         said = _items(message) if message.get("role") == "assistant" else []
-        broken = [call for call in said if _unfinished(call)]
+        left = _unanswered(messages, at, cut) if said and cut else frozenset()
+        broken = [
+            call
+            for call in said
+            if (arguments := _arguments(call)) is not None
+            and (_id(call, "id") in left or not _is_object(arguments))
+        ]
         whole = {_id(call, "id") or "" for call in said if call not in broken}
         gone = {_id(call, "id") or "" for call in broken} - whole
         if broken:
@@ -55,6 +63,18 @@ def told_as_text(
             message = _without(message, broken, texts)
         told.append(message)
     return told + late
+
+
+def _unanswered(messages: Sequence[RawMessage], at: int, cut: Collection[str]) -> frozenset[str]:
+    """Calls of `cut` that the message `at` has and that no result follows, though something does."""
+    if at + 1 == len(messages):
+        return frozenset()
+    left = set(call_ids(messages[at])) & set(cut)
+    for message in messages[at + 1 :] if left else ():
+        if message.get("role") != "tool":
+            break
+        left.discard(_id(message, "tool_call_id") or "")
+    return frozenset(left)
 
 
 def _id(item: Mapping[str, object], key: str) -> str | None:
@@ -67,18 +87,21 @@ def _items(message: RawMessage) -> list[Mapping[str, object]]:
     return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
 
-def _unfinished(call: Mapping[str, object]) -> bool:
+def _arguments(call: Mapping[str, object]) -> str | None:
+    """None where it is left to the check."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        return False  # the check will say so
+        return None
     arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return False
+    return arguments if isinstance(arguments, str) else None
+
+
+def _is_object(arguments: str) -> bool:
     try:
         parse_arguments(arguments)
     except JsonError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _without(message: RawMessage, broken: Sequence[Mapping[str, object]], said: Sequence[str]) -> RawMessage:
@@ -95,5 +118,5 @@ def _without(message: RawMessage, broken: Sequence[Mapping[str, object]], said: 
 def _text(call: Mapping[str, object], written: CallSyntax) -> str:
     """As the model wrote it, but for blanks."""
     function = call["function"]
-    assert isinstance(function, dict)  # `_unfinished` looked
+    assert isinstance(function, dict)  # `_arguments` looked
     return cut_call(written, function["name"], function["arguments"])

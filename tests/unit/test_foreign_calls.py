@@ -10,7 +10,7 @@ import pytest
 from agentserve.messages import unpack_tokens
 from tests.api_rig import CHAT, TOOLS, Rig, user
 from tests.fakes import ScriptedEngine, say
-from tests.messages_rig import ask, refusal
+from tests.messages_rig import CALL, TOOL, ask, refusal
 
 RESPONSES = "/v1/responses"
 
@@ -102,3 +102,17 @@ async def test_in_a_conversation_a_late_result_finds_its_call() -> None:
     assert reply.status_code == 200, reply.text
     order = [shown(rig).index(text) for text in ("one", "two", "meanwhile", "at last")]
     assert order == sorted(order)
+
+
+async def test_a_half_input_that_an_sdk_closed_does_not_stop_its_session() -> None:
+    """Streams of the Messages API tell of a call that was cut, and SDKs close its JSON."""
+    rig = Rig(ScriptedEngine(say(CALL.split("slo")[0])))
+    told = await ask(rig, user("a"), tools=[TOOL], stream=True)
+    assert told["stop_reason"] != "tool_use"
+    use = {**told["content"][-1], "input": {"city": "Os"}}
+    rig.engine.reply = say("ok")
+    turns = [user("a"), {"role": "assistant", "content": [use]}, user("go on")]
+    assert (await ask(rig, *turns, tools=[TOOL]))["content"][0]["text"] == "ok"
+    one, two = rig.engine.submits
+    assert one.session == two.session
+    assert unpack_tokens(two.tokens)[: len(unpack_tokens(one.tokens))] == unpack_tokens(one.tokens)

@@ -41,6 +41,16 @@ def test_whole_calls_stay() -> None:
     assert told_as_text(messages, {"c2", "c3", "c4"}) == messages
 
 
+def test_a_half_call_that_its_client_closed_is_text_unless_it_was_answered() -> None:
+    closed, more = asked("", call("c1", '{"x": ""}')), {"role": "user", "content": "u"}
+    first, second = told_as_text([closed, more], {"c1"})
+    assert "tool_calls" not in first
+    assert second == more
+    for messages in ([closed, result("c1", "r"), more], [closed]):
+        assert told_as_text(messages, {"c1"}) == messages
+    assert told_as_text([closed, more], {"c2"}) == [closed, more]
+
+
 @pytest.mark.parametrize("id_", ["c1", None])
 def test_calls_that_others_handed_out_are_text_too_whether_shown_or_not(id_: Any) -> None:
     answer = {"role": "tool", "content": "bad"} | ({"tool_call_id": id_} if id_ else {})
