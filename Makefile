@@ -15,6 +15,7 @@ aiperf  := aiperf==0.13.0
 .PHONY: help setup demo serve test check bench outside prove clean
 
 help:
+	@echo "make setup    install into .venv; the other commands do it by themselves"
 	@echo "make demo     run the main job: an agent session with a tool call, and end"
 	@echo "make serve    start the server on 127.0.0.1:8000 (ARGS='--port 9000 ...' for more)"
 	@echo "make test     run every test (ARGS='-k name' for some)"

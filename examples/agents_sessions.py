@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
 WEATHER: dict[str, Any] = {
@@ -73,4 +73,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"No server at {URL}: start one first (make serve), or name its URL.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from anthropic import Anthropic
+from anthropic import Anthropic, APIConnectionError
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
 WEATHER: Any = {
@@ -57,4 +57,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"No server at {URL}: start one first (make serve), or name its URL.")

@@ -1,7 +1,8 @@
 """A LangGraph agent on AgentServe: python examples/langgraph_agent.py [URL].
 
-The graph is LangGraph's own; only `base_url` says where the model is. A model of 135 million
-parameters calls no tool by itself, so the first call is forced; with a larger one drop `forced`.
+Start a server first (`make serve`). The graph is LangGraph's own; only `base_url` says where the model
+is. A model of 135 million parameters calls no tool by itself, so the first call is forced; with a larger
+one drop `forced`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
+from openai import APIConnectionError
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
 
@@ -43,7 +45,10 @@ def main() -> None:
     graph.add_edge(START, "think")
     graph.add_conditional_edges("think", after)
     graph.add_edge("tools", "think")
-    result = graph.compile().invoke({"messages": [("user", "What is 2 plus 3?")]})
+    try:
+        result = graph.compile().invoke({"messages": [("user", "What is 2 plus 3?")]})
+    except APIConnectionError:
+        sys.exit(f"No server at {URL}: start one first (make serve), or name its URL.")
     for message in result["messages"]:
         print(f"{message.type}: {message.content or getattr(message, 'tool_calls', '')}")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
 station = MCPServer("station")
@@ -83,4 +83,7 @@ def wait(client: OpenAI, session: str, *statuses: str) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"No server at {URL}: start one first, or name its URL.")

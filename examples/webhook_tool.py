@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 
 import httpx
 import uvicorn
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 from standardwebhooks import Webhook, WebhookVerificationError
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -115,4 +115,7 @@ def ask(receiver: Receiver, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"No server at {URL}: start one first, or name its URL.")

@@ -1,6 +1,6 @@
 """The operations a decoder needs, with their shapes: the contract every backend keeps.
 
-**Batch invariance** (DESIGN section 8): what an operation returns for one row depends, bit for bit,
+**Batch invariance**: what an operation returns for one row depends, bit for bit,
 on that row's inputs alone. Not on how many rows come with it, which place it has among them, which
 pages hold its KV, or in which chunks that KV was written. Page contents beyond what a row may see
 (unwritten slots, another session's leftovers, NaN) have no influence.

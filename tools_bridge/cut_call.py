@@ -24,9 +24,12 @@ _HALF_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\u[0-9a-fA-F]{0,3}$")
 
 
 def cut_call(calls: CallSyntax, name: str, arguments: str) -> str:
-    """The call as text, from where the family's calls are opened to the end of what is known."""
+    """The call as text, from where the family's calls are opened to the end of what is known.
+
+    What does not begin a JSON object, as others' models may have written it, is written as it is.
+    """
     number = f"0{calls.numbered}" if calls.numbered else ""
-    if calls.style == "json":
+    if calls.style == "json" or not _begins_object(arguments):
         said = arguments
     elif calls.style == "gemma":
         said = _gemma(arguments)
@@ -34,6 +37,16 @@ def cut_call(calls: CallSyntax, name: str, arguments: str) -> str:
         write = _STYLES[calls.style](calls)
         said = "".join(write(key, raw, whole) for key, raw, whole in _members(arguments))
     return f"{calls.opening}{calls.begin(name)}{number}{said}"
+
+
+def _begins_object(arguments: str) -> bool:
+    scanner, at = ObjectScanner(), 0
+    while at < len(arguments) and not (scanner.done or scanner.failed):
+        before = at
+        at, piece = scanner.feed(arguments, at)
+        if piece is None and at == before:
+            break
+    return not scanner.failed and not (scanner.done and arguments[at:].strip())
 
 
 def _members(arguments: str) -> Iterator[tuple[str, str, bool]]:

@@ -227,8 +227,10 @@ def _choices(texts: tuple[str, ...]) -> Format:
 
 def _tag(tool: ToolSpec, syntax: CallSyntax, left_out: list[str], *, held: bool) -> Format:
     where = f"tools.{tool.name}.parameters"
-    check_json(tool.parameters, where)
-    schema = _held(tool, syntax, where, left_out) if held else {"type": "object"}
+    schema: Format = {"type": "object"}  # of what is not held nothing is looked at
+    if held:
+        check_json(tool.parameters, where)
+        schema = _held(tool, syntax, where, left_out)
     content = _json(schema)
     if syntax.style != "json":
         content |= {"style": syntax.style}

@@ -1,6 +1,6 @@
 """How fast the model runs: decode and prefill through core and executor, beside the machine's limits.
 
-Limits as in DESIGN section 10: a decode step must at least read all weights and the KV of its
+Limits: a decode step must at least read all weights and the KV of its
 contexts once; a prefill must at least do its products at the machine's peak.
 """
 

@@ -43,7 +43,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers with the same memory law (DESIGN section 5): one page table for all of them."""
+    """Layers with the same memory law: one page table for all of them."""
 
     name: str
     layers: tuple[int, ...]

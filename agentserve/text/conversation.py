@@ -214,6 +214,24 @@ def check_json(value: object, where: str) -> None:
         raise _broken(where, str(error)) from None
 
 
+def check_answered(messages: Sequence[Message]) -> None:
+    """TextError where a message calls tools and no results follow, as OpenAI and Anthropic have it: a
+    model that reads of a call and of no result goes wrong, and which of them are to come nobody could say."""
+    for at, message in enumerate(messages):
+        behind = messages[at + 1] if at + 1 < len(messages) else None
+        if message.calls and (behind is None or behind.role != "tool"):
+            raise _missing(message.calls[0].id, at)
+
+
+def _missing(call_id: str, at: int) -> TextError:
+    return _broken(
+        f"messages[{at}].tool_calls",
+        f"no result for {call_id[:80]!r}; every tool call needs exactly one result, right behind its message "
+        "(of one that did not run, that it was cancelled)",
+        "missing_tool_result",
+    )
+
+
 def _in_call_order(messages: Sequence[Message]) -> list[Message]:
     """Templates pair results with calls by position, and one order means one prefix."""
     ordered: list[Message] = []
@@ -252,11 +270,12 @@ def _paired(calls: Sequence[Call], results: Sequence[Message], first: int) -> li
             raise _broken(where, f"a second result for {result.call_id[:80]!r}", "duplicate_tool_result")
         by_id[result.call_id] = result
     missing = [call_id for call_id in ids if call_id not in by_id]
-    if missing or len(known) != len(ids):
-        problem = f"no result for {missing[0][:80]!r}" if missing else "calls share an id"
+    if missing:
+        raise _missing(missing[0], first - 1)
+    if len(known) != len(ids):
         raise _broken(
             f"messages[{first - 1}].tool_calls",
-            f"{problem}; every tool call needs exactly one result",
+            "calls share an id; every tool call needs exactly one result",
             "missing_tool_result",
         )
     return [by_id[call_id] for call_id in ids]

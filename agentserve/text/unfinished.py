@@ -1,9 +1,9 @@
-"""Tool calls that ended before their arguments were JSON, as text.
+"""Tool calls whose arguments are no JSON object, as text.
 
 A turn that is cut within a call (by `max_tokens` or a stop string) hands its client what there is of
-it, and clients keep that in their history. It can be no call of a prompt, for no arguments can be
-rendered; it is shown to the model as what it is, the text it wrote, in its family's form. (Where the
-session's own ids are spliced in, those are used, as everywhere.)
+it, and clients keep that in their history, whoever made it. It can be no call of a prompt, for no
+arguments can be rendered; it is shown to the model as what it is, the text it wrote, in its family's
+form. (Where the session's own ids are spliced in, those are used, as everywhere.)
 """
 
 from __future__ import annotations
@@ -28,29 +28,53 @@ def told_as_text(
     shown: bool = True,
     written: CallSyntax = HERMES,
 ) -> list[RawMessage]:
-    """The messages, with unfinished calls put after their message's text (left out if not `shown`), as
-    `written` by the model's family.
+    """The messages, with unfinished calls put after their message's text, as `written` by the model's
+    family. If not `shown`, those with an id of `cut`, which this server handed out so, are left out.
 
-    Only those with an id of `cut`, calls that this server handed out so, are: others stay as they
-    are, to be refused. A result for such a call answers no call any more and becomes a user's message,
-    after the results of its neighbours. The messages need not have been checked.
+    A client may have closed the half object of such a call (SDKs that parse streams do); then nobody ran
+    it, and it is one too where something else than its result follows. A result for such a call answers no
+    call any more and becomes a user's message, after the results of its neighbours. The messages need not
+    have been checked.
     """
     told: list[RawMessage] = []
     late: list[RawMessage] = []
     gone: set[str] = set()  # calls of the last assistant message that became text
-    for message in messages:
+    for at, message in enumerate(messages):
         if message.get("role") == "tool":
-            if _id(message, "tool_call_id") in gone:
+            if (_id(message, "tool_call_id") or "") in gone:
                 late.append({"role": "user", "content": message.get("content")})
             else:
                 told.append(message)
             continue
         told += late
         late = []
-        broken = [call for call in _items(message) if _id(call, "id") in cut and _unfinished(call)]
-        gone = {str(call["id"]) for call in broken}
-        told.append(_without(message, broken, written if shown else None) if broken else message)
+        said = _items(message) if message.get("role") == "assistant" else []
+        left = _unanswered(messages, at, cut) if said and cut else frozenset()
+        broken = [
+            call
+            for call in said
+            if (arguments := _arguments(call)) is not None
+            and (_id(call, "id") in left or not _is_object(arguments))
+        ]
+        whole = {_id(call, "id") or "" for call in said if call not in broken}
+        gone = {_id(call, "id") or "" for call in broken} - whole
+        if broken:
+            texts = [_text(call, written) for call in broken if shown or _id(call, "id") not in cut]
+            message = _without(message, broken, texts)
+        told.append(message)
     return told + late
+
+
+def _unanswered(messages: Sequence[RawMessage], at: int, cut: Collection[str]) -> frozenset[str]:
+    """Calls of `cut` that the message `at` has and that no result follows, though something does."""
+    if at + 1 == len(messages):
+        return frozenset()
+    left = set(call_ids(messages[at])) & set(cut)
+    for message in messages[at + 1 :] if left else ():
+        if message.get("role") != "tool":
+            break
+        left.discard(_id(message, "tool_call_id") or "")
+    return frozenset(left)
 
 
 def _id(item: Mapping[str, object], key: str) -> str | None:
@@ -63,25 +87,28 @@ def _items(message: RawMessage) -> list[Mapping[str, object]]:
     return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
 
-def _unfinished(call: Mapping[str, object]) -> bool:
+def _arguments(call: Mapping[str, object]) -> str | None:
+    """None where it is left to the check."""
     function = call.get("function")
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(arguments, str):
-        return False
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        return None
+    arguments = function.get("arguments")
+    return arguments if isinstance(arguments, str) else None
+
+
+def _is_object(arguments: str) -> bool:
     try:
         parse_arguments(arguments)
     except JsonError:
-        return True
-    return False
+        return False
+    return True
 
 
-def _without(
-    message: RawMessage, broken: Sequence[Mapping[str, object]], written: CallSyntax | None
-) -> RawMessage:
+def _without(message: RawMessage, broken: Sequence[Mapping[str, object]], said: Sequence[str]) -> RawMessage:
     content = message.get("content")
     kept = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
     rest = [call for call in _items(message) if call not in broken]
-    texts = [{"type": "text", "text": _text(call, written)} for call in broken if written is not None]
+    texts = [{"type": "text", "text": text} for text in said]
     changed: dict[str, object] = {**message, "content": [*kept, *texts], "tool_calls": rest}
     if not rest:
         del changed["tool_calls"]
@@ -91,6 +118,5 @@ def _without(
 def _text(call: Mapping[str, object], written: CallSyntax) -> str:
     """As the model wrote it, but for blanks."""
     function = call["function"]
-    assert isinstance(function, dict)  # `_unfinished` looked
-    name = function.get("name")
-    return cut_call(written, name if isinstance(name, str) else "", function["arguments"])
+    assert isinstance(function, dict)  # `_arguments` looked
+    return cut_call(written, function["name"], function["arguments"])

@@ -1,9 +1,9 @@
-// An agent of the Vercel AI SDK with one tool, streamed:
+// An agent of the Vercel AI SDK with one tool, streamed. Start a server first (`make serve`), then:
 //
 //     cd examples/vercel_ai && npm install
 //     node agent.mjs http://127.0.0.1:8000 smollm2-135m
 //
-// A model of 135M parameters will rarely call the tool by itself; `toolChoice` makes it.
+// The call is forced by `toolChoice`, because the small model would not make it by itself.
 
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { stepCountIs, streamText, tool } from 'ai';
@@ -33,7 +33,7 @@ const result = streamText({
     }),
   },
   // the first step calls the tool, the second answers
-  prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? 'required' : 'none' }),
+  prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? { type: 'tool', toolName: 'weather' } : 'none' }),
   stopWhen: stepCountIs(2),
   onError: ({ error }) => {
     console.error(error);

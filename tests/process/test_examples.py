@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,19 @@ def test_webhook_tool() -> None:
     assert "posted: 202" in said
     results = [line for line in said if line.startswith("result: ")]
     assert [result.endswith(": sunny, 24 degrees") for result in results] == [True, True]
+
+
+# The client of our own waits for a server: it may be starting.
+SCRIPTS = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem != "client_agent"]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_without_a_server_they_say_so_in_one_line(path: Path) -> None:
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, str(path), nobody]
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert finished.returncode == 1
+    [line] = finished.stderr.splitlines()
+    assert line.startswith(f"No server at {nobody}: start one first")

@@ -34,6 +34,12 @@ def test_what_is_written_is_read_as_what_was_known(name: str) -> None:
     assert len(known) > (2 if name == "llama4" else 20)  # there an argument is known once it is whole
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("said", ["sunny", "[1, 2]", '{"a": 1, oops}', '{"a": 1} and more', '"x"'])
+def test_nothing_is_lost_of_what_others_wrote(name: str, said: str) -> None:
+    assert cut_call(form(name).family.syntax.calls, "f", said).endswith(said)
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "llama4"])  # it is trained to both forms
 def test_it_is_what_the_model_wrote_but_for_blanks(name: str) -> None:
     text = WRITERS[name]("f", ARGUMENTS)

@@ -475,3 +475,43 @@ def test_without_strict_a_list_of_types_is_kept(accepts):
     assert accepts(loose, "null")
     assert accepts(loose, "[1]")
     assert not accepts(loose, "{}")
+
+
+def test_schemas_that_are_not_held_are_not_looked_at(accepts):
+    odd = ToolSpec("f", {"type": "array", "anyOf": [{}] * 1000})
+    single = reply_grammar([odd], parallel=False)
+    assert accepts(single, "hi " + call("f", '{"any": 1}')) == "over"
+    beside = reply_grammar([odd], response=ResponseFormat("json_object"))
+    assert accepts(beside, call("f", '{"any": 1}')) is True
+    with pytest.raises(GrammarError):
+        reply_grammar([odd], REQUIRED)
+
+
+def test_text_with_triggered_tags(accepts):
+    content = {"type": "json_schema", "json_schema": {"type": "object"}}
+    tags = [{"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}]
+    form = {"type": "triggered_tags", "triggers": ["<f"], "tags": tags}
+    tag = ResponseFormat("structural_tag", {"type": "structural_tag", "format": form})
+    assert accepts(reply_grammar(response=tag), 'so <f>{"a": 1}</f> on') is True
+    assert accepts(reply_grammar(response=tag), "so <f>1") is False
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "a" | "b"',  # Lark
+        'start: begin_patch hunk+\nbegin_patch: "*** Begin Patch" LF\n%import common.LF',
+        "root := 'a'",
+    ],
+)
+def test_grammars_in_other_notations_are_refused(compiler, grammar):
+    with pytest.raises(GrammarError) as caught:
+        compiler.compile(reply_grammar(response=ResponseFormat("ebnf", text=grammar)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_grammar_is_in_the_notation_of_gbnf(accepts):
+    text = 'root ::= word (" " word)* "."  # a sentence\nword ::= [a-z]+'
+    source = reply_grammar(response=ResponseFormat("ebnf", text=text))
+    assert accepts(source, "so it is.") == "over"
+    assert accepts(source, "So") is False

@@ -50,6 +50,15 @@ async def test_every_route_is_in_it() -> None:
     ids = [said["operationId"] for methods in document["paths"].values() for said in methods.values()]
     assert len(set(ids)) == len(ids)
     assert document["openapi"] == "3.1.0"
+    summaries = [said["summary"] for methods in document["paths"].values() for said in methods.values()]
+    assert all(summary.endswith(".") for summary in summaries)
+
+
+async def test_what_is_not_there_and_what_a_query_takes() -> None:
+    document = await shown(Rig())
+    assert "200" not in document["paths"]["/v1/responses/compact"]["post"]["responses"]
+    taken = document["paths"]["/v1/responses/{id}"]["get"]["parameters"]
+    assert [one["name"] for one in taken if one["in"] == "query"] == ["stream", "starting_after"]
 
 
 async def test_bodies_are_those_that_are_decoded() -> None:

@@ -28,8 +28,8 @@ def said(*items: Item) -> list[Item]:
     return [item for item in read_input(items, ids(), most=1000).items if isinstance(item, dict)]
 
 
-def messages(*runs: list[Item], cut: Any = lambda call: False) -> list[Item]:
-    return messages_of([said(*run) for run in runs], cut)[0]
+def messages(*runs: list[Item]) -> list[Item]:
+    return messages_of([said(*run) for run in runs])[0]
 
 
 def assistant(text: str) -> Item:
@@ -74,14 +74,14 @@ def test_two_answers_stay_two() -> None:
 
 def test_places_are_those_of_the_first_items() -> None:
     runs = [said(USER, thought("x"), assistant("a")), said(call("1")), said(output("1"), USER)]
-    assert messages_of(runs, lambda call: False)[1] == [0, 1, 3, 4, 5]
+    assert messages_of(runs)[1] == [0, 1, 3, 4, 5]
 
 
-def test_calls_that_nobody_knows_any_more_are_left_out_with_their_results() -> None:
+def test_calls_that_were_cut_stay_with_their_results() -> None:
     broken = call("1", arguments='{"ci', status="incomplete")
-    assert [m["role"] for m in messages([assistant("a"), broken, output("1"), USER])] == ["assistant", "user"]
-    kept = messages([broken, USER], cut=lambda id_: id_ == "1")
-    assert kept[0]["tool_calls"][0]["function"]["arguments"] == '{"ci'
+    said, result, _ = messages([assistant("a"), broken, output("1"), USER])
+    assert said["tool_calls"][0]["function"]["arguments"] == '{"ci'
+    assert result["role"] == "tool"
 
 
 def test_contents() -> None:
@@ -161,7 +161,7 @@ def test_any_items_are_read_or_refused(items: list[Item]) -> None:
         return
     read = [item for item in found.items if isinstance(item, dict)]
     assert list(read_input(read, ids(), most=1000).items) == read
-    messages_of([read], lambda call: False)
+    messages_of([read])
 
 
 @given(st.lists(st.dictionaries(st.sampled_from((*KEYS, "parameters", "strict", "tools")), JSON)))

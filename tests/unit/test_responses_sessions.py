@@ -106,6 +106,8 @@ async def test_a_call_that_was_cut_can_be_gone_on_from(client: Client) -> None:
     await client.rig.client.delete(f"/agentserve/sessions/{first['session_id']}")
     third = await client.create("go on", says="ok", tools=[WEATHER], previous_response_id=first["id"])
     assert text_of(third) == "ok"
+    prompt = bytes(t for t in unpack_tokens(client.rig.engine.submits[-1].tokens) if t < 256)
+    assert CALL[: len(CALL) - 20].encode() in prompt
 
 
 async def test_references_stand_for_items_of_other_responses(client: Client) -> None:

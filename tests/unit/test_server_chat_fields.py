@@ -274,3 +274,29 @@ async def test_a_result_that_overflows_the_context_is_refused_and_a_shorter_one_
     assert reply.headers["x-session-id"] == first["session_id"]
     assert (await rig.session(first["session_id"]))["turns"] == 2
     rig.check_rest()
+
+
+OLD_TAG = {
+    "structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"structural_tag": OLD_TAG}},
+        {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag"} | OLD_TAG)}},
+        {"response_format": {"type": "structural_tag"} | OLD_TAG},
+    ],
+)
+async def test_the_older_structural_tag_is_the_newer_one(fields: dict[str, Any]) -> None:
+    rig = Rig()
+    await rig.chat([user("a")], **fields)
+    [form] = rig.grammars.asked
+    content = {"type": "json_schema", "json_schema": {"type": "object"}}
+    assert form.structural_tag["format"] == {
+        "type": "triggered_tags",
+        "triggers": ["<f"],
+        "tags": [{"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}],
+    }

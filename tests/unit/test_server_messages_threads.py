@@ -30,11 +30,14 @@ async def test_a_thread_is_gone_on_from_by_its_last_reply() -> None:
     assert second["usage"]["cache_read_input_tokens"] == len(one) + first["usage"]["output_tokens"]
     assert second["content"][0]["type"] == "tool_use"  # the thread's tools are there without being sent
 
-    again = [{"role": "user", "content": "Never mind."}]
+    result["content"] = "Never mind."
+    again = [told]
     branch = await ask(rig, *again, thread=on)  # from the first reply once more
     assert branch["id"] != second["id"]
     assert len({submit.session for submit in rig.engine.submits}) == 2
     rig.engine.reply = say("Bye.")
+    [call] = branch["content"]
+    result["tool_use_id"] = call["id"]
     last = await ask(rig, *again, thread={"type": "continue", "previous_message_id": branch["id"]})
     assert last["content"][0]["text"] == "Bye."
     assert rig.engine.submits[-1].session == rig.engine.submits[-2].session

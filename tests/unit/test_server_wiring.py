@@ -193,7 +193,9 @@ def test_the_settings_reach_the_application() -> None:
 async def test_sessions_are_kept_below_the_data_directory(tmp_path: Path) -> None:
     config = load_config({"data_dir": str(tmp_path), "tool_wait_seconds": "90"})
     prepared = prepare_app(config)
-    with pytest.raises(ValueError, match="sessions: another server has these sessions open"):
+    with pytest.raises(
+        ValueError, match=rf"sessions: another server \(pid {os.getpid()}\) has these sessions open"
+    ):
         prepare_app(config)
     engine = ScriptedEngine()
     engine.hello = replace(engine.hello, vocab_size=49152)

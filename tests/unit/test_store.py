@@ -71,7 +71,9 @@ def test_a_session_is_forgotten_whole_and_no_other_with_it(store: SessionStore) 
 
 
 def test_a_second_server_is_refused_in_one_line(store: SessionStore, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"/data/sessions: another server has these sessions open$"):
+    with pytest.raises(
+        ValueError, match=r"/data/sessions: another server \(pid \d+\) has these sessions open$"
+    ):
         SessionStore(tmp_path / "data" / "sessions")
     store.close()
     SessionStore(tmp_path / "data" / "sessions").close()

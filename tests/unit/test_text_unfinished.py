@@ -1,8 +1,10 @@
-"""Calls that were cut, told as text: only ours, whole ones kept, results moved behind."""
+"""Calls that were cut, told as text: whole ones kept, results moved behind."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import pytest
 
 from agentserve.text.unfinished import call_ids, told_as_text
 
@@ -34,9 +36,33 @@ def test_a_cut_call_is_the_text_the_model_wrote() -> None:
     assert told == {"role": "assistant", "content": parts[:1]}
 
 
-def test_calls_of_others_and_whole_ones_stay() -> None:
-    messages = [asked("", CUT), asked("", call("c2", "{}"), call("c3", {}), call("c4", ""))]
+def test_whole_calls_stay() -> None:
+    messages = [asked("", call("c2", "{}"), call("c3", {}), call("c4", ""))]
     assert told_as_text(messages, {"c2", "c3", "c4"}) == messages
+
+
+def test_a_half_call_that_its_client_closed_is_text_unless_it_was_answered() -> None:
+    closed, more = asked("", call("c1", '{"x": ""}')), {"role": "user", "content": "u"}
+    first, second = told_as_text([closed, more], {"c1"})
+    assert "tool_calls" not in first
+    assert second == more
+    for messages in ([closed, result("c1", "r"), more], [closed]):
+        assert told_as_text(messages, {"c1"}) == messages
+    assert told_as_text([closed, more], {"c2"}) == [closed, more]
+
+
+@pytest.mark.parametrize("id_", ["c1", None])
+def test_calls_that_others_handed_out_are_text_too_whether_shown_or_not(id_: Any) -> None:
+    answer = {"role": "tool", "content": "bad"} | ({"tool_call_id": id_} if id_ else {})
+    for shown in (True, False):
+        first, second = told_as_text([asked(None, call(id_, '{"x": "')), answer], set(), shown=shown)
+        assert first == {"role": "assistant", "content": [{"type": "text", "text": SHOWN}]}
+        assert second == {"role": "user", "content": "bad"}
+
+
+def test_no_other_role_calls_anything() -> None:
+    messages = [{"role": "user", "content": "u", "tool_calls": [CUT]}]
+    assert told_as_text(messages, {"c1"}) == messages
 
 
 def test_results_of_cut_calls_follow_those_of_whole_ones() -> None:

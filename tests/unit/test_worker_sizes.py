@@ -142,6 +142,8 @@ def test_tiers_are_refused_before_weights_are_read(tmp_path: Path, ops: Referenc
         check_settings(spec_of(host_kv="5"), source, config, ops)
     with pytest.raises(ValueError, match=r"^--host-kv 8388608 TiB: only "):
         check_settings(spec_of(host_kv=str(2**63 - 1)), source, config, ops)
+    with pytest.raises(ValueError, match=r"^--device-kv 8388608 TiB: only .* are free$"):
+        check_settings(spec_of(device_kv=str(2**63 - 1)), source, config, ops)
     flags = {"host_kv": "1MiB", "disk_kv": "4MiB", "data_dir": str(source.path)}
     with pytest.raises(ValueError, match="File exists"):
         check_settings(spec_of(**flags), source, config, ops)

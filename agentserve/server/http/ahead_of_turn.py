@@ -16,7 +16,7 @@ from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import identity
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.structure import Form
-from agentserve.server.http.structured import as_response_format
+from agentserve.server.http.structured import as_response_format, said_as
 from agentserve.server.http.turn_parts import answer_factory, namespace
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.seats import OneShotSeat
@@ -59,8 +59,9 @@ async def warming(context: ServerContext, request: Request, fields: ChatRequest)
     sampling.check_fields(fields, context.facts, limits)
     check_supported(fields)
     prompt = await prompt_of(context, request, fields)
-    asked = as_response_format(fields)
-    await grammar_of(context, asked, history.tool_dicts(asked.tools, limits))  # it is there then, too
+    with said_as(fields):
+        asked = as_response_format(fields)
+        await grammar_of(context, asked, history.tool_dicts(asked.tools, limits))  # it is there then, too
     settings = sampling.build(
         fields, context.facts, limits, prompt=len(prompt.ids), max_tokens=1, seed=0, logprobs=None
     )

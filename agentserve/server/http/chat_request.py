@@ -20,7 +20,7 @@ from agentserve.server.http.names import NOBODY, Identity, identity
 from agentserve.server.http.said import take_advice
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.structure import Form, chat_form
-from agentserve.server.http.structured import as_response_format, other_form
+from agentserve.server.http.structured import as_response_format, other_form, said_as
 from agentserve.server.http.turn_parts import (
     answer_begins_behind,
     answer_factory,
@@ -105,9 +105,10 @@ async def prepare_turns(
     logprobs = _logprobs(fields, limits.top_logprobs)
     cut = cut_calls(context, tenant, fields.messages)
     messages, told = await context.off_loop(_read, fields, limits, cut, context.tool_parser.written)
-    fields = as_response_format(fields)  # the transcript keeps what was sent
-    tools = history.tool_dicts(fields.tools, limits)
-    form, grammar = await grammar_of(context, fields, tools)
+    with said_as(fields):
+        fields = as_response_format(fields)  # the transcript keeps what was sent
+        tools = history.tool_dicts(fields.tools, limits)
+        form, grammar = await grammar_of(context, fields, tools)
     template = template_of(context)
     claim = await claim_of(context, tenant, fields, messages, cut=cut, whose=whose)
     await context.check_storage()
@@ -162,7 +163,23 @@ async def grammar_of(
     form = other_form(chat_form(fields, tools, context.options.limits), fields)
     template = template_of(context)
     ending = await context.off_loop(prompt_ending, context, template, fields) if form.constrained else ""
-    return form, await context.grammars.define(form, ending)
+    try:
+        return form, await context.grammars.define(form, ending)
+    except ApiError as error:
+        raise _at_its_tool(error, fields) from None
+
+
+def _at_its_tool(error: ApiError, fields: ChatRequest) -> ApiError:
+    """Grammars know tools by name, the request by their place."""
+    if error.param != "tools":
+        return error
+    for index, tool in enumerate(fields.tools or ()):
+        ours = f"tools.{tool.function.name}.parameters" if tool.function else ""
+        if ours and error.message.startswith(ours):
+            place = f"tools[{index}].function.parameters"
+            message = place + error.message.removeprefix(ours)
+            return ApiError(message, status=error.status, param=place, code=error.code)
+    return error
 
 
 def render(

@@ -33,8 +33,10 @@ async def claim_of(
     """`messages`: those of `fields`, checked and in one shape; `cut`: as `cut_calls` found them."""
     keyed = messages
     if cut:  # a history is the same with and without them
-        limits = context.options.limits
-        keyed = await context.off_loop(history.message_dicts, fields.messages, limits, cut, shown=False)
+        limits, written = context.options.limits, context.tool_parser.written
+        keyed = await context.off_loop(
+            history.message_dicts, fields.messages, limits, cut, shown=False, written=written
+        )
     keys = await context.off_loop(chain_keys, context.chain, keyed, fields.cache_salt)
     answers, calls = history.trailing_call_ids(messages), history.call_ids(messages)
     return Claim(tenant, whose.named, answers, keys, calls, whose.parent)

@@ -22,7 +22,7 @@ from agentserve.server.http.schemas import CompletionRequest, decode
 from agentserve.server.http.sse import unless_gone
 from agentserve.server.http.streaming import open_stream
 from agentserve.server.http.structure import Form, response_schema
-from agentserve.server.http.structured import as_response_format, other_form
+from agentserve.server.http.structured import as_response_format, other_form, said_as
 from agentserve.server.http.turn_parts import answer_factory, namespace
 from agentserve.server.limits import Limits, check_text
 from agentserve.server.sessions.answer import Delta, Outcome
@@ -79,10 +79,11 @@ async def _prepare(context: ServerContext, tenant: str, fields: CompletionReques
     prompts = _prompts(fields.prompt, limits, context.facts.max_model_len)
     if len(prompts) * n > limits.total_choices:
         raise _too_many(limits)
-    fields = as_response_format(fields)
-    wants_json, schema = response_schema(fields.response_format, limits)
-    form = other_form(Form(json=wants_json, schema=schema), fields)
-    grammar = await context.grammars.define(form)
+    with said_as(fields):
+        fields = as_response_format(fields)
+        wants_json, schema = response_schema(fields.response_format, limits)
+        form = other_form(Form(json=wants_json, schema=schema), fields)
+        grammar = await context.grammars.define(form)
     encoded = [await _encoded(context, index, prompt) for index, prompt in enumerate(prompts)]
     default_seed = context.new_seed()
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentserve.config import is_loopback
 from agentserve.metrics import Metrics
 from agentserve.server.errors import ApiError, shutting_down
-from agentserve.server.http.anthropic.errors import REQUEST_ID, is_ours
+from agentserve.server.http.anthropic.errors import REQUEST_ID, speaks
 from agentserve.server.http.callers import caller_in, let_in, no_key
 from agentserve.server.http.context import ServerOptions
 from agentserve.server.http.names import REQUEST_HEADER, SESSION_HEADER, request_id
@@ -104,7 +104,7 @@ class Gate:
     def _label(self, scope: Scope, message: Message, reply: _Reply) -> None:
         headers = MutableHeaders(scope=message)
         headers[REQUEST_HEADER] = scope["state"]["request_id"]
-        if is_ours(scope["path"]):
+        if speaks(scope):
             headers[REQUEST_ID] = scope["state"]["request_id"]
         reply.status, reply.session = message["status"], headers.get(SESSION_HEADER)
         if reply.status >= 400:

@@ -13,7 +13,7 @@ from agentserve.server.errors import ApiError
 from agentserve.server.http.schemas import ToolDef
 from agentserve.server.limits import Limits, check_text
 from agentserve.server.text_port import JsonObject
-from agentserve.text.conversation import Message, openai_shape, parse_messages
+from agentserve.text.conversation import Message, check_answered, openai_shape, parse_messages
 from agentserve.text.unfinished import told_as_text
 from tools_bridge.call_syntax import HERMES, CallSyntax
 
@@ -32,14 +32,15 @@ def message_dicts(
 ) -> list[JsonObject]:
     """The messages in one shape, tool results in call order; a broken one is a ValueError (TextError).
 
-    `cut`: ids of calls this server handed out unfinished; they are taken as text, `written` as the
-    model writes calls, or left out.
+    Calls whose arguments are no JSON object are taken as text, `written` as the model writes calls. `cut`:
+    ids of those that this server handed out so, which are left out if not `shown`.
     """
     if len(messages) > limits.messages:
         raise ApiError(
             f"messages: {len(messages)} messages, at most {limits.messages} are allowed", param="messages"
         )
     parsed = parse_messages(told_as_text(messages, cut, shown=shown, written=written))
+    check_answered(parsed)
     check_text((text for message in parsed for text in _shown(message)), limits, "messages")
     return [openai_shape(message) for message in parsed]
 

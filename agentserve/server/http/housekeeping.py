@@ -11,6 +11,8 @@ from agentserve.metrics import CONTENT_TYPE
 from agentserve.server.engine_port import FleetHealth
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http import history, sampling
+from agentserve.server.http.anthropic.errors import speaks
+from agentserve.server.http.anthropic.models import anthropic_model
 from agentserve.server.http.callers import caller_in
 from agentserve.server.http.chat_request import render, template_of
 from agentserve.server.http.context import ServerContext, context_of
@@ -189,14 +191,22 @@ async def load(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
+    """All names that the model goes by; in Anthropic's shape where the header `anthropic-version` asks."""
     context = context_of(request)
+    if speaks(request.scope):
+        found = [anthropic_model(context, name) for name in _names(context)]
+        ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
+        return json_response({"data": found, "has_more": False, **ends})
     return json_response({"object": "list", "data": [_model(context, name) for name in _names(context)]})
 
 
 async def model(request: Request) -> Response:
+    """One of these names."""
     context = context_of(request)
     name = request.path_params["name"]
     context.check_model(name)
+    if speaks(request.scope):
+        return json_response(anthropic_model(context, name))
     return json_response(_model(context, name))
 
 
@@ -260,7 +270,8 @@ async def tokenize(request: Request) -> Response:
             continue_final_message=fields.continue_final_message,
             chat_template_kwargs=fields.chat_template_kwargs,
         )
-        messages = await context.off_loop(history.message_dicts, chat.messages, limits)
+        written = context.tool_parser.written
+        messages = await context.off_loop(history.message_dicts, chat.messages, limits, written=written)
         tools = history.tool_dicts(chat.tools, limits)
         prompt = await context.off_loop(render, template_of(context), chat, messages, tools)
         ids = prompt.tolist()

@@ -39,7 +39,7 @@ from agentserve.server.http.replies import (
 )
 from agentserve.server.http.responses import conversation_routes as conversations
 from agentserve.server.http.responses import retrieve
-from agentserve.server.http.responses.create import count_input, create_response
+from agentserve.server.http.responses.create import compact, count_input, create_response
 from agentserve.server.http.responses.schemas import ConversationRequest, ItemsRequest, ResponsesRequest
 from agentserve.server.http.schemas import (
     ChatRequest,
@@ -69,7 +69,7 @@ from agentserve.server.text_port import JsonObject
 
 _REFS = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
-ACCEPTED = 202
+ACCEPTED, NOT_FOUND = 202, 404
 _ANY: JsonObject = {"type": "object"}
 
 
@@ -81,7 +81,8 @@ class Operation:
     reply: type | None = None
     streams: bool = False  # with `stream` true the reply is an event stream
     kind: str = "application/json"  # of other replies
-    status: int = 200  # of replies; 202 has no body
+    status: int = 200  # of replies; 202 and 404 have no body
+    query: tuple[tuple[str, str], ...] = ()  # parameters of the query, and their types
     error: type = ErrorReply
 
 
@@ -92,7 +93,10 @@ OPERATIONS: Mapping[object, Operation] = {
     count_tokens: Operation(CountRequest, MessageTokens, error=MessagesErrorReply),
     create_response: Operation(ResponsesRequest, ResponseReply, streams=True),
     count_input: Operation(ResponsesRequest, InputTokensReply),
-    retrieve.get_response: Operation(reply=ResponseReply, streams=True),
+    compact: Operation(status=NOT_FOUND),
+    retrieve.get_response: Operation(
+        reply=ResponseReply, streams=True, query=(("stream", "boolean"), ("starting_after", "integer"))
+    ),
     retrieve.cancel_response: Operation(reply=ResponseReply),
     retrieve.delete_response: Operation(reply=DeletedReply),
     retrieve.input_items: Operation(reply=ItemList),
@@ -202,20 +206,23 @@ def _operation(
         content["text/event-stream"] = {"schema": {"type": "string"}}
     shape = named[operation.error]
     error = {"description": "An error", "content": {"application/json": {"schema": shape}}}
+    answers: JsonObject = {"4XX": error, "5XX": error}
+    if operation.status == ACCEPTED:
+        answers["202"] = {"description": "Accepted"}
+    elif operation.status != NOT_FOUND:
+        answers[str(operation.status)] = {"description": "The answer", "content": content}
     said: JsonObject = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{_PARAMETER.sub('by', route.path)}"),
         "summary": _summary(route.endpoint),
-        "responses": {
-            str(operation.status): {"description": "The answer", "content": content}
-            if operation.status != ACCEPTED
-            else {"description": "Accepted"},
-            "4XX": error,
-            "5XX": error,
-        },
+        "responses": answers,
     }
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PARAMETER.findall(route.path)
+    ]
+    parameters += [
+        {"name": name, "in": "query", "required": False, "schema": {"type": kind}}
+        for name, kind in operation.query
     ]
     if parameters:
         said["parameters"] = parameters
@@ -229,5 +236,7 @@ def _operation(
 
 
 def _summary(endpoint: object) -> str:
-    text = (getattr(endpoint, "__doc__", None) or "").strip().partition("\n")[0]
-    return text or str(getattr(endpoint, "__name__", "")).replace("_", " ")
+    """The first sentence of what is said of it, else its name."""
+    text = " ".join((getattr(endpoint, "__doc__", None) or "").split())
+    sentence = re.split(r"(?<=[.!])\s", text, maxsplit=1)[0]
+    return sentence or str(getattr(endpoint, "__name__", "")).replace("_", " ").capitalize() + "."

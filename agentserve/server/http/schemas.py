@@ -78,10 +78,14 @@ class JsonSchemaFormat(msgspec.Struct):
 class ResponseFormat(msgspec.Struct):
     type: str
     json_schema: JsonSchemaFormat | None = None
+    # of "structural_tag", as vLLM takes it: xgrammar's, or the older one
+    format: JsonObject | None = None
+    structures: list[JsonObject] | None = None
+    triggers: list[str] | None = None
 
 
-class StructuredOutputs(msgspec.Struct):
-    """vLLM's; one of these."""
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's; one of these. A name that is misspelt would leave the answer without its form."""
 
     json: JsonObject | str | None = None
     json_object: bool | None = None
@@ -89,6 +93,11 @@ class StructuredOutputs(msgspec.Struct):
     choice: list[str] | None = None
     grammar: str | None = None
     structural_tag: JsonObject | str | None = None
+    # of how vLLM's backends go about it, which is nothing here
+    disable_fallback: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -196,6 +205,12 @@ def decode(body: bytes, kind: type[Body], limits: Limits) -> Body:
         missing = re.search(r"missing required field `(\w+)`", text)
         if missing:
             param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+        unknown = re.search(r"contains unknown field `([^`]*)`", text)
+        if unknown:
+            param, text = (
+                f"{param}.{unknown.group(1)[:80]}" if param else unknown.group(1)[:80],
+                "is not known",
+            )
         where = f"{param}: " if param else ""
         raise ApiError(f"{where}{_PATH.sub('', text)}", param=param, code="invalid_value") from None
     except msgspec.DecodeError as error:

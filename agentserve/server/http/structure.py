@@ -156,7 +156,8 @@ class Grammars:
 
 def chat_form(fields: ChatRequest, tools: list[JsonObject], limits: Limits) -> Form:
     """The form of a chat answer; contradictions are a 400."""
-    choice = tool_choice(fields.tool_choice, tools)
+    left_out = [tool.type for tool in fields.tools or () if tool.type != "function"]
+    choice = tool_choice(fields.tool_choice, tools, left_out)
     strict = frozenset(
         tool.function.name for tool in fields.tools or () if tool.function and tool.function.strict
     )

@@ -17,8 +17,31 @@ class Choice:
     allowed: tuple[str, ...] = ()  # these alone; empty: all tools
 
 
-def tool_choice(wanted: str | NamedChoice | None, tools: Sequence[JsonObject]) -> Choice:
-    """What `wanted` comes to; something else than a choice among `tools` is a 400."""
+NOT_OFFERED = "tool_not_offered"
+
+
+def not_offered(kinds: Sequence[str]) -> str:
+    """What to say behind an error of that code where tools of such kinds were left out."""
+    if not kinds:
+        return ""
+    named = ", ".join(repr(kind[:40]) for kind in sorted(set(kinds))[:8])
+    return f"; tools of type {named} were left out, this server does not run them"
+
+
+def tool_choice(
+    wanted: str | NamedChoice | None, tools: Sequence[JsonObject], left_out: Sequence[str] = ()
+) -> Choice:
+    """What `wanted` comes to; something else than a choice among `tools` is a 400. `left_out`: the kinds of
+    those that are not among them."""
+    try:
+        return _choice(wanted, tools)
+    except ApiError as error:
+        if error.code != NOT_OFFERED:
+            raise
+        raise ApiError(error.message + not_offered(left_out), param=error.param, code=error.code) from None
+
+
+def _choice(wanted: str | NamedChoice | None, tools: Sequence[JsonObject]) -> Choice:
     if wanted is None:
         return Choice("auto" if tools else "none")
     if isinstance(wanted, str):
@@ -43,7 +66,7 @@ def _mode(mode: str, tools: Sequence[JsonObject]) -> Choice:
             param="tool_choice",
         )
     if mode == "required" and not tools:
-        raise ApiError("tool_choice: 'required' needs tools", param="tool_choice")
+        raise ApiError("tool_choice: 'required' needs tools", param="tool_choice", code=NOT_OFFERED)
     return Choice(mode if tools else "none")
 
 
@@ -68,5 +91,5 @@ def _allowed(wanted: AllowedTools | None, tools: Sequence[JsonObject]) -> Choice
 
 def _known(name: str, tools: Sequence[JsonObject]) -> str:
     if name not in (tool["function"]["name"] for tool in tools):
-        raise ApiError(f"tool_choice: {name!r} is not among the tools", param="tool_choice")
+        raise ApiError(f"tool_choice: {name!r} is not among the tools", param="tool_choice", code=NOT_OFFERED)
     return name

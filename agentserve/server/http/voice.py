@@ -11,6 +11,6 @@ from agentserve.server.http.anthropic import errors as anthropic
 
 def error_response(error: ApiError, scope: Scope) -> Response:
     """The reply to a request that passed the gate, which has given it an id."""
-    if anthropic.is_ours(scope["path"]):
+    if anthropic.speaks(scope):
         return anthropic.error_response(error, scope["state"]["request_id"])
     return error.response()

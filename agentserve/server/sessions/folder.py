@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -55,17 +56,31 @@ def make(folder: Path) -> None:
 
 
 def locked(folder: Path) -> int:
-    """A descriptor that keeps other servers out while it is open. ValueError where one is in."""
+    """A descriptor that keeps other servers out while it is open. ValueError where one is in; it names its
+    process, where that has written its number into the file."""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        pid = _pid_in(lock)
         os.close(lock)
-        raise ValueError(f"{folder}: another server has these sessions open") from None
+        whose = f"another server (pid {pid})" if pid else "another server"
+        raise ValueError(f"{folder}: {whose} has these sessions open") from None
     except OSError:
         os.close(lock)
         raise
+    with contextlib.suppress(OSError):  # it only helps who is kept out
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode("ascii"), 0)
     return lock
+
+
+def _pid_in(lock: int) -> str:
+    try:
+        said = os.pread(lock, 20, 0).decode("ascii", "replace")
+    except OSError:
+        return ""
+    return said if said.isascii() and said.isdecimal() else ""
 
 
 def holds(lock: int, folder: Path) -> bool:

@@ -46,9 +46,22 @@ def check_settings(spec: WorkerSpec, source: ModelSource, config: DecoderConfig,
     groups = kv_groups(config, spec.page_size, kept)
     if spec.device_kv is not None:
         _page_count(spec.device_kv, groups)
+        if not spec.replaces:
+            check_pool(spec.device_kv, free_on(torch.device(spec.device)))
     tiers = tier_sizes(spec, groups, available_memory())
     if tiers is not None and spec.data_dir is not None and not spec.replaces:
         check_data_dir(Path(spec.data_dir))
+
+
+def free_on(device: torch.device) -> int | None:
+    """Bytes that are free for a pool; None where nobody says."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+
+
+def check_pool(size: int, free: int | None) -> None:
+    """ValueError, one line, for a pool that is larger than the memory it would lie in."""
+    if free is not None and size > free:
+        raise ValueError(f"--device-kv {show_size(size)}: only {show_size(free)} are free")
 
 
 def check_blocks(spec: WorkerSpec, source: ModelSource, weights: DecoderWeights) -> None:

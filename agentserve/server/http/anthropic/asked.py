@@ -22,6 +22,7 @@ from agentserve.server.http.schemas import (
     NamedChoice,
     ResponseFormat,
 )
+from agentserve.server.http.tool_choice import NOT_OFFERED, not_offered
 from agentserve.server.text_port import JsonObject
 
 _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
@@ -34,10 +35,9 @@ _NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
-    "response_format": "output_config.format",
-    "response_format.type": "output_config.format",
-    "response_format.json_schema.schema": "output_config.format.schema",
 }
+_FORMAT = re.compile(r"^response_format(?:\.type|\.json_schema(?=\.schema)|\.json_schema$)?")
+_ANY = "'required'", '{"type": "any"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,16 @@ class Asked:
     places: tuple[str, ...]
     tools: tuple[int, ...]
     shows_thinking: bool
+    left_out: tuple[str, ...] = ()  # kinds of tools that are not offered
 
     def renamed(self, error: ApiError) -> ApiError:
         """The error of the chat request in the words of the body."""
         field, colon, rest = error.message.partition(":")
         message = f"{_NAMES[field]}{colon}{rest}" if colon and field in _NAMES else error.message
+        if field == "tool_choice":
+            message = message.replace(*_ANY)
+        if error.code == NOT_OFFERED:
+            message += not_offered(self.left_out)
         return ApiError(
             self._placed(message),
             status=error.status,
@@ -63,6 +68,7 @@ class Asked:
         )
 
     def _placed(self, text: str) -> str:
+        text = _FORMAT.sub("output_config.format", text)
         return _TOOL.sub(self._tool, _MESSAGE.sub(self._message, text))
 
     def _message(self, found: re.Match[str]) -> str:
@@ -110,7 +116,8 @@ def asked(fields: PromptFields) -> Asked:
         chat.top_p = fields.top_p
         chat.top_k = fields.top_k
     shows = fields.thinking is None or fields.thinking.display != "omitted"
-    return Asked(chat, tuple(history.places), tuple(index for index, _ in tools), shows)
+    left_out = tuple(tool.type or "custom" for tool in fields.tools or () if tool.input_schema is None)
+    return Asked(chat, tuple(history.places), tuple(index for index, _ in tools), shows, left_out)
 
 
 def _choice(choice: ToolChoice) -> str | NamedChoice:

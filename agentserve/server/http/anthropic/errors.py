@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from agentserve.server.errors import ApiError, json_response
 from agentserve.server.json_line import dump_json
 from agentserve.server.text_port import JsonObject
 
 PATH = "/v1/messages"
+MODELS = "/v1/models"
+_VERSION = b"anthropic-version"
 REQUEST_ID = "request-id"  # the header that Anthropic's SDKs read; the gate sets it
 
 _TYPES = {
@@ -26,6 +29,15 @@ _TYPES = {
 def is_ours(path: str) -> bool:
     """Whether who calls this path expects Anthropic's shapes."""
     return path == PATH or path.startswith(f"{PATH}/")
+
+
+def speaks(scope: Scope) -> bool:
+    """Whether a request's reply has Anthropic's shapes: by its path or, where that is everybody's, by the
+    header that Anthropic's SDKs send."""
+    path: str = scope["path"]
+    if path == MODELS or path.startswith(f"{MODELS}/"):
+        return any(name == _VERSION for name, _ in scope["headers"])
+    return is_ours(path)
 
 
 def error_body(error: ApiError, request_id: str) -> JsonObject:

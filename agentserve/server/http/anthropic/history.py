@@ -135,6 +135,8 @@ def _call(block: Block, where: str) -> JsonObject:
         arguments = bytes(block.input).decode()
     except UnicodeDecodeError:
         raise ApiError(f"{where}.input: not UTF-8", param=f"{where}.input", code="invalid_json") from None
+    if not arguments.lstrip().startswith("{") and arguments.strip() != "null":
+        raise ApiError(f"{where}.input: must be an object", param=f"{where}.input")
     return {
         "id": block.id,
         "type": "function",

@@ -6,8 +6,7 @@ history: with the same text and calls in the same order as it was said, so that 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentserve.server.errors import ApiError
@@ -17,9 +16,6 @@ from agentserve.server.http.responses.tools import Toolbox, flat_name
 from agentserve.server.http.schemas import ChatRequest, JsonSchemaFormat, NamedChoice, ResponseFormat
 from agentserve.server.limits import INT64_MAX
 from agentserve.server.text_port import JsonObject
-
-Cut = Callable[[str], bool]
-"""Whether a call id is known as one that was handed out unfinished."""
 
 
 @dataclass(slots=True)
@@ -43,36 +39,51 @@ class _Said:
         return message
 
 
-def messages_of(runs: Sequence[Sequence[JsonObject]], cut: Cut) -> tuple[list[JsonObject], list[int]]:
+def messages_of(runs: Sequence[Sequence[JsonObject]]) -> tuple[list[JsonObject], list[int]]:
     """The chat messages of items, and for each the place of its first item, counted over all runs.
 
     A run is one response's input, or its output: what is said in two of them is never one message.
     """
-    reader = _Reader(cut)
+    reader = _Reader()
     place = 0
     for run in runs:
         for item in run:
             reader.take(item, place)
             place += 1
         reader.flush()
-    return reader.messages, reader.places
+    return _behind_their_calls(reader.messages, reader.places)
+
+
+def _behind_their_calls(
+    messages: Sequence[JsonObject], places: Sequence[int]
+) -> tuple[list[JsonObject], list[int]]:
+    """Results right behind the message whose calls they answer, however late they came: items that are kept
+    cannot be put into another order by who sends the result."""
+    blocks: list[list[tuple[JsonObject, int]]] = []
+    owner: dict[str, int] = {}
+    for message, place in zip(messages, places, strict=True):
+        at = owner.get(message["tool_call_id"]) if message["role"] == "tool" else None
+        if at is not None:
+            blocks[at].append((message, place))
+            continue
+        owner |= dict.fromkeys((call["id"] for call in message.get("tool_calls", ())), len(blocks))
+        blocks.append([(message, place)])
+    placed = [entry for block in blocks for entry in block]
+    return [message for message, _ in placed], [place for _, place in placed]
 
 
 class _Reader:
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self) -> None:
         self.messages: list[JsonObject] = []
         self.places: list[int] = []
-        self._cut = cut
         self._said = _Said()
         self._since = 0
-        self._left_out: set[str] = set()  # calls that were never whole
 
     def take(self, item: JsonObject, place: int) -> None:
         kind = item["type"]
         if kind == "function_call_output":
             self.flush()
-            if item["call_id"] not in self._left_out:
-                self._add(_result(item), place)
+            self._add(_result(item), place)
         elif kind == "message" and item["role"] != "assistant":
             self.flush()
             self._add({"role": item["role"], "content": _text_parts(item["content"])}, place)
@@ -100,12 +111,6 @@ class _Reader:
             said.texts.append("".join(_part_text(part) for part in item["content"]))
         elif item["type"] == "reasoning":
             said.thoughts += _thoughts(item)
-        elif (
-            item["status"] == "incomplete"
-            and not _whole(item["arguments"])
-            and not self._cut(item["call_id"])
-        ):
-            self._left_out.add(item["call_id"])  # nobody knows any more what there was of it
         else:
             said.calls.append(_call(item))
 
@@ -119,13 +124,6 @@ def _call(item: JsonObject) -> JsonObject:
         "type": "function",
         "function": {"name": name, "arguments": item["arguments"]},
     }
-
-
-def _whole(arguments: str) -> bool:
-    try:
-        return isinstance(json.loads(arguments or "{}"), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _result(item: JsonObject) -> JsonObject:

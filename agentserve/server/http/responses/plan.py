@@ -17,6 +17,7 @@ from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.responses.shelf import Kept
 from agentserve.server.http.responses.tools import Toolbox, read_choice, read_tools
 from agentserve.server.http.schemas import ChatRequest
+from agentserve.server.http.tool_choice import NOT_OFFERED, not_offered
 from agentserve.server.text_port import JsonObject
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 SOON = {"retry-after": "1", "x-should-retry": "true"}
 MOST_METADATA = 16
 _MOST_KEY, _MOST_VALUE = 64, 512
-_MESSAGE = re.compile(r"messages\[(\d+)\]")
+_MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls(?:\[\d+\](?:\.\w+)*)?)?")
 _TOOL = re.compile(r"tools\[(\d+)\]\.function")
 _NAMES = (  # of chat completions, and of this dialect
     ("response_format.json_schema", "text.format"),
@@ -32,6 +33,7 @@ _NAMES = (  # of chat completions, and of this dialect
     ("reasoning_effort", "reasoning.effort"),
     ("messages", "input"),
 )
+_RESULT_OF = "].tool_call_id", "].call_id"
 
 
 class Claim:
@@ -110,8 +112,13 @@ class Plan:
 
     def told(self, error: ApiError) -> ApiError:
         """An error about a chat request as one about the request that it was made of."""
+        if error.code == "missing_tool_result":
+            problem = error.message.partition(": ")[2].partition(";")[0]
+            message = f"input: {problem}; put a function_call_output for it into the input, at any place"
+            return ApiError(message, status=error.status, param="input", code=error.code)
+        left_out = not_offered(self.box.skipped) if error.code == NOT_OFFERED else ""
         return ApiError(
-            self._ours(error.message),
+            self._ours(error.message) + left_out,
             status=error.status,
             param=None if error.param is None else self._ours(error.param),
             code=error.code,
@@ -128,7 +135,7 @@ class Plan:
             index = int(found.group(1))
             return self.box.places[index] if index < len(self.box.places) else found.group()
 
-        text = _TOOL.sub(tool, _MESSAGE.sub(item, text))
+        text = _TOOL.sub(tool, _MESSAGE.sub(item, text).replace(*_RESULT_OF))
         for chat, ours in _NAMES:
             if text.startswith(chat):
                 return ours + text.removeprefix(chat)
@@ -173,6 +180,12 @@ def check(body: ResponsesRequest) -> None:
         raise ApiError(
             "previous_response_id: cannot be used together with conversation", param="previous_response_id"
         )
+    if body.prompt is not None:
+        raise ApiError(
+            "prompt: stored prompts are not supported; send their text as instructions and input",
+            param="prompt",
+            code="unsupported_parameter",
+        )
     if body.background and not body.stored:
         raise ApiError("background: needs store true", param="background")
     if body.truncation not in (None, "auto", "disabled"):
@@ -209,7 +222,8 @@ def _chain(desk: Desk, tenant: str, id_: str) -> list[Kept]:
         raise not_found("Previous response", id_, "previous_response_id", "previous_response_not_found")
     if chain[-1].running:
         raise ApiError(
-            f"previous_response_id: {id_[:80]!r} is not done yet",
+            f"previous_response_id: {id_[:80]!r} is not done yet; send this again when its status (GET "
+            "/v1/responses/{id}) is neither queued nor in_progress, or end it (POST …/cancel)",
             status=409,
             param="previous_response_id",
             code="response_in_progress",
@@ -287,8 +301,7 @@ def _messages(
     runs: list[list[JsonObject]],
     places: list[str],
 ) -> tuple[list[JsonObject], tuple[str | None, ...]]:
-    cut = context.directory.cut
-    messages, firsts = messages_of(runs, lambda call: cut(tenant, call))
+    messages, firsts = messages_of(runs)
     earlier = sum(map(len, runs[:-1]))
     where: list[str | None] = [None if first < earlier else places[first - earlier] for first in firsts]
     if body.instructions:

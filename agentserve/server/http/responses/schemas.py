@@ -63,6 +63,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
+    prompt: object = None  # not supported: known by name, because an answer without it answers something else
     # extensions, named as in chat completions
     seed: int | None = None
     top_k: int | None = None
