@@ -33,6 +33,8 @@ class Limits:
     session_id_chars: int = 128
     cache_salt_chars: int = 256
     request_id_chars: int = 128
+    expanded_bytes: int = 16 << 20  # to which the items that a request names, and its packed ones, may come
+    history_bytes: int = 64 << 20  # of the responses that one goes on from, as they are kept
     schema_bytes: int = 256 << 10
     priority: int = 1_000_000
     storage_seconds: float = 30.0  # that a client waits for the disk that keeps its session

@@ -20,6 +20,7 @@ from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.text_port import JsonObject
 
 OVERHEAD_BYTES = 512
+LARGEST_SHARE = 8  # of all there is room for, one response begins with no more
 _ITEM_BYTES = 200
 
 
@@ -111,6 +112,11 @@ class Shelf:
     @property
     def size_bytes(self) -> int:
         return self._bytes
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a response may have before anything is computed for it: it must not push out all others."""
+        return self._max_bytes // LARGEST_SHARE
 
     def bytes_of(self, tenant: str) -> int:
         return self._of[tenant]
