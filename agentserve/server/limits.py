@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from agentserve.server.errors import ApiError, text_too_long
@@ -36,6 +37,7 @@ class Limits:
     expanded_bytes: int = 16 << 20  # to which the items that a request names, and its packed ones, may come
     history_bytes: int = 64 << 20  # of the responses that one goes on from, as they are kept
     schema_bytes: int = 256 << 10
+    template_kwargs_bytes: int = 64 << 10  # every session keeps them
     priority: int = 1_000_000
     storage_seconds: float = 30.0  # that a client waits for the disk that keeps its session
 
@@ -48,6 +50,12 @@ def check_text(texts: Iterable[str], limits: Limits, param: str) -> None:
     size = sum(utf8_bytes(text.strip()) for text in texts)
     if size > limits.prompt_bytes:
         raise text_too_long(size, limits.prompt_bytes, param)
+
+
+def check_size(value: object, most: int, param: str) -> None:
+    """Refuse what has more than `most` bytes as JSON."""
+    if value is not None and (size := len(msgspec.json.encode(value))) > most:
+        raise ApiError(f"{param}: it has {size} bytes, at most {most} are allowed", param=param)
 
 
 def utf8_bytes(text: str) -> int:

@@ -165,7 +165,7 @@ async def _read(context: ServerContext, body: ResponsesRequest, claim: Claim) ->
     room = Room(limits.expanded_bytes)
     once = conversation is not None
     items, places = await resolved(context, claim.tenant, given, known, room, once=once)
-    messages, where = await _messages(context, claim.tenant, body, [*earlier, items], places, room)
+    messages, where = await _messages(context, claim.tenant, body, [*earlier, items], places, room=room)
     last = claim.session
     alive = last is not None and context.directory.get(claim.tenant, last) is not None
     fields = chat_request(body, box, choice, messages, last if alive else None)
@@ -263,6 +263,7 @@ async def _messages(
     body: ResponsesRequest,
     runs: list[list[JsonObject]],
     places: list[str],
+    *,
     room: Room,
 ) -> tuple[list[JsonObject], tuple[str | None, ...]]:
     cut = {

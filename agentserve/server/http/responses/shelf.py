@@ -115,7 +115,7 @@ class Shelf:
 
     @property
     def largest(self) -> int:
-        """Bytes that a response may have before anything is computed for it: it must not push out all others."""
+        """Bytes that a response may have before anything is computed for it: it is not to push out all."""
         return self._max_bytes // LARGEST_SHARE
 
     def bytes_of(self, tenant: str) -> int:
