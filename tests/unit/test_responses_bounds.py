@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from agentserve.messages import unpack_tokens
 from agentserve.server.errors import ApiError
-from agentserve.server.http.responses import thoughts
+from agentserve.server.http.chat_request import prepare
+from agentserve.server.http.responses import job, thoughts
 from agentserve.server.http.responses.desk import Bounds, Desk
 from agentserve.server.http.responses.thoughts import Room, packed, unpacked
 from agentserve.server.limits import Limits
@@ -117,3 +119,33 @@ async def test_an_id_that_a_client_chose_is_found_in_its_own_chain_only(client: 
     reference = {"type": "item_reference", "id": "msg_1"}
     assert (await client.refused([reference], 404))["code"] == "item_not_found"
     await client.create([reference, user("more")], previous_response_id=first["id"])
+
+
+async def test_what_cannot_fit_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    async def counted(context: Any, request: Any, fields: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        return await prepare(context, request, fields)
+
+    monkeypatch.setattr(job, "prepare", counted)
+    given = [{"role": "system", "content": "be"}, *(user(f"{i:05}" + "x" * 60) for i in range(2000))]
+    client = Client(Rig(ScriptedEngine(say("Hello!"), max_model_len=4096)))
+    made = await client.create(given, truncation="auto", max_output_tokens=8)
+    assert made["status"] == "completed"
+    assert tries <= 3
+
+    fits: Any = given  # as it would be found by trying all
+    while True:
+        fits = job.shortened(fits)
+        if (await client.rig.post("/v1/responses", {"model": "tiny", "input": fits})).status_code == 200:
+            break
+    first, last = (unpack_tokens(submit.tokens) for submit in client.rig.engine.submits)
+    assert first == last
+
+
+async def test_what_can_never_fit_is_refused_as_ever() -> None:
+    client = Client(Rig(ScriptedEngine(say("Hello!"), max_model_len=4096)))
+    error = await client.refused([user("x"), user("y" * 5000)], truncation="auto")
+    assert error["code"] == "context_length_exceeded"
