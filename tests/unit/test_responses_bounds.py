@@ -102,15 +102,15 @@ async def grown(client: Client, last: str | None) -> Any:
 
 async def test_what_would_push_out_all_others_is_refused() -> None:
     desk = Desk(bounds=Bounds(responses_bytes=80_000))
-    client = Client(Rig(ScriptedEngine(say("Hello!"), max_model_len=1 << 17), responses=desk))
+    client = Client(Rig(ScriptedEngine(say("Hello!"), max_model_len=1 << 21), responses=desk))
     first = await client.create("x")
     submits = len(client.rig.engine.submits)
-    error = await client.refused("x" * 11_000, 413)
+    error = await client.refused("x" * 1_100_000, 413)
     assert (error["code"], error["param"]) == ("response_too_large", "store")
     assert len(client.rig.engine.submits) == submits
     assert len(desk.shelf) == 1
     assert (await client.get(f"/v1/responses/{first['id']}"))["id"] == first["id"]
-    assert (await client.create("x" * 11_000, store=False))["status"] == "completed"
+    assert (await client.create("x" * 1_100_000, store=False))["status"] == "completed"
 
 
 async def test_an_id_that_a_client_chose_is_found_in_its_own_chain_only(client: Client) -> None:

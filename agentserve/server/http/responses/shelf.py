@@ -21,6 +21,7 @@ from agentserve.server.text_port import JsonObject
 
 OVERHEAD_BYTES = 512
 LARGEST_SHARE = 8  # of all there is room for, one response begins with no more
+_SMALL = 1 << 20  # bytes that it may have on any shelf
 _ITEM_BYTES = 200
 
 
@@ -116,7 +117,7 @@ class Shelf:
     @property
     def largest(self) -> int:
         """Bytes that a response may have before anything is computed for it: it is not to push out all."""
-        return self._max_bytes // LARGEST_SHARE
+        return max(self._max_bytes // LARGEST_SHARE, _SMALL)
 
     def bytes_of(self, tenant: str) -> int:
         return self._of[tenant]
