@@ -128,6 +128,7 @@ class Machine:
         directory = SessionDirectory(new_session_id, max_wait=100.0, book=journal)
         directory.restore(journal.sessions(), clock.now())
         transcripts = Transcripts()
+        transcripts.on_drop = journal.drop_words
         for transcript in journal.transcripts:
             transcripts.restore(transcript)
         journal.words_of = transcripts.export

@@ -41,6 +41,7 @@ class Kept:
         self.directory.restore(self.journal.sessions(), clock.now())
         self.directory.end_waits(clock.now())
         transcripts = Transcripts()
+        transcripts.on_drop = self.journal.drop_words
         for transcript in self.journal.transcripts:
             transcripts.restore(transcript)
         self.journal.words_of = transcripts.export

@@ -67,14 +67,17 @@ class MemoryStore:
         tables = (Table.HEADS, Table.TURNS, Table.WORDS)
         return [(t, name) for t, name in self.records if t in tables and name.split(b"\0")[0] == session]
 
-    def read(self) -> dict[bytes, Stored]:
+    def words(self, session: bytes) -> bytes:
+        return self.records.get((Table.WORDS, session), b"")
+
+    def read(self, *, words: bool = True) -> dict[bytes, Stored]:
         found: dict[bytes, Stored] = {}
         for (table, name), content in self.records.items():
             session, _, number = name.partition(b"\0")
             if table is Table.HEADS:
                 found.setdefault(session, Stored()).head = content
             elif table is Table.WORDS:
-                found.setdefault(session, Stored()).words = content
+                found.setdefault(session, Stored()).words = content if words else b""
             elif table is Table.TURNS:
                 found.setdefault(session, Stored()).turns[int.from_bytes(number, "big")] = content
         return found

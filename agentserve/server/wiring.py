@@ -157,6 +157,7 @@ def open_sessions(store: SessionStore, text: TextModel, options: ServerOptions, 
     if len(directory) or journal.skipped:
         log.info("%d session(s) are back, %d could not be read", len(directory), journal.skipped)
     transcripts = Transcripts()
+    transcripts.on_drop = journal.drop_words
     for transcript in journal.transcripts:
         transcripts.restore(transcript)
     journal.words_of = transcripts.export

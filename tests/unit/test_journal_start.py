@@ -96,3 +96,46 @@ def test_a_clock_that_was_set_back_makes_nothing_future() -> None:
     found, journal = a_directory(store)
     assert (found._sessions[key].created, found._waits[key]) == (0.0, 0.0)
     assert journal._writer.close(30)
+
+
+def words_on_disk(store: MemoryStore) -> int:
+    return sum(len(content) for (table, _), content in store.records.items() if table is Table.WORDS)
+
+
+async def test_a_start_reads_words_within_a_bound_and_those_used_last() -> None:
+    store = MemoryStore()
+    async with kept(store) as k:
+        for i in range(6):
+            await k.rig.chat([user(f"{i}" + "x" * 1000)], session_id=f"n{i}")
+        one = words_on_disk(store) // 6
+    clock = VirtualClock()
+    journal = Journal(store, b"text", clock, clock.now, most_words=2 * one + one // 2)  # type: ignore[arg-type]
+    names = {session.key: session.public_id for session, _ in journal.sessions()}
+    assert [names[transcript.session] for transcript in journal.transcripts] == ["n4", "n5"]
+    await journal.close()
+    assert words_on_disk(store) <= 2 * one + one // 2
+    assert len(names) == 6  # the sessions are there, whose clients send their words
+
+
+async def test_words_that_have_no_room_in_memory_have_none_on_disk() -> None:
+    async with kept() as k:
+        transcripts = k.rig.context.chronicle.transcripts
+        transcripts._max_bytes = 5000
+        for i in range(6):
+            await k.rig.chat([user(f"{i}" + "x" * 1000)], session_id=f"n{i}")
+        await k.journal.ready()
+    assert words_on_disk(k.store) <= 5000
+
+
+async def test_settings_are_bounded_and_so_is_what_siblings_keep() -> None:
+    async with kept() as k:
+        body = {"messages": [user("x")], "chat_template_kwargs": {"x": "y" * 70_000}}
+        reply = await k.rig.post("/v1/chat/completions", body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "chat_template_kwargs")
+        assert not k.rig.engine.submits
+        k.rig.context.chronicle.transcripts._max_bytes = 8 * 10_000
+        await k.rig.chat([user("x" * 1500)], n=12)
+        assert len(k.rig.context.chronicle.transcripts) == 4
+    written = [len(c.content) for group in k.store.groups for c in group if isinstance(c, Put)]
+    assert sum(size for size in written if size > 1500) < 10_000
+    assert words_on_disk(k.store) < 10_000

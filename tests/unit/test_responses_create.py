@@ -235,3 +235,14 @@ async def test_a_silent_stream_repeats_that_it_goes_on(background: bool) -> None
     assert kinds.count("response.in_progress") == 2
     assert b": keep-alive" in reply.content
     assert checked(events)["status"] == "completed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_not_to_be_run_says_so_also_before_others(client: Client, stream: bool) -> None:
+    says = hermes("weather", '{"city": "a", "city": "b"}') + "\n" + CALL
+    if stream:
+        made = checked(await client.stream("x", says=says, tools=[WEATHER]))
+    else:
+        made = await client.create("x", says=says, tools=[WEATHER])
+    assert [item["status"] for item in made["output"]] == ["incomplete", "completed"]
+    assert made["status"] == "incomplete"

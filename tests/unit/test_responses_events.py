@@ -145,3 +145,18 @@ def test_why_it_failed_in_the_words_agents_look_for() -> None:
     assert error_object(long)["code"] == "context_length_exceeded"
     assert error_object(ApiError("x", status=500))["code"] == "server_error"
     assert error_object(ApiError("x"))["code"] == "invalid_prompt"
+
+
+def test_a_broken_call_before_a_whole_one_is_not_completed() -> None:
+    pieces = [
+        Delta(calls=(CallDelta(0, '{"a":1,', id="a", name="f"),)),
+        Delta(calls=(CallDelta(0, '"a":2}'), CallDelta(0, broken=True))),
+        Delta(calls=(CallDelta(1, "{}", id="b", name="g"),)),
+    ]
+    calls = (Call("a", "f", '{"a":1,"a":2}', False), Call("b", "g", "{}", True))
+    events = told(fold(), pieces, outcome(calls=calls))
+    final = checked(events)
+    assert (final["status"], final["incomplete_details"]) == ("incomplete", {"reason": "function_call_cut"})
+    assert [item["status"] for item in final["output"]] == ["incomplete", "completed"]
+    done = [event["item"]["status"] for event in events[:-1] if event["type"].endswith("output_item.done")]
+    assert done == ["incomplete", "completed"]

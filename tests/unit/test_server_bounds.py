@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from agentserve.server.errors import ApiError
@@ -260,6 +261,35 @@ def test_what_templates_may_drop_does_not_count() -> None:
     assert len(message_dicts(history, limits)) == 2
     with pytest.raises(ApiError, match="13 bytes"):
         message_dicts([*history, user("y" * 10)], limits)
+
+
+@pytest.mark.parametrize("blank", [" ", "\n", "\u2003"])
+async def test_white_space_without_end_is_refused_unencoded(blank: str) -> None:
+    rig = Rig(ScriptedEngine(max_model_len=128))
+    object.__setattr__(rig.context, "tokenizer", Untouched())
+    for path, body in (
+        (CHAT, {"messages": [user("x" + blank * 200_000)]}),
+        ("/v1/completions", {"prompt": blank * 200_000}),
+    ):
+        reply = await rig.post(path, body)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": ["a"] * 250_000},
+        {"prompt": "x", "nvext": {f"k{i}": 1 for i in range(250_000)}},
+        {"prompt": ["\\" + '"'] * 250_000},
+    ],
+)
+async def test_a_body_of_too_many_strings_is_not_decoded(body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(msgspec.json, "decode", never)
+    reply = await Rig().post("/v1/completions", body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "json_too_large")
 
 
 class Counted(list[Any]):

@@ -371,13 +371,18 @@ async def test_an_idempotency_key_is_its_tenant_s() -> None:
 
 async def test_item_ids_that_another_chose_first_are_still_one_s_own() -> None:
     rig = Tenants(ScriptedEngine(say("hello")))
-    for client, text in ((rig.b, "of b"), (rig.a, "of a")):
+    made = {}
+    for name, client, text in (("b", rig.b, "of b"), ("a", rig.a, "of a"), ("a2", rig.a, "of another a")):
         item = {"type": "message", "id": "msg_chosen", "role": "user", "content": text}
-        await ok(await client.post("/v1/responses", json={"model": "tiny", "input": [item]}))
+        made[name] = await ok(await client.post("/v1/responses", json={"model": "tiny", "input": [item]}))
     reference = {"type": "item_reference", "id": "msg_chosen"}
-    reply = await ok(await rig.a.post("/v1/responses", json={"model": "tiny", "input": [reference]}))
+    request = {"model": "tiny", "input": [reference]}
+    assert (await rig.a.post("/v1/responses", json=request)).status_code == 404  # whose it is nobody says
+    request = {"model": "tiny", "input": [reference, user("more")], "previous_response_id": made["a"]["id"]}
+    reply = await ok(await rig.a.post("/v1/responses", json=request))
     items = await ok(await rig.a.get(f"/v1/responses/{reply['id']}/input_items"))
     assert "of a" in json.dumps(items)
+    assert "another" not in json.dumps(items)
     assert "of b" not in json.dumps(items)
 
 

@@ -10,7 +10,7 @@ import pytest
 from agentserve.messages import unpack_tokens
 from agentserve.server.http.reply_parsers import ReplyGrammars
 from agentserve.server.http.structure import Form
-from tests.api_rig import TOOLS, Rig, hermes, user
+from tests.api_rig import CHAT, TOOLS, Rig, hermes, user
 from tests.fakes import ByteTemplate, ScriptedEngine, say
 from tools_bridge.grammar import GrammarSource, ResponseFormat, reply_grammar
 from tools_bridge.registry import DEFAULT_FORM, ReplyForm, reply_form
@@ -184,3 +184,15 @@ async def test_elsewhere_it_is_text_in_the_form_of_its_family(form: ReplyForm, s
     prompt = bytes(id_ for id_ in unpack_tokens(rig.engine.submits[1].tokens) if id_ < 256)
     begun = form.family.syntax.calls
     assert (begun.opening + begun.begin("now")).encode() in prompt
+
+
+@pytest.mark.parametrize("schema", [{"const": 10**22}, {"type": "integer", "minimum": 10**22}])
+async def test_a_whole_number_of_any_length_is_held_or_refused(schema: dict[str, Any]) -> None:
+    rig = Rig()
+    rig.context.grammars._maker = ReplyGrammars(Compiler(), DEFAULT_FORM)  # type: ignore[arg-type]
+    wanted = {"type": "json_schema", "json_schema": {"schema": schema, "strict": True}}
+    reply = await rig.post(CHAT, {"messages": [user("x")], "response_format": wanted})
+    assert reply.status_code in (200, 400), reply.text
+    strict = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}]
+    reply = await rig.post(CHAT, {"messages": [user("x")], "tools": strict})
+    assert reply.status_code in (200, 400), reply.text

@@ -12,7 +12,7 @@ import lmdb
 import pytest
 
 from agentserve.server.sessions.book import StorageError
-from agentserve.server.sessions.changes import Delete, Forget, turn_name
+from agentserve.server.sessions.changes import Delete, Forget, Put, turn_name
 from agentserve.server.sessions.environment import Table, unsealed
 from agentserve.server.sessions.store import SessionStore, Stored
 from tests.session_files import FailingDisk, head, read, turn
@@ -68,6 +68,19 @@ def test_a_session_is_forgotten_whole_and_no_other_with_it(store: SessionStore) 
     assert sorted(found) == [b"s", b"s1-", b"s10", b"s2"]
     assert sorted(found[b"s"].turns) == [1, 300]
     assert sorted(found[b"s2"].turns) == [300]
+
+
+def test_transcripts_are_read_one_by_one(store: SessionStore) -> None:
+    words = [Put(Table.WORDS, name, b"words of " + name) for name in (b"s1", b"s2", b"alone")]
+    store.write([head(b"s1"), head(b"s2"), turn(b"s2", 1), *words])
+    found = store.read(words=False)
+    assert found == {b"s1": Stored(b"a head"), b"s2": Stored(b"a head", {1: b"a turn"}), b"alone": Stored()}
+    assert [store.words(name) for name in (b"s1", b"alone", b"none")] == [
+        b"words of s1",
+        b"words of alone",
+        b"",
+    ]
+    assert store.read()[b"s2"].words == b"words of s2"
 
 
 def test_a_second_server_is_refused_in_one_line(store: SessionStore, tmp_path: Path) -> None:

@@ -146,3 +146,13 @@ def test_digests_are_of_what_is_said(left: object, right: object, same: bool) ->
 def test_what_is_no_content_has_no_digest(content: object) -> None:
     with pytest.raises(TextError):
         result_digest(content)
+
+
+def test_who_there_is_no_room_for_is_told_of() -> None:
+    kept, gone = Transcripts(max_bytes=10_000), []
+    kept.on_drop = gone.append
+    for i in range(20):
+        kept.committed(lease(f"s{i}", 1, 1), told({"role": "user", "content": "x" * 500}), REPLY)
+    assert gone == [f"s{i}" for i in range(20 - len(kept))]
+    kept.committed(lease("s19", 2, 3), told({"role": "user", "content": "x" * 20_000}), REPLY)
+    assert gone[-1] == "s19"

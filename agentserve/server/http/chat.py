@@ -83,6 +83,7 @@ class _ChatShape:
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
                 for call in piece.calls
+                if call.id is not None or call.arguments
             ]
         return self._chunk(index, delta, piece, None)
 

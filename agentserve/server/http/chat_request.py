@@ -28,7 +28,7 @@ from agentserve.server.http.turn_parts import (
     prompt_end,
     reasoning_cap,
 )
-from agentserve.server.limits import INT64_MAX, Limits
+from agentserve.server.limits import INT64_MAX, Limits, check_size
 from agentserve.server.sessions.seats import SessionSeat
 from agentserve.server.sessions.session_record import Claim, Lease
 from agentserve.server.sessions.transcript import Told, result_digest
@@ -129,9 +129,10 @@ async def prepare_turns(
             seed=context.new_seed(),
             logprobs=logprobs,
         )
-        for _ in range(sampling.choices(fields, limits) - 1):
+        keep = context.chronicle.transcripts.siblings(told)
+        for index in range(sampling.choices(fields, limits) - 1):
             sibling = context.directory.sibling(lease.session, claim.keys, context.clock.now())
-            seats.append(_seat(context, sibling, told))
+            seats.append(_seat(context, sibling, told if index < keep else None))
         continues = bool(fields.continue_final_message)
         before = answer_begins_behind(context, messages, prompt, continues)
         cap = reasoning_cap(context, fields.thinking_token_budget, before, continues=continues)
@@ -261,6 +262,7 @@ def _read(
     fields: ChatRequest, limits: Limits, cut: Collection[str], written: CallSyntax
 ) -> tuple[list[JsonObject], Told]:
     """The messages, checked and in one shape, and what the session's transcript keeps of the request."""
+    check_size(fields.chat_template_kwargs, limits.template_kwargs_bytes, "chat_template_kwargs")
     messages = history.message_dicts(fields.messages, limits, cut, written=written)
     settings = msgspec.to_builtins(replace(fields, messages=[]), str_keys=True)
     kept = {
@@ -279,7 +281,7 @@ def _read(
     return messages, told
 
 
-def _seat(context: ServerContext, lease: Lease, told: Told) -> SessionSeat:
+def _seat(context: ServerContext, lease: Lease, told: Told | None) -> SessionSeat:
     return SessionSeat(
         lease,
         context.directory,

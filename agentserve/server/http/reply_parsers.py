@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-
-import msgspec
+from dataclasses import fields, replace
 
 from agentserve.server.http.structure import Form, Reasoning
 from agentserve.server.sessions.answer import Call, CallDelta, CallsOnly, Found, ToolParser
 from agentserve.server.sessions.identity import new_call_id
 from tools_bridge.call_syntax import CallSyntax
 from tools_bridge.compiler import MAX_SOURCE_CHARS, GrammarCompiler
-from tools_bridge.deltas import ArgumentsDelta, CallOpened, ContentDelta, Delta, ReasoningDelta
+from tools_bridge.deltas import ArgumentsDelta, CallClosed, CallOpened, ContentDelta, Delta, ReasoningDelta
 from tools_bridge.grammar import GrammarSource, ResponseFormat, ToolChoice, reply_grammar
 from tools_bridge.parser import ReplyParser
 from tools_bridge.registry import ReplyForm
@@ -96,8 +96,11 @@ class CallParser:
                     calls.append(CallDelta(index, id=self._ids[index], name=name))
                 case ArgumentsDelta(index, arguments):
                     calls.append(CallDelta(index, arguments))
+                case CallClosed(index, error) if error:
+                    last = calls.pop() if calls and calls[-1].index == index else CallDelta(index)
+                    calls.append(replace(last, broken=True))
                 case _:
-                    pass  # a call that closed: `calls` tells how
+                    pass  # a call that is whole
         return Found("".join(text), calls, "".join(reasoning))
 
 
@@ -124,7 +127,7 @@ class ReplyGrammars:
     def source(self, form: Form, prompt_end: str) -> GrammarSource | None:
         thinking = self._form.thinking(prompt_end)
         # An agent asks for one form turn after turn, and thirty tools with schemas take a tenth of a second.
-        key = hashlib.sha256(msgspec.msgpack.encode((form, thinking))).digest()
+        key = hashlib.sha256(_named(form, thinking)).digest()
         with self._lock:
             if key in self._sources:
                 self._sources.move_to_end(key)
@@ -157,6 +160,18 @@ def _listed(left_out: Sequence[str]) -> str:
     """In one line; names in it are a client's."""
     more = f", and {len(left_out) - MOST_LISTED} more" if len(left_out) > MOST_LISTED else ""
     return ", ".join(ascii(place[:200])[1:-1] for place in left_out[:MOST_LISTED]) + more
+
+
+def _named(form: Form, thinking: object) -> bytes:
+    """The same bytes for the same form. Its schemas may have whole numbers of any length."""
+
+    def plain(value: object) -> object:
+        assert isinstance(value, Form | frozenset)
+        if isinstance(value, frozenset):
+            return sorted(value)
+        return [getattr(value, field.name) for field in fields(value)]
+
+    return json.dumps((form, str(thinking)), default=plain).encode()
 
 
 def _choice(form: Form) -> ToolChoice:

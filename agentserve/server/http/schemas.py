@@ -193,7 +193,7 @@ _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 def decode(body: bytes, kind: type[Body], limits: Limits) -> Body:
     """Decode a request body; anything wrong is a 400 that names the parameter."""
-    check_depth(body, limits.json_depth, limits.json_containers)
+    check_depth(body, limits.json_depth, limits.json_containers, limits.json_strings)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

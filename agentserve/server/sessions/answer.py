@@ -24,6 +24,7 @@ class CallDelta:
     arguments: str = ""
     id: str | None = None
     name: str | None = None
+    broken: bool = False  # the last piece, of a call that is not to be run; it may be empty
 
 
 @dataclass(frozen=True, slots=True)

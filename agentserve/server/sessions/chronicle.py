@@ -93,6 +93,7 @@ class Chronicle:
             data["tool_calls"] = [
                 {"index": call.index, "id": call.id, "name": call.name, "arguments": call.arguments}
                 for call in piece.calls
+                if call.id is not None or call.arguments
             ]
         self.events.publish(lease.key, "delta", data)
 

@@ -35,7 +35,7 @@ from agentserve.server.sessions.retry import Retry
 from agentserve.server.sessions.session_record import CommittedTurn, Session
 from agentserve.server.sessions.store import SessionStore, Stored
 from agentserve.server.sessions.stored import head_bytes, read_session, turn_bytes
-from agentserve.server.sessions.transcript import Transcript, read_transcript
+from agentserve.server.sessions.transcript import MOST_BYTES, Transcript, read_transcript
 from agentserve.server.sessions.writer import PATIENCE, Failure, GroupWriter
 from agentserve.types import SessionId
 from tiering.hints import MOST_SECONDS
@@ -57,11 +57,14 @@ class Journal:
         clock: Clock,
         wall: Callable[[], float],
         patience: float = PATIENCE,
+        *,
+        most_words: int = MOST_BYTES,
     ) -> None:
         """`text`: digest of what token ids depend on. `wall`: Unix time. `patience`: seconds that a client
-        waits for the disk."""
+        waits for the disk. `most_words`: bytes of transcripts that a start reads."""
         self._store = store
         self._text = text
+        self._most_words = most_words
         self._clock = clock
         self._ahead = wall() - clock.now()
         self._writer = GroupWriter(store.write, wall, patience)
@@ -138,6 +141,10 @@ class Journal:
     def words(self, session: Session, words: bytes) -> Future[None]:
         return self._put(self._words(session, words), lasting=True)
 
+    def drop_words(self, key: SessionId) -> None:
+        """There was no room for a session's transcript: it is not to come back, and not to fill the disk."""
+        self._put(Delete(Table.WORDS, key.encode()), lasting=True)
+
     def undo(self, session: Session, turn: int, since: float | None) -> Future[None]:
         # A write that failed may have reached the disk all the same.
         self._know(session, since)
@@ -209,7 +216,7 @@ class Journal:
         names: set[tuple[str, str]] = set()
         calls: set[tuple[str, str]] = set()
         bad: list[str] = []
-        for key, stored in self._store.read().items():
+        for key, stored in self._store.read(words=False).items():
             try:
                 session, since = self._read(key, stored)
                 name = (session.tenant, session.public_id)
@@ -224,13 +231,27 @@ class Journal:
             calls |= issued
             self._know(session, since)
             found.append((session, since))
-            words = read_transcript(stored.words, session.key, len(session.chain)) if stored.words else None
-            if words is not None:
-                self.transcripts.append(words)
+        self._read_words([session for session, _ in found])
         self.skipped = len(bad)
         if bad:
             log.error("%d session(s) could not be read and were set aside: %s", len(bad), "; ".join(bad[:3]))
         return found
+
+    def _read_words(self, sessions: Sequence[Session]) -> None:
+        """The transcripts of those used last, as far as there is room for them in memory; the others leave
+        the disk, or the next start would find still more of them."""
+        left = self._most_words
+        names = [session.key.encode() for session in sorted(sessions, key=lambda one: -one.used)]
+        for place, session in enumerate(sorted(sessions, key=lambda one: -one.used)):
+            raw = self._store.words(names[place])
+            left -= len(raw)
+            if left < 0:
+                self._put(*(Delete(Table.WORDS, name) for name in names[place:]), lasting=True)
+                break
+            words = read_transcript(raw, session.key, len(session.chain)) if raw else None
+            if words is not None:
+                self.transcripts.append(words)
+        self.transcripts.reverse()  # the longest unused first, as they are to go
 
     def _read(self, key: bytes, stored: Stored) -> tuple[Session, float | None]:
         if stored.damaged or stored.head is None:

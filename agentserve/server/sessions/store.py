@@ -111,18 +111,31 @@ class SessionStore:
             self.close()
             raise
 
-    def read(self) -> dict[bytes, Stored]:
-        """Everything, by session. StorageError."""
+    def read(self, *, words: bool = True) -> dict[bytes, Stored]:
+        """Everything, by session; transcripts only with `words`. StorageError."""
         found: dict[bytes, Stored] = {}
         try:
             with self._env.begin() as txn:
                 for table in OF_SESSIONS:
                     with txn.cursor(self._tables[table]) as cursor:
+                        if table is Table.WORDS and not words:
+                            for name in cursor.iternext(keys=True, values=False):
+                                found.setdefault(name, Stored())
+                            continue
                         for name, sealed in cursor:
                             _file(found, table, name, sealed)
         except lmdb.Error as error:
             raise StorageError(f"{self._folder}: {one_line(error)}") from error
         return found
+
+    def words(self, session: bytes) -> bytes:
+        """A session's transcript; empty where there is none that can be believed. StorageError."""
+        try:
+            with self._env.begin() as txn:
+                sealed = txn.get(session, db=self._tables[Table.WORDS])
+        except lmdb.Error as error:
+            raise StorageError(f"{self._folder}: {one_line(error)}") from error
+        return b"" if sealed is None else unsealed(Table.WORDS, session, sealed) or b""
 
     def write(self, changes: Sequence[Change]) -> None:
         """All of it, in order and synced, or nothing: StorageError."""

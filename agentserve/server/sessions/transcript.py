@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 
 import msgspec
@@ -19,6 +19,8 @@ from agentserve.server.text_port import JsonObject
 from agentserve.text.conversation import parse_message
 from agentserve.types import SessionId
 
+MOST_BYTES = 256 << 20  # of all transcripts, in memory and on disk
+SHARE = 8  # of that, the sessions that one request begins take no more beyond its first
 OVERHEAD_BYTES = 1024  # of a transcript besides its texts
 MOST_ANSWERS = 4096  # per session; older results are no longer known as repeats, their calls as answered
 INHERITED = 0  # the number under which a fork knows the history it began with
@@ -105,8 +107,9 @@ def result_digest(content: object) -> bytes:
 class Transcripts:
     """All sessions' transcripts; the longest unused go first when `max_bytes` are full."""
 
-    def __init__(self, max_bytes: int = 256 << 20) -> None:
+    def __init__(self, max_bytes: int = MOST_BYTES) -> None:
         self._max_bytes = max_bytes
+        self.on_drop: Callable[[SessionId], None] = lambda key: None  # of one there was no room for
         self._kept: OrderedDict[SessionId, Transcript] = OrderedDict()
         self._bytes = 0
 
@@ -116,6 +119,12 @@ class Transcripts:
     @property
     def size_bytes(self) -> int:
         return self._bytes
+
+    def siblings(self, told: Told) -> int:
+        """Of how many sessions that one request begins the words are kept, besides the first's: they are the
+        same words, and the others can be told them again."""
+        cost = OVERHEAD_BYTES + len(told.messages) + len(told.settings)
+        return self._max_bytes // SHARE // cost
 
     def get(self, key: SessionId) -> Transcript | None:
         return self._kept.get(key)
@@ -188,11 +197,14 @@ class Transcripts:
         self.forget(transcript.session)
         cost = transcript.cost
         if cost > self._max_bytes:
+            self.on_drop(transcript.session)
             return
         self._kept[transcript.session] = transcript
         self._bytes += cost
         while self._bytes > self._max_bytes:
-            self.forget(next(iter(self._kept)))
+            oldest = next(iter(self._kept))
+            self.forget(oldest)
+            self.on_drop(oldest)
 
 
 def read_transcript(data: bytes, key: SessionId, messages: int) -> Transcript | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.responses.schemas import ResponsesRequest, TextFormat
-from agentserve.server.http.responses.thoughts import unpacked
+from agentserve.server.http.responses.thoughts import Room, unpacked
 from agentserve.server.http.responses.tools import Toolbox, flat_name
 from agentserve.server.http.schemas import ChatRequest, JsonSchemaFormat, NamedChoice, ResponseFormat
 from agentserve.server.limits import INT64_MAX
@@ -39,12 +39,15 @@ class _Said:
         return message
 
 
-def messages_of(runs: Sequence[Sequence[JsonObject]]) -> tuple[list[JsonObject], list[int]]:
+def messages_of(
+    runs: Sequence[Sequence[JsonObject]], room: Room | None = None
+) -> tuple[list[JsonObject], list[int]]:
     """The chat messages of items, and for each the place of its first item, counted over all runs.
 
     A run is one response's input, or its output: what is said in two of them is never one message.
+    `room`: for the reasoning that is packed in them.
     """
-    reader = _Reader()
+    reader = _Reader(room)
     place = 0
     for run in runs:
         for item in run:
@@ -73,9 +76,10 @@ def _behind_their_calls(
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, room: Room | None) -> None:
         self.messages: list[JsonObject] = []
         self.places: list[int] = []
+        self._room = room
         self._said = _Said()
         self._since = 0
 
@@ -110,7 +114,7 @@ class _Reader:
         if item["type"] == "message":
             said.texts.append("".join(_part_text(part) for part in item["content"]))
         elif item["type"] == "reasoning":
-            said.thoughts += _thoughts(item)
+            said.thoughts += _thoughts(item, self._room)
         else:
             said.calls.append(_call(item))
 
@@ -143,11 +147,11 @@ def _part_text(part: JsonObject) -> str:
     return text
 
 
-def _thoughts(item: JsonObject) -> list[str]:
+def _thoughts(item: JsonObject, room: Room | None) -> list[str]:
     """What was thought, else what was packed of it; summaries are not what the model wrote."""
     if item.get("content"):
         return [part["text"] for part in item["content"]]
-    text = unpacked(item.get("encrypted_content") or "")
+    text = unpacked(item.get("encrypted_content") or "", room)
     return [] if text is None else [text]
 
 

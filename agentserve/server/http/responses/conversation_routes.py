@@ -13,7 +13,8 @@ from agentserve.server.http.responses.conversations import Conversation, shown
 from agentserve.server.http.responses.desk import new_id
 from agentserve.server.http.responses.items import Reference, read_input
 from agentserve.server.http.responses.lists import Wanted, page, wanted
-from agentserve.server.http.responses.plan import check_metadata, not_found, twice
+from agentserve.server.http.responses.plan import check_metadata
+from agentserve.server.http.responses.references import not_found, twice
 from agentserve.server.http.responses.schemas import ConversationRequest, ItemsRequest
 from agentserve.server.http.schemas import Body, decode
 from agentserve.server.sessions.book import booked

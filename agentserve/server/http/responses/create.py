@@ -26,6 +26,7 @@ from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sse import DONE, KEEP_ALIVE, StreamForm, unless_gone
 from agentserve.server.http.streaming import open_stream
+from agentserve.server.sessions.transcript import write_json
 from agentserve.server.text_port import JsonObject
 from agentserve.server.webhooks.payloads import RESPONSE_EVENTS
 
@@ -92,10 +93,25 @@ async def _body(context: ServerContext, request: Request) -> ResponsesRequest:
 async def _job(context: ServerContext, request: Request, plan: Plan) -> Job:
     if plan.keeps:
         context.check_stored(plan.claim.tenant)
+        await context.off_loop(_check_size, plan, context.responses.shelf.largest)
         await context.responses.ready()
     if plan.body.prewarm:
         return await warming_job(context, request, plan.fields)
     return await turn_job(context, request, plan.fields, shorten=plan.body.truncation == "auto")
+
+
+def _check_size(plan: Plan, most: int) -> None:
+    """Refuse what is too much to be kept before anything is computed for it."""
+    if not plan.body.stored:
+        return
+    size = len(write_json(plan.items)) + len(write_json([plan.body.instructions, plan.body.tools]))
+    if size > most:
+        raise ApiError(
+            f"store: the response begins with {size} bytes, and one that is kept may begin with {most}",
+            status=413,
+            param="store",
+            code="response_too_large",
+        )
 
 
 async def _whole(making: Making) -> JsonObject:

@@ -56,6 +56,7 @@ class Fold:
         self._open: JsonObject | None = None  # the last item, while it grows
         self._pieces: list[str] = []  # of its text
         self._probs: list[JsonObject] = []  # of its tokens
+        self._broken = False  # it is a call that is not to be run
         self._reasoning = 0  # tokens
 
     # --- the response ----------------------------------------------------------------
@@ -96,9 +97,11 @@ class Fold:
         events: list[JsonObject] = []
         if self._open is None and not self._output and not cut:
             events += self._say("", ())
-        broken = bool(outcome.calls) and not outcome.calls[-1].complete
-        whole_call = self._open is not None and self._open["type"] == "function_call" and not broken
-        events += self._close("incomplete" if (cut and not whole_call) or broken else "completed")
+        broken = any(not call.complete for call in outcome.calls)
+        partial = cut
+        if self._open is not None and self._open["type"] == "function_call":
+            partial = not outcome.calls[-1].complete
+        events += self._close("incomplete" if partial else "completed")
         self.response["usage"] = usage(
             outcome.usage, generated=outcome.usage.generated, reasoning=self._reasoning
         )
@@ -217,13 +220,14 @@ class Fold:
             if call.arguments:
                 self._pieces.append(call.arguments)
                 events.append(self._of_item("response.function_call_arguments.delta", delta=call.arguments))
+            self._broken = call.broken
         return events
 
     def _begin(self, item: JsonObject) -> list[JsonObject]:
-        events = self._close("completed")
+        events = self._close("incomplete" if self._broken else "completed")
         self._output.append(item)
         self._open = item
-        self._pieces, self._probs = [], []
+        self._pieces, self._probs, self._broken = [], [], False
         events.append(
             self._event("response.output_item.added", output_index=len(self._output) - 1, item=_copy(item))
         )

@@ -12,7 +12,7 @@ from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.responses.events import event_frame
 from agentserve.server.http.responses.live import Live
-from agentserve.server.http.responses.plan import not_found
+from agentserve.server.http.responses.references import not_found
 from agentserve.server.http.responses.replay import replayed
 from agentserve.server.http.responses.shelf import Kept
 from agentserve.server.http.sse import DONE, KEEP_ALIVE, StreamForm

@@ -15,13 +15,16 @@ from agentserve.server.http.ahead_of_turn import warming
 from agentserve.server.http.chat_request import prepare
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.schemas import ChatRequest
+from agentserve.server.limits import utf8_bytes
 from agentserve.server.sessions.advice import settle
 from agentserve.server.sessions.session_record import Lease
 from agentserve.server.sessions.turns import TurnSpec
-from agentserve.server.text_port import JsonObject
+from agentserve.server.text_port import JsonObject, Tokenizer
 
 TOO_LONG = "context_length_exceeded"
 _SHARE = 4  # of the history is left out at a time
+_OPENING = ("system", "developer")
+_MERGED = 2  # tokens that a text may lose to those beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,10 @@ class Job:
 async def turn_job(context: ServerContext, request: Request, fields: ChatRequest, *, shorten: bool) -> Job:
     """The session's next turn, leased. `shorten`: a history that is too long loses its beginning.
 
-    It loses a quarter at a time, so that turns which follow each other lose the same.
+    It loses a quarter at a time, so that turns which follow each other lose the same. What cannot fit by the
+    count of its texts' tokens is not tried.
     """
+    counted = False
     while True:
         try:
             job = await prepare(context, request, fields)
@@ -46,6 +51,10 @@ async def turn_job(context: ServerContext, request: Request, fields: ChatRequest
             shorter = shortened(fields.messages) if shorten and error.code == TOO_LONG else None
             if shorter is None:
                 raise
+            if not counted:
+                counted = True
+                most = context.facts.max_model_len
+                shorter = await context.off_loop(may_fit, shorter, context.tokenizer, most)
             fields = replace(fields, messages=shorter)
             continue
         unheard = partial(_unheard, context, job.seats[0].lease)
@@ -70,9 +79,44 @@ def shortened(messages: list[JsonObject]) -> list[JsonObject] | None:
     """Without the oldest quarter of what follows the system's messages: at least up to the next user's.
     None where nothing can go."""
     start = next(
-        (i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")),
+        (i for i, message in enumerate(messages) if message["role"] not in _OPENING),
         len(messages),
     )
     least = start + max(1, (len(messages) - start) // _SHARE)
     kept = next((i for i in range(least, len(messages)) if messages[i]["role"] == "user"), None)
     return None if kept is None else messages[:start] + messages[kept:]
+
+
+def may_fit(messages: list[JsonObject], tokenizer: Tokenizer, most: int) -> list[JsonObject]:
+    """The first of these and what `shortened` makes of them, again and again, whose texts alone do not have
+    `most` tokens; the last where all have."""
+    longest = max(map(len, tokenizer.token_bytes), default=1)
+    start = next((i for i, one in enumerate(messages) if one["role"] not in _OPENING), len(messages))
+    left = most - sum(_least(one, tokenizer, longest, most) for one in messages[:start])
+    rest = 0  # messages at the end that may fit
+    for message in reversed(messages[start:]):
+        left -= _least(message, tokenizer, longest, most)
+        if left <= 0:
+            break
+        rest += 1
+    while len(messages) - start > rest and (shorter := shortened(messages)) is not None:
+        messages = shorter
+    return messages
+
+
+def _least(message: JsonObject, tokenizer: Tokenizer, longest: int, most: int) -> int:
+    """Tokens that a message takes at least, however its template shows it; `most` is as good as more."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    found = 0
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            continue
+        if message["role"] == "assistant":
+            text = text.rpartition("</think>")[2]  # what was thought before may be left out
+        text = text.strip()
+        if utf8_bytes(text) >= most * longest:
+            return most
+        found += max(0, len(tokenizer.encode(text)) - _MERGED)
+    return found

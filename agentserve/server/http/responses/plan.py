@@ -12,9 +12,11 @@ from agentserve.server.http.context import ServerContext
 from agentserve.server.http.responses.asked import chat_request, messages_of
 from agentserve.server.http.responses.conversations import Conversation, Entry, shown
 from agentserve.server.http.responses.desk import Desk, new_id
-from agentserve.server.http.responses.items import Given, Reference, read_input
+from agentserve.server.http.responses.items import read_input
+from agentserve.server.http.responses.references import not_found, resolved
 from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.responses.shelf import Kept
+from agentserve.server.http.responses.thoughts import Room
 from agentserve.server.http.responses.tools import Toolbox, read_choice, read_tools
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.tool_choice import NOT_OFFERED, not_offered
@@ -157,17 +159,20 @@ async def _read(context: ServerContext, body: ResponsesRequest, claim: Claim) ->
     desk, limits = context.responses, context.options.limits
     box = read_tools(body.tools)
     choice = read_choice(body.tool_choice, box)
-    given = read_input(body.input, new_id, most=limits.messages)
+    given = await context.off_loop(read_input, body.input, new_id, most=limits.messages)
     for kind in sorted({*box.skipped, *given.skipped}):
         log.warning("responses: tools and items of type %r are skipped", kind)
     conversation = claim.conversation
     if conversation is not None:
         earlier = [await context.off_loop(shown, conversation.entries())]
     else:
+        _check_size(claim.chain, limits.history_bytes)
         earlier = await context.off_loop(runs_of, claim.chain, conversations_of(desk, claim.chain))
     known = {item["id"] for run in earlier for item in run}
-    items, places = _resolved(desk, claim.tenant, given, known, once=conversation is not None)
-    messages, where = _messages(context, claim.tenant, body, [*earlier, items], places)
+    room = Room(limits.expanded_bytes)
+    once = conversation is not None
+    items, places = await resolved(context, claim.tenant, given, known, room, once=once)
+    messages, where = await _messages(context, claim.tenant, body, [*earlier, items], places, room=room)
     last = claim.session
     alive = last is not None and context.directory.get(claim.tenant, last) is not None
     fields = chat_request(body, box, choice, messages, last if alive else None)
@@ -212,10 +217,6 @@ def conversation_id(given: str | JsonObject) -> str:
     return id_
 
 
-def not_found(what: str, id_: str, param: str | None = None, code: str | None = None) -> ApiError:
-    return ApiError(f"{what} {id_[:80]!r} was not found.", status=404, param=param, code=code)
-
-
 def _chain(desk: Desk, tenant: str, id_: str) -> list[Kept]:
     chain = desk.shelf.chain(id_)
     if chain is None or chain[-1].tenant != tenant:
@@ -230,6 +231,16 @@ def _chain(desk: Desk, tenant: str, id_: str) -> list[Kept]:
             headers=SOON,
         )
     return chain
+
+
+def _check_size(chain: Sequence[Kept], most: int) -> None:
+    if sum(kept.cost for kept in chain) > most:
+        raise ApiError(
+            f"previous_response_id: the history has more than {most} bytes",
+            status=413,
+            param="previous_response_id",
+            code="history_too_large",
+        )
 
 
 def _conversation(desk: Desk, tenant: str, id_: str) -> Conversation:
@@ -260,48 +271,16 @@ def runs_of(chain: Sequence[Kept], conversations: Mapping[str, Sequence[Entry]])
     return runs
 
 
-def twice(place: str, id_: str) -> ApiError:
-    """An item's id is its own within a conversation."""
-    return ApiError(f"{place}.id: {id_[:80]!r} is in it already", param=f"{place}.id", code="duplicate_item")
-
-
-def _resolved(
-    desk: Desk, tenant: str, given: Given, known: set[str], *, once: bool
-) -> tuple[list[JsonObject], list[str]]:
-    """The request's own items, references looked up; one to what the history has anyway says nothing.
-    `once`: no item may be there twice."""
-    items: list[JsonObject] = []
-    places: list[str] = []
-    looked: dict[str, dict[str, JsonObject]] = {}  # items of responses that were read for this
-    for item, place in zip(given.items, given.places, strict=True):
-        if not isinstance(item, Reference):
-            if once and item["id"] in known:
-                raise twice(place, item["id"])
-            items.append(item)
-        elif item.id in known:
-            continue
-        else:
-            owner = desk.shelf.owner(tenant, item.id)
-            if owner is None:
-                raise not_found(f"{place}: item", item.id, place, "item_not_found")
-            if owner.id not in looked:
-                theirs = [*owner.own_items(), *owner.output()]
-                looked[owner.id] = {one["id"]: one for one in theirs}
-            items.append(looked[owner.id][item.id])
-        if once:
-            known.add(items[-1]["id"])
-        places.append(place)
-    return items, places
-
-
-def _messages(
+async def _messages(
     context: ServerContext,
     tenant: str,
     body: ResponsesRequest,
     runs: list[list[JsonObject]],
     places: list[str],
+    *,
+    room: Room,
 ) -> tuple[list[JsonObject], tuple[str | None, ...]]:
-    messages, firsts = messages_of(runs)
+    messages, firsts = await context.off_loop(messages_of, runs, room)
     earlier = sum(map(len, runs[:-1]))
     where: list[str | None] = [None if first < earlier else places[first - earlier] for first in firsts]
     if body.instructions:

@@ -10,7 +10,8 @@ from agentserve.server.http import query
 from agentserve.server.http.context import context_of
 from agentserve.server.http.responses.following import NO_HEADERS, follow, found
 from agentserve.server.http.responses.lists import page, wanted
-from agentserve.server.http.responses.plan import conversations_of, not_found, runs_of
+from agentserve.server.http.responses.plan import conversations_of, runs_of
+from agentserve.server.http.responses.references import not_found
 from agentserve.server.sessions.book import booked
 from agentserve.server.text_port import JsonObject
 

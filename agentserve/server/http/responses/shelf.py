@@ -20,6 +20,8 @@ from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.text_port import JsonObject
 
 OVERHEAD_BYTES = 512
+LARGEST_SHARE = 8  # of all there is room for, one response begins with no more
+_SMALL = 1 << 20  # bytes that it may have on any shelf
 _ITEM_BYTES = 200
 
 
@@ -111,6 +113,11 @@ class Shelf:
     @property
     def size_bytes(self) -> int:
         return self._bytes
+
+    @property
+    def largest(self) -> int:
+        """Bytes that a response may have before anything is computed for it: it is not to push out all."""
+        return max(self._max_bytes // LARGEST_SHARE, _SMALL)
 
     def bytes_of(self, tenant: str) -> int:
         return self._of[tenant]
