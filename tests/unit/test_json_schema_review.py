@@ -5,9 +5,12 @@ import json
 import pytest
 
 from tests.schema_rig import validator
+from tools_bridge.grammar import ToolChoice, reply_grammar
 from tools_bridge.json_schema import exact_schema, pruning
 from tools_bridge.json_schema.patterns import read_pattern
+from tools_bridge.registry import reply_form
 from tools_bridge.schemas import GrammarError
+from tools_bridge.types import ToolSpec
 
 OBJECT = {"type": "object"}
 
@@ -234,3 +237,16 @@ def test_patterns_made_to_be_slow_come_to_an_end():
     schema = {"enum": ["a" * 4000 + "b" + str(n) for n in range(100)], "pattern": "^(a*b?a*)*(a|aa)*$"}
     with pytest.raises(GrammarError, match=r"^schema: a pattern takes too long"):
         exact(schema)
+
+
+@pytest.mark.parametrize(
+    "part", [{"format": "uri"}, {"format": "email"}, {"pattern": "^([a-z]{0,60}x){0,3}$"}]
+)
+def test_gemma_has_no_large_patterns(part):
+    schema = {**OBJECT, "properties": {"a": {"type": "string", **part}}, "required": ["a"]}
+    syntax = reply_form("", "gemma4").syntax
+    with pytest.raises(GrammarError, match=r"^tools\.f\.parameters: a pattern or format of more than 160"):
+        reply_grammar([ToolSpec("f", schema, strict=True)], ToolChoice("required"), syntax=syntax)
+    made = reply_grammar([ToolSpec("f", schema)], ToolChoice("required"), syntax=syntax)
+    assert '"required":["a"]' in made.text
+    assert "pattern" not in made.text

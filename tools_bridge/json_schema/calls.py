@@ -11,7 +11,8 @@ from typing import Any
 from tools_bridge.json_schema.chars import Ranges
 from tools_bridge.json_schema.dialect import Part
 from tools_bridge.json_schema.facts import canonical
-from tools_bridge.json_schema.patterns import ANY, Pattern, Repeat, read_pattern
+from tools_bridge.json_schema.pattern_tree import ANY, Repeat
+from tools_bridge.json_schema.patterns import Pattern, read_pattern
 from tools_bridge.json_schema.pruning import REFERENCE
 from tools_bridge.schemas import GrammarError
 
@@ -28,6 +29,7 @@ MARKS: dict[str, tuple[str, ...]] = {
 }
 """What no string of a call may have in it, by style: parsers take it for the end of a value."""
 
+MAX_GEMMA_PATTERN = 160  # characters: xgrammar makes automata of patterns there, which grow with the square
 MAX_TEXT, MAX_GEMMA_TEXT = 256, 64  # characters of a text whose length is held by a pattern
 TAG: Ranges = ((60, 60),)  # every mark that ends a value begins with <
 _NAME = re.compile(r"[^\s<>\"&\x00-\x1f]([^<>\"&\x00-\x1f]*[^\s<>\"&\x00-\x1f])?")
@@ -116,6 +118,8 @@ class _Form:
     def _pattern(self, part: Part, where: str, apart: Ranges) -> Part:
         if "pattern" in part:
             pattern = read_pattern(f"^({part['pattern']})$", where, ours=True)
+            if self._style == "gemma" and pattern.size > MAX_GEMMA_PATTERN:
+                raise self._no(f"a pattern or format of more than {MAX_GEMMA_PATTERN} characters", where)
         elif "minLength" in part or "maxLength" in part:
             least, most = part.get("minLength", 0), part.get("maxLength")
             assert isinstance(least, int)

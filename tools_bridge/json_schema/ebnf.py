@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 
 from tools_bridge.json_schema.chars import Ranges, outside
-from tools_bridge.json_schema.patterns import Chars, Either, Node, Repeat, Row, read_pattern
+from tools_bridge.json_schema.pattern_tree import Chars, Either, Node, Repeat, Row
+from tools_bridge.json_schema.patterns import read_pattern
 from tools_bridge.schemas import GrammarError
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')  # a text, or a class of characters

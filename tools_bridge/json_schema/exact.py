@@ -19,7 +19,8 @@ from tools_bridge.json_schema import formats
 from tools_bridge.json_schema.dialect import Part, Schema, is_part, refused
 from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Bound, Facts, Number, both, type_of
 from tools_bridge.json_schema.flat import Flattener
-from tools_bridge.json_schema.patterns import ANY, Pattern, Repeat, read_pattern
+from tools_bridge.json_schema.pattern_tree import ANY, Repeat
+from tools_bridge.json_schema.patterns import Pattern, read_pattern
 from tools_bridge.json_schema.pruning import NEVER, pruned
 from tools_bridge.json_schema.references import References
 from tools_bridge.json_schema.values import Judge

@@ -10,7 +10,8 @@ from tools_bridge.json_schema import formats
 from tools_bridge.json_schema.dialect import Schema, refused
 from tools_bridge.json_schema.facts import Contains, Facts, canonical, type_of
 from tools_bridge.json_schema.flat import Flattener
-from tools_bridge.json_schema.patterns import Pattern, Work, read_pattern
+from tools_bridge.json_schema.pattern_tree import Work
+from tools_bridge.json_schema.patterns import Pattern, read_pattern
 from tools_bridge.schemas import GrammarError
 
 MOST_STEPS = 20_000  # values times what is said of them
