@@ -141,3 +141,12 @@ def test_what_a_client_lists_is_not_mended():
     assert taken("json", both, '["\U000f0000","a"]', '["\U000f0002"]') == [True, False]
     keyword = {"type": "object", "properties": {"pattern": {"enum": [{"pattern": "a"}]}}}
     assert taken("json", keyword, '{"pattern":{"pattern":"a"}}') == [True]
+
+
+@pytest.mark.parametrize("style", [style for style in STYLES if style != "gemma"])
+def test_no_other_name_spells_a_known_one(style):
+    known = {"kind": {"type": "integer"}}
+    part = {"type": "object", "properties": known, "additionalProperties": {"type": "string"}}
+    assert taken(style, part, '{"kind":1,"kin":"x","kinds":"y"}', '{"<":"x"}', '{"":"x"}') == [True] * 3
+    bad = ['{"kind":"x"}', r'{"\u006bind":"x"}', r'{"kin\u0064":"x"}', r'{"ki\u006ed":"x"}']
+    assert taken(style, part, *bad) == [False] * 4

@@ -24,8 +24,8 @@ from tools_bridge.schemas import GrammarError
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')  # a text, or a class of characters
 _NAMED = re.compile(r'^(\S+) ::= |"\\"" (\S+) "\\""|("\\U[0-9a-f]{8}")', re.MULTILINE)
 _PLACES = 0xF0000  # where characters begin that mean nothing
-_ADDITIONAL = re.compile(r"^(\S*_addl_key_\d+ ::= .*)$", re.MULTILINE)
-_ANY_ESCAPE = r' | ("\\" basic_escape basic_string_sub)'
+_ADDITIONAL = re.compile(r"^\S*_addl_key_\S+ ::= .*$", re.MULTILINE)
+_ANY_ESCAPE = re.compile(r' \| \("\\\\" (?:basic_escape basic_string_sub|\S+_addl_key_exclude_\d+)\)')
 _BOUNDED_CHAR, _JSON_CHAR = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\\r\n\ud800-\udfff]"
 _VALUE = re.compile(
     r"whitespace_\d+\{0, \d+\} (\S*_prop_\d+) whitespace_\d+\{0, \d+\}"
@@ -159,7 +159,7 @@ def _char(code: int) -> str:
 
 
 MENDS: Mapping[str, Callable[[str], str]] = {
-    "names": lambda rules: _ADDITIONAL.sub(lambda line: line[1].replace(_ANY_ESCAPE, ""), rules),
+    "names": lambda rules: _ADDITIONAL.sub(lambda line: _ANY_ESCAPE.sub("", line[0]), rules),
     "values": lambda rules: _VALUE.sub(_bare, rules),
     "exponents": lambda rules: _EXPONENT.sub(r"\1{1, 2}\2", rules),
     "characters": lambda rules: _TOKEN.sub(
