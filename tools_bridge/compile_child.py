@@ -66,6 +66,8 @@ class _Compiler:
             text = self._vocabulary.seal(grammar)
         except GrammarError as error:
             return "", str(error)
+        except RecursionError:
+            return "", "the schema is nested too deeply"
         except MemoryError:
             return "", TOO_MUCH_MEMORY
         except Exception as error:  # xgrammar raises bare RuntimeErrors

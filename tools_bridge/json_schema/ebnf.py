@@ -71,7 +71,7 @@ class _Patterns:
             return [self.out_of(value) for value in form]
         if not isinstance(form, dict):
             return form
-        if form.get("type") == "json_schema" and "json_schema" in form:
+        if "json_schema" in form:
             return {**form, "json_schema": self._schema(form["json_schema"])}
         return {key: self.out_of(value) for key, value in form.items()}
 
