@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from tools_bridge.compile_messages import MAX_COMPILED_CHARS, Job, Made, Vocabulary, receive, send
-from tools_bridge.json_schema.ebnf import mended
+from tools_bridge.json_schema.ebnf import rules_of
 from tools_bridge.schemas import GrammarError
 from tools_bridge.vocabulary import GrammarVocabulary
 
@@ -66,6 +66,8 @@ class _Compiler:
             text = self._vocabulary.seal(grammar)
         except GrammarError as error:
             return "", str(error)
+        except RecursionError:
+            return "", "the schema is nested too deeply"
         except MemoryError:
             return "", TOO_MUCH_MEMORY
         except Exception as error:  # xgrammar raises bare RuntimeErrors
@@ -81,7 +83,7 @@ class _Compiler:
 
         if '"json_schema"' not in source:
             return self._compiler.compile_structural_tag(source)
-        rules = mended(str(xgrammar.Grammar.from_structural_tag(source)))
+        rules = rules_of(source, lambda tag: str(xgrammar.Grammar.from_structural_tag(tag)))
         return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(rules))
 
     def _check_beginning(self, grammar: xgrammar.CompiledGrammar) -> None:

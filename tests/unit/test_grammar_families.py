@@ -11,6 +11,7 @@ from tests.grammar_rig import BYTES, EOS, VOCAB, compiler_of_bytes
 from tests.reply_rig import read
 from tests.unit.test_reply_parsers import WRITERS
 from tools_bridge.grammar import GrammarError, ResponseFormat, ToolChoice, reply_grammar
+from tools_bridge.json_schema import MARKS
 from tools_bridge.registry import FAMILIES, reply_form
 from tools_bridge.types import ToolSpec
 
@@ -213,3 +214,29 @@ def test_a_string_of_a_bounded_length_is_json_too(store, lengths):
     assert not takes(store(source), '{"a": "x\ty"}')
     assert not takes(store(source), '{"a": "x\x01y"}')
     assert takes(store(source), '{"a": ""}') == ("minLength" not in lengths)
+
+
+IN_XML = [name for name in NAMES if reply_form("", name).syntax.calls.style in MARKS and "gemma" not in name]
+
+
+@pytest.mark.parametrize("name", IN_XML)
+def test_names_that_match_a_pattern_have_no_mark_in_them(store, name):
+    said = {"type": "object", "patternProperties": {"^x": {"type": "integer"}}}
+    parameters = {"type": "object", "properties": {"c": said}, "required": ["c"]}
+    tool, form = ToolSpec("f", parameters, strict=True), reply_form("", name)
+    source = reply_grammar([tool], ToolChoice("required"), syntax=form.syntax)
+    assert takes(store(source), written(name, "f", {"c": {"xyz": 1}}))
+    for mark in MARKS[form.syntax.calls.style]:
+        assert not takes(store(source), written(name, "f", {"c": {f"x{mark}": 1}}))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "gemma" not in name])
+def test_what_no_parser_takes_for_a_value_is_not_written(store, name):
+    """Numbers that are infinity, and halves of characters."""
+    parts = {"a": {"type": "array", "items": {"type": "string"}}, "n": {"type": "number"}}
+    tool = ToolSpec("f", {"type": "object", "properties": parts, "required": ["a", "n"]}, strict=True)
+    source = reply_grammar([tool], ToolChoice("required"), syntax=reply_form("", name).syntax)
+    text = written(name, "f", {"a": ["here"], "n": 77})
+    assert takes(store(source), text.replace("here", r"\ud83d\ude00").replace("77", "1e99"))
+    assert not takes(store(source), text.replace("77", "1e999"))
+    assert not takes(store(source), text.replace("here", r"\ud83d"))

@@ -1,5 +1,6 @@
 """Compiling in child processes: a schema that costs too much costs its child, and nobody else notices."""
 
+import json
 import os
 import signal
 import subprocess
@@ -59,11 +60,15 @@ def test_a_late_child_is_killed_and_replaced():
 def test_a_crash_is_the_end_of_one_schema_only():
     compiler = compiler_of_bytes(timeout=60, processes=1)
     assert compiler.compile(PLAIN)
-    # Past the checks of the schemas: xgrammar recurses into groups until its stack is used up.
+    # Past the checks of patterns: xgrammar recurses into groups until its stack is used up.
     pattern = "(" * 100_000 + "a" + ")" * 100_000
-    deep = PLAIN.text.replace('{"type":"integer"}', f'{{"type":"string","pattern":"{pattern}"}}')
+    form = {"type": "grammar", "grammar": f'root ::= Regex("{pattern}")'}
+    deep = json.dumps({"type": "structural_tag", "format": form})
     with pytest.raises(GrammarError, match="nested too deeply"):
         compiler.compile(GrammarSource(deep))
+    schema = PLAIN.text.replace('{"type":"integer"}', f'{{"type":"string","pattern":"{pattern}"}}')
+    with pytest.raises(GrammarError, match="nested too deeply"):
+        compiler.compile(GrammarSource(schema))
     assert compiler.compile(source({"type": "null"}))
     compiler.close()
 

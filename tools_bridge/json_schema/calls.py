@@ -180,7 +180,7 @@ class _Form:
                 found[key] = [self._within(item) for item in _list(value)]
             elif key in ("properties", "patternProperties") and isinstance(value, dict):
                 self._check_names(key, value)
-                found[key] = {name: self._within(item) for name, item in value.items()}
+                found[key] = {self._name(key, name): self._within(item) for name, item in value.items()}
             elif isinstance(value, dict):
                 found[key] = self._within(value)
             else:
@@ -193,6 +193,12 @@ class _Form:
         elif found.get("type") == "string":
             return self._pattern(found, self._where, TAG)
         return found
+
+    def _name(self, key: str, name: str) -> str:
+        """A pattern's names have no marks either."""
+        if key == "properties":
+            return name
+        return str(self._pattern({"pattern": name}, self._where, TAG)["pattern"])
 
     def _check_names(self, key: str, named: Part) -> None:
         if self._style != "gemma":
