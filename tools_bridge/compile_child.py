@@ -1,6 +1,7 @@
-"""The process that compiles grammars. It may be killed, run out of memory or overflow its stack at any time.
+"""The process that makes and compiles grammars. It may be killed, run out of memory or overflow its stack at any time.
 
-xgrammar bounds neither time, memory nor recursion on what clients send, so nothing else compiles.
+Neither rewriting a schema nor xgrammar has a bound of time or memory on what clients send, so nothing else
+does them.
 Started by `CompileProcess`; ends when its input does.
 """
 
@@ -15,8 +16,18 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from tools_bridge.compile_messages import MAX_COMPILED_CHARS, Job, Made, Vocabulary, receive, send
+from tools_bridge.compile_messages import (
+    MAX_COMPILED_CHARS,
+    MAX_SOURCE_CHARS,
+    Job,
+    Made,
+    Vocabulary,
+    receive,
+    send,
+)
 from tools_bridge.json_schema.ebnf import mended
+from tools_bridge.probe import check_speed
+from tools_bridge.reply_request import source_of
 from tools_bridge.schemas import GrammarError
 from tools_bridge.vocabulary import GrammarVocabulary
 
@@ -42,7 +53,7 @@ def main() -> None:
     while (job := receive(jobs, Job)) is not None:
         # The default action of SIGALRM ends the process, also in the middle of native code.
         signal.setitimer(signal.ITIMER_REAL, job.seconds)
-        text, refusal = compiler.compile(job.source)
+        text, refusal = compiler.make(job)
         signal.setitimer(signal.ITIMER_REAL, 0)
         # Memory that malloc keeps counts against the limit; the next schema must not pay for it.
         last = refusal == TOO_MUCH_MEMORY or (limit is not None and _address_space() > limit)
@@ -58,16 +69,22 @@ class _Compiler:
         self._vocabulary = GrammarVocabulary(wanted.token_bytes, wanted.vocab_size, wanted.stop_token_ids)
         self._compiler = xgrammar.GrammarCompiler(self._vocabulary.info, max_threads=1, cache_enabled=False)
 
-    def compile(self, source: str) -> tuple[str, str]:
-        """(compiled grammar, "") or ("", why there is none)."""
+    def make(self, job: Job) -> tuple[str, str]:
+        """(compiled grammar, "") or ("", why there is none); ("", "") where any text will do."""
         try:
+            source = job.source or _rewritten(job.request)
+            if not source:
+                return "", ""
             grammar = self._compiled(source)
             self._check_beginning(grammar)
+            check_speed(grammar)
             text = self._vocabulary.seal(grammar)
         except GrammarError as error:
             return "", str(error)
         except MemoryError:
             return "", TOO_MUCH_MEMORY
+        except RecursionError:
+            return "", "the schema cannot be compiled: it is nested too deeply"
         except Exception as error:  # xgrammar raises bare RuntimeErrors
             if "bad_alloc" in str(error):
                 return "", TOO_MUCH_MEMORY
@@ -92,6 +109,18 @@ class _Compiler:
         # False: every token is allowed, and the mask was left alone.
         if matcher.fill_next_token_bitmask(mask, 0) and not mask.any():
             raise GrammarError("the schema cannot be met: no text can even begin to match it")
+
+
+def _rewritten(request: bytes) -> str:
+    """The source's text; "" where any text will do."""
+    source = source_of(request)
+    if source is None:
+        return ""
+    if len(source.text) > MAX_SOURCE_CHARS:
+        raise GrammarError(
+            f"the tools and schemas are {len(source.text)} characters long, more than {MAX_SOURCE_CHARS}"
+        )
+    return source.text
 
 
 def _pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from tools_bridge.compile_messages import Job, Made, receive, send, send_encoded
+from tools_bridge.grammar import GrammarSource
+from tools_bridge.reply_request import GrammarRequest
 from tools_bridge.schemas import GrammarError
 
 COMMAND = (sys.executable, "-P", "-m", "tools_bridge.compile_child")
@@ -19,6 +21,10 @@ ORPHAN_SECONDS = 5.0  # longer than the deadline a child runs whose parent is go
 
 class CompilerUnavailable(RuntimeError):
     """No compiler is free, or none starts: not the schema's fault."""
+
+
+class TooSlow(GrammarError):
+    """It was given up: on a machine with less to do it may be made in time."""
 
 
 class CompileProcess:
@@ -37,14 +43,17 @@ class CompileProcess:
             self.close()
             raise CompilerUnavailable(f"the schema compiler does not start{_because(made)}")
 
-    def compile(self, source: str, seconds: float) -> str:
-        """The compiled grammar. The child may be gone afterwards: see `usable`."""
-        job = Job(source, seconds + ORPHAN_SECONDS)
-        made, late = self._ask(job, seconds)
+    def compile(self, wanted: GrammarSource | GrammarRequest, seconds: float) -> str:
+        """The compiled grammar, or "" where any text will do. The child may be gone afterwards: see `usable`."""
+        end = seconds + ORPHAN_SECONDS
+        if isinstance(wanted, GrammarSource):
+            made, late = self._ask(Job(end, source=wanted.text), seconds)
+        else:
+            made, late = self._ask(Job(end, request=wanted.data), seconds)
         if late or made is None or made.last:
             self.close()
         if made is None and late:
-            raise GrammarError(f"the schema took longer than {seconds:g} s to compile; simplify it")
+            raise TooSlow(f"the schema took longer than {seconds:g} s to compile; simplify it")
         if made is None:
             raise GrammarError("the schema cannot be compiled: it is too large or nested too deeply")
         if made.error:
@@ -54,6 +63,10 @@ class CompileProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def kill(self) -> None:
+        """From any thread: what is being compiled fails at once. Whoever waits for that closes."""
+        self._process.kill()
 
     def close(self) -> None:
         self.usable = False
