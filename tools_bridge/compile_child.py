@@ -1,4 +1,5 @@
-"""The process that makes and compiles grammars. It may be killed, run out of memory or overflow its stack at any time.
+"""The process that makes and compiles grammars. It may be killed, run out of memory or overflow its stack at
+any time.
 
 Neither rewriting a schema nor xgrammar has a bound of time or memory on what clients send, so nothing else
 does them.
@@ -26,7 +27,7 @@ from tools_bridge.compile_messages import (
     send,
 )
 from tools_bridge.json_schema.ebnf import mended
-from tools_bridge.probe import check_speed
+from tools_bridge.probe import PART_STEPS, check_speed, parts_of
 from tools_bridge.reply_request import source_of
 from tools_bridge.schemas import GrammarError
 from tools_bridge.vocabulary import GrammarVocabulary
@@ -68,6 +69,8 @@ class _Compiler:
 
         self._vocabulary = GrammarVocabulary(wanted.token_bytes, wanted.vocab_size, wanted.stop_token_ids)
         self._compiler = xgrammar.GrammarCompiler(self._vocabulary.info, max_threads=1, cache_enabled=False)
+        bytes_ = GrammarVocabulary([bytes([n]) for n in range(256)], 257, [256])  # costs next to nothing
+        self._of_bytes = xgrammar.GrammarCompiler(bytes_.info, max_threads=1, cache_enabled=False)
 
     def make(self, job: Job) -> tuple[str, str]:
         """(compiled grammar, "") or ("", why there is none); ("", "") where any text will do."""
@@ -75,9 +78,9 @@ class _Compiler:
             source = job.source or _rewritten(job.request)
             if not source:
                 return "", ""
-            grammar = self._compiled(source)
+            grammar = compiled(self._compiler, source)
             self._check_beginning(grammar)
-            check_speed(grammar)
+            self._check_speed(source, grammar)
             text = self._vocabulary.seal(grammar)
         except GrammarError as error:
             return "", str(error)
@@ -93,13 +96,14 @@ class _Compiler:
             return "", "the schema is too complex: its compiled form is too large; simplify it"
         return text, ""
 
-    def _compiled(self, source: str) -> xgrammar.CompiledGrammar:
-        import xgrammar
-
-        if '"json_schema"' not in source:
-            return self._compiler.compile_structural_tag(source)
-        rules = mended(str(xgrammar.Grammar.from_structural_tag(source)))
-        return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(rules))
+    def _check_speed(self, source: str, grammar: xgrammar.CompiledGrammar) -> None:
+        check_speed(grammar)
+        for part in parts_of(source):
+            try:
+                alone = compiled(self._of_bytes, part)
+            except RuntimeError:  # what it may not be by itself, it may be where it stands
+                continue
+            check_speed(alone, steps=PART_STEPS)
 
     def _check_beginning(self, grammar: xgrammar.CompiledGrammar) -> None:
         import xgrammar
@@ -109,6 +113,16 @@ class _Compiler:
         # False: every token is allowed, and the mask was left alone.
         if matcher.fill_next_token_bitmask(mask, 0) and not mask.any():
             raise GrammarError("the schema cannot be met: no text can even begin to match it")
+
+
+def compiled(compiler: xgrammar.GrammarCompiler, source: str) -> xgrammar.CompiledGrammar:
+    """From a `GrammarSource`'s text. RuntimeError."""
+    import xgrammar
+
+    if '"json_schema"' not in source:
+        return compiler.compile_structural_tag(source)
+    rules = mended(str(xgrammar.Grammar.from_structural_tag(source)))
+    return compiler.compile_grammar(xgrammar.Grammar.from_ebnf(rules))
 
 
 def _rewritten(request: bytes) -> str:

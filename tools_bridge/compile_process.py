@@ -44,7 +44,7 @@ class CompileProcess:
             raise CompilerUnavailable(f"the schema compiler does not start{_because(made)}")
 
     def compile(self, wanted: GrammarSource | GrammarRequest, seconds: float) -> str:
-        """The compiled grammar, or "" where any text will do. The child may be gone afterwards: see `usable`."""
+        """The compiled grammar, or "" where any text will do. The child may be gone then: see `usable`."""
         end = seconds + ORPHAN_SECONDS
         if isinstance(wanted, GrammarSource):
             made, late = self._ask(Job(end, source=wanted.text), seconds)

@@ -4,6 +4,7 @@ import pytest
 import xgrammar
 
 from tests.grammar_rig import BYTES, EOS, VOCAB, compiler_of_bytes
+from tools_bridge.compile_child import compiled
 from tools_bridge.grammar import GrammarError, ResponseFormat, ToolChoice, reply_grammar
 from tools_bridge.probe import check_speed
 from tools_bridge.types import ToolSpec
@@ -18,7 +19,7 @@ MANY += "\n".join(f'x{n} ::= [a-z ]* x{n} [a-z ]* | "{n}"' for n in range(300))
 def compile_():
     info = GrammarVocabulary(BYTES, VOCAB, [EOS]).info
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-    return lambda source: compiler.compile_structural_tag(source.text)
+    return lambda source: compiled(compiler, source.text)
 
 
 def pattern(text):
@@ -106,5 +107,3 @@ def test_a_pattern_deep_in_one_of_many_tools_is_refused_by_the_compiler():
         assert compiler.compile(reply_grammar(tools[:17], ToolChoice("auto")))
     finally:
         compiler.close()
-
-
