@@ -145,6 +145,9 @@ class NoGrammars:
     def compile(self, source: Any) -> str:
         return "{}"
 
+    def close(self) -> None:
+        pass
+
 
 @dataclass
 class Script:

@@ -1,6 +1,8 @@
-"""The process that compiles grammars. It may be killed, run out of memory or overflow its stack at any time.
+"""The process that makes and compiles grammars. It may be killed, run out of memory or overflow its stack at
+any time.
 
-xgrammar bounds neither time, memory nor recursion on what clients send, so nothing else compiles.
+Neither rewriting a schema nor xgrammar has a bound of time or memory on what clients send, so nothing else
+does them.
 Started by `CompileProcess`; ends when its input does.
 """
 
@@ -13,10 +15,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+import msgspec
 import numpy as np
 
-from tools_bridge.compile_messages import MAX_COMPILED_CHARS, Job, Made, Vocabulary, receive, send
+from tools_bridge.compile_messages import (
+    MAX_COMPILED_CHARS,
+    MAX_SOURCE_CHARS,
+    Job,
+    Made,
+    Vocabulary,
+    receive,
+    send,
+)
+from tools_bridge.grammar import GrammarSource
 from tools_bridge.json_schema.ebnf import rules_of
+from tools_bridge.probe import PART_STEPS, check_speed, parts_of
+from tools_bridge.reply_request import source_of
 from tools_bridge.schemas import GrammarError
 from tools_bridge.vocabulary import GrammarVocabulary
 
@@ -42,11 +56,11 @@ def main() -> None:
     while (job := receive(jobs, Job)) is not None:
         # The default action of SIGALRM ends the process, also in the middle of native code.
         signal.setitimer(signal.ITIMER_REAL, job.seconds)
-        text, refusal = compiler.compile(job.source)
+        made = compiler.make(job)
         signal.setitimer(signal.ITIMER_REAL, 0)
         # Memory that malloc keeps counts against the limit; the next schema must not pay for it.
-        last = refusal == TOO_MUCH_MEMORY or (limit is not None and _address_space() > limit)
-        send(replies, Made(text, refusal, last))
+        last = made.error == TOO_MUCH_MEMORY or (limit is not None and _address_space() > limit)
+        send(replies, msgspec.structs.replace(made, last=last))
         if last:
             return
 
@@ -57,34 +71,40 @@ class _Compiler:
 
         self._vocabulary = GrammarVocabulary(wanted.token_bytes, wanted.vocab_size, wanted.stop_token_ids)
         self._compiler = xgrammar.GrammarCompiler(self._vocabulary.info, max_threads=1, cache_enabled=False)
+        bytes_ = GrammarVocabulary([bytes([n]) for n in range(256)], 257, [256])  # costs next to nothing
+        self._of_bytes = xgrammar.GrammarCompiler(bytes_.info, max_threads=1, cache_enabled=False)
 
-    def compile(self, source: str) -> tuple[str, str]:
-        """(compiled grammar, "") or ("", why there is none)."""
+    def make(self, job: Job) -> Made:
         try:
-            grammar = self._compiled(source)
+            source = GrammarSource(job.source) if job.source else _rewritten(job.request)
+            if source is None:
+                return Made()
+            grammar = compiled(self._compiler, source.text)
             self._check_beginning(grammar)
+            self._check_speed(source.text, grammar)
             text = self._vocabulary.seal(grammar)
         except GrammarError as error:
-            return "", str(error)
+            return Made(error=str(error))
         except RecursionError:
-            return "", "the schema is nested too deeply"
+            return Made(error="the schema is nested too deeply")
         except MemoryError:
-            return "", TOO_MUCH_MEMORY
+            return Made(error=TOO_MUCH_MEMORY)
         except Exception as error:  # xgrammar raises bare RuntimeErrors
             if "bad_alloc" in str(error):
-                return "", TOO_MUCH_MEMORY
-            return "", f"the schema cannot be compiled: {_reason(error)}"
+                return Made(error=TOO_MUCH_MEMORY)
+            return Made(error=f"the schema cannot be compiled: {_reason(error)}")
         if len(text) > MAX_COMPILED_CHARS:
-            return "", "the schema is too complex: its compiled form is too large; simplify it"
-        return text, ""
+            return Made(error="the schema is too complex: its compiled form is too large; simplify it")
+        return Made(text, left_out=source.left_out)
 
-    def _compiled(self, source: str) -> xgrammar.CompiledGrammar:
-        import xgrammar
-
-        if '"json_schema"' not in source:
-            return self._compiler.compile_structural_tag(source)
-        rules = rules_of(source, lambda tag: str(xgrammar.Grammar.from_structural_tag(tag)))
-        return self._compiler.compile_grammar(xgrammar.Grammar.from_ebnf(rules))
+    def _check_speed(self, source: str, grammar: xgrammar.CompiledGrammar) -> None:
+        check_speed(grammar)
+        for part in parts_of(source):
+            try:
+                alone = compiled(self._of_bytes, part)
+            except RuntimeError:  # what it may not be by itself, it may be where it stands
+                continue
+            check_speed(alone, steps=PART_STEPS)
 
     def _check_beginning(self, grammar: xgrammar.CompiledGrammar) -> None:
         import xgrammar
@@ -94,6 +114,28 @@ class _Compiler:
         # False: every token is allowed, and the mask was left alone.
         if matcher.fill_next_token_bitmask(mask, 0) and not mask.any():
             raise GrammarError("the schema cannot be met: no text can even begin to match it")
+
+
+def compiled(compiler: xgrammar.GrammarCompiler, source: str) -> xgrammar.CompiledGrammar:
+    """From a `GrammarSource`'s text. RuntimeError."""
+    import xgrammar
+
+    if '"json_schema"' not in source:
+        return compiler.compile_structural_tag(source)
+    rules = rules_of(source, lambda tag: str(xgrammar.Grammar.from_structural_tag(tag)))
+    return compiler.compile_grammar(xgrammar.Grammar.from_ebnf(rules))
+
+
+def _rewritten(request: bytes) -> GrammarSource | None:
+    """None where any text will do."""
+    source = source_of(request)
+    if source is None:
+        return None
+    if len(source.text) > MAX_SOURCE_CHARS:
+        raise GrammarError(
+            f"the tools and schemas are {len(source.text)} characters long, more than {MAX_SOURCE_CHARS}"
+        )
+    return source
 
 
 def _pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -6,6 +6,7 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
+MAX_SOURCE_CHARS = 512 * 1024
 MAX_COMPILED_CHARS = 8 * 1024 * 1024  # what a worker must read in one message
 
 _LENGTH = 4  # bytes, little-endian, before each frame
@@ -23,15 +24,18 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    source: str  # a `GrammarSource`'s text
     seconds: float  # after which the child ends itself, should nobody be left to end it
+    source: str = ""  # a `GrammarSource`'s text; where there is none yet:
+    request: bytes = b""  # a `GrammarRequest`'s data
 
 
 class Made(msgspec.Struct, frozen=True):
-    """The reply to each frame: a compiled grammar (nothing for the vocabulary), or why there is none."""
+    """The reply to each frame: a compiled grammar (nothing for the vocabulary, nor where a request's form is
+    met by any text), or why there is none."""
 
     text: str = ""
     error: str = ""
+    left_out: tuple[str, ...] = ()  # what is not held, of schemas that need not be held to the letter
     last: bool = False  # the child ends itself now: it has become too large
 
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from tools_bridge.compile_messages import Job, Made, receive, send, send_encoded
+from tools_bridge.grammar import GrammarSource
+from tools_bridge.reply_request import GrammarRequest
 from tools_bridge.schemas import GrammarError
+
+log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-P", "-m", "tools_bridge.compile_child")
 START_SECONDS = 60.0  # importing xgrammar, and torch with it, on a busy machine
+MOST_LISTED = 20  # places in one line of the log
 ORPHAN_SECONDS = 5.0  # longer than the deadline a child runs whose parent is gone
 
 
 class CompilerUnavailable(RuntimeError):
     """No compiler is free, or none starts: not the schema's fault."""
+
+
+class TooSlow(GrammarError):
+    """It was given up: on a machine with less to do it may be made in time."""
 
 
 class CompileProcess:
@@ -37,23 +47,32 @@ class CompileProcess:
             self.close()
             raise CompilerUnavailable(f"the schema compiler does not start{_because(made)}")
 
-    def compile(self, source: str, seconds: float) -> str:
-        """The compiled grammar. The child may be gone afterwards: see `usable`."""
-        job = Job(source, seconds + ORPHAN_SECONDS)
-        made, late = self._ask(job, seconds)
+    def compile(self, wanted: GrammarSource | GrammarRequest, seconds: float) -> str:
+        """The compiled grammar, or "" where any text will do. The child may be gone then: see `usable`."""
+        end = seconds + ORPHAN_SECONDS
+        if isinstance(wanted, GrammarSource):
+            made, late = self._ask(Job(end, source=wanted.text), seconds)
+        else:
+            made, late = self._ask(Job(end, request=wanted.data), seconds)
         if late or made is None or made.last:
             self.close()
         if made is None and late:
-            raise GrammarError(f"the schema took longer than {seconds:g} s to compile; simplify it")
+            raise TooSlow(f"the schema took longer than {seconds:g} s to compile; simplify it")
         if made is None:
             raise GrammarError("the schema cannot be compiled: it is too large or nested too deeply")
         if made.error:
             raise GrammarError(made.error)
+        if made.left_out:
+            log.info("not held, in a schema that is not strict: %s", _listed(made.left_out))
         return made.text
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def kill(self) -> None:
+        """From any thread: what is being compiled fails at once. Whoever waits for that closes."""
+        self._process.kill()
 
     def close(self) -> None:
         self.usable = False
@@ -99,6 +118,12 @@ class CompileProcess:
         assert jobs is not None
         assert replies is not None
         return jobs, replies  # type: ignore[return-value]
+
+
+def _listed(left_out: Sequence[str]) -> str:
+    """In one line; names in it are a client's."""
+    more = f", and {len(left_out) - MOST_LISTED} more" if len(left_out) > MOST_LISTED else ""
+    return ", ".join(ascii(place[:200])[1:-1] for place in left_out[:MOST_LISTED]) + more
 
 
 def _because(made: Made | None) -> str:

@@ -1,22 +1,28 @@
-"""Compiling grammar sources: in child processes, within bounds of time and memory, off the event loop."""
+"""Making and compiling grammars: in child processes, within bounds of time and memory, off the event loop."""
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from tools_bridge.compile_messages import Vocabulary
-from tools_bridge.compile_process import CompileProcess, CompilerUnavailable
+from tools_bridge.compile_messages import MAX_SOURCE_CHARS, Vocabulary
+from tools_bridge.compile_process import CompileProcess, CompilerUnavailable, TooSlow
 from tools_bridge.grammar import GrammarSource
+from tools_bridge.reply_request import GrammarRequest
 from tools_bridge.schemas import GrammarError
 
 __all__ = ["CompilerUnavailable", "GrammarCompiler"]
 
-MAX_SOURCE_CHARS = 512 * 1024
+MOST_REFUSED = 1024  # whose refusals are remembered
+MAX_REFUSAL_CHARS = 4096
+MOST_KEPT = 4096
+LATE_SECONDS = 60.0  # that one which took too long is not tried again
 MAX_JOBS = 6  # running or waiting for a process; fewer than the threads that call, so that one can refuse
 
 
@@ -29,6 +35,25 @@ class _Job:
         self.error: GrammarError | CompilerUnavailable | None = None
 
 
+Wanted = GrammarSource | GrammarRequest
+
+
+class _Children:
+    """The processes that run. Closing kills them, also those that work."""
+
+    def __init__(self) -> None:
+        self.idle: list[CompileProcess] = []
+        self.busy: list[CompileProcess] = []
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+        for process in list(self.busy):
+            process.kill()
+        while self.idle:
+            self.idle.pop().close()
+
+
 class GrammarCompiler:
     """Compiles for one vocabulary; thread-safe. `compile` blocks: call it off the event loop.
 
@@ -36,7 +61,8 @@ class GrammarCompiler:
     for the next schema. One that takes longer than `timeout` seconds, or more than `memory_bytes` on
     top of what a child has at rest, costs its child and is refused; the others do not notice. While
     all children are busy a new grammar waits `timeout` seconds, and is then a CompilerUnavailable, as
-    is one that comes while there are `MAX_JOBS` already. `cache_chars` bounds what is kept.
+    is one that comes while there are `MAX_JOBS` already. `cache_chars` bounds what is kept. What was refused
+    is remembered, too. `close` ends all children at once, and what they were at is a CompilerUnavailable.
     """
 
     def __init__(
@@ -49,36 +75,40 @@ class GrammarCompiler:
         processes: int = 2,
         memory_bytes: int = 2 * 1024**3,
         cache_chars: int = 64 * 1024 * 1024,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._vocabulary = msgspec.msgpack.encode(
             Vocabulary(list(token_bytes), vocab_size, list(stop_token_ids), memory_bytes)
         )
         self._timeout = timeout
         self._slots = threading.BoundedSemaphore(processes)
-        self._idle: list[CompileProcess] = []
+        self._children = _Children()
+        self._clock = clock
+        self._refused: OrderedDict[str, tuple[str, float]] = OrderedDict()  # why, and until when
         self._lock = threading.Lock()
         self._jobs: dict[str, _Job] = {}
         self._cache: OrderedDict[str, str] = OrderedDict()
         self._cache_chars = cache_chars
         self._cached_chars = 0
-        self.close = weakref.finalize(self, _close_all, self._idle)
+        self.close = weakref.finalize(self, self._children.close)
 
-    def cached(self, source: GrammarSource) -> str | None:
-        """What `compile` would return at once; never blocks."""
-        key = source.id
+    def cached(self, wanted: Wanted) -> str | None:
+        """What `compile` would return, or raise, at once; never blocks."""
+        key = wanted.id
         with self._lock:
             return self._look_up(key)
 
-    def compile(self, source: GrammarSource) -> str:
-        """The compiled grammar as text for `DefineGrammar`; a GrammarError says why there is none.
+    def compile(self, wanted: Wanted) -> str:
+        """The compiled grammar as text for `DefineGrammar`, or "" where a request's form is met by any text.
+        A GrammarError says why there is none.
 
         CompilerUnavailable: the same grammar may be had later.
         """
-        if len(source.text) > MAX_SOURCE_CHARS:
+        if isinstance(wanted, GrammarSource) and len(wanted.text) > MAX_SOURCE_CHARS:
             raise GrammarError(
-                f"the tools and schemas are {len(source.text)} characters long, more than {MAX_SOURCE_CHARS}"
+                f"the tools and schemas are {len(wanted.text)} characters long, more than {MAX_SOURCE_CHARS}"
             )
-        key = source.id
+        key = wanted.id
         with self._lock:
             text = self._look_up(key)
             if text is not None:
@@ -90,17 +120,17 @@ class GrammarCompiler:
                     raise _busy()
                 job = self._jobs[key] = _Job()
         if mine:
-            self._run(key, source, job)
+            self._run(key, wanted, job)
         else:
             job.done.wait()  # whoever runs it is bounded
         if job.error is not None:
             raise type(job.error)(str(job.error))  # a new one: several threads may raise it
         return job.text
 
-    def _run(self, key: str, source: GrammarSource, job: _Job) -> None:
+    def _run(self, key: str, wanted: Wanted, job: _Job) -> None:
         job.error = CompilerUnavailable("compiling was broken off")  # unless it gets to its end
         try:
-            job.text = self._in_a_slot(source)
+            job.text = self._in_a_slot(wanted)
             job.error = None
         except (GrammarError, CompilerUnavailable) as error:
             job.error = error
@@ -111,46 +141,76 @@ class GrammarCompiler:
                 del self._jobs[key]
                 if job.error is None:
                     self._keep(key, job.text)
+                elif isinstance(job.error, GrammarError):
+                    self._refuse(key, job.error)
             job.done.set()
 
-    def _in_a_slot(self, source: GrammarSource) -> str:
+    def _in_a_slot(self, wanted: Wanted) -> str:
         if not self._slots.acquire(timeout=self._timeout):
             raise _busy()
         try:
-            return self._compile(source)
+            return self._compile(wanted)
         finally:
             self._slots.release()
 
-    def _compile(self, source: GrammarSource) -> str:
+    def _compile(self, wanted: Wanted) -> str:
+        process = self._take()
+        try:
+            return process.compile(wanted, self._timeout)
+        except GrammarError:
+            if self._children.closed:
+                raise CompilerUnavailable("the schema compiler is closed") from None
+            raise
+        finally:
+            self._give_back(process)
+
+    def _take(self) -> CompileProcess:
         with self._lock:
-            process = self._idle.pop() if self._idle else None
+            process = self._children.idle.pop() if self._children.idle else None
         if process is None:
             process = CompileProcess(self._vocabulary)
-        try:
-            return process.compile(source.text, self._timeout)
-        finally:
-            if process.usable:
-                with self._lock:
-                    self._idle.append(process)
+        with self._lock:
+            self._children.busy.append(process)
+            closed = self._children.closed
+        if closed:  # while it started
+            self._give_back(process)
+            raise CompilerUnavailable("the schema compiler is closed")
+        return process
+
+    def _give_back(self, process: CompileProcess) -> None:
+        with self._lock:
+            self._children.busy.remove(process)
+            keeps = process.usable and not self._children.closed
+            if keeps:
+                self._children.idle.append(process)
+        if not keeps and process.usable:
+            process.close()
 
     def _look_up(self, key: str) -> str | None:
         text = self._cache.get(key)
         if text is not None:
             self._cache.move_to_end(key)
-        return text
+            return text
+        why, until = self._refused.get(key, ("", 0.0))
+        if why and self._clock() < until:
+            self._refused.move_to_end(key)
+            raise GrammarError(why)
+        return None
+
+    def _refuse(self, key: str, error: GrammarError) -> None:
+        until = self._clock() + LATE_SECONDS if isinstance(error, TooSlow) else math.inf
+        if len(str(error)) <= MAX_REFUSAL_CHARS:
+            self._refused[key] = (str(error), until)
+            if len(self._refused) > MOST_REFUSED:
+                self._refused.popitem(last=False)
 
     def _keep(self, key: str, text: str) -> None:
         self._cache[key] = text
         self._cached_chars += len(text)
-        while self._cached_chars > self._cache_chars:
+        while self._cached_chars > self._cache_chars or len(self._cache) > MOST_KEPT:
             _, old = self._cache.popitem(last=False)
             self._cached_chars -= len(old)
 
 
 def _busy() -> CompilerUnavailable:
     return CompilerUnavailable("too many schemas are being compiled; try again later")
-
-
-def _close_all(processes: list[CompileProcess]) -> None:
-    while processes:
-        processes.pop().close()

@@ -51,6 +51,11 @@ class TurnFolds:
             seen = spec.history[: spec.prompt] if sampling.repetition_penalty != 1.0 else ()
             self.counts = TokenCounts(np.array(seen, dtype=np.int32))
 
+    @property
+    def size(self) -> int:
+        """Bytes of the grammar that it holds."""
+        return self.grammar.size if self.grammar is not None else 0
+
     def push(self, token: int) -> bool:
         """Fold in one generated token; whether the turn ends with it.
 
@@ -74,26 +79,42 @@ class TurnFolds:
 
 
 class FoldCache:
-    """The `TurnFolds` of the turns sampled last, at most `capacity` of them."""
+    """The `TurnFolds` of the turns sampled last, at most `capacity` of them.
+
+    They hold their grammars, also those of turns that are over. Where these are larger together than the
+    store's bound, all but those that run (`expect`) are let go of.
+    """
 
     def __init__(self, capacity: int, token_bytes: Sequence[bytes], grammars: GrammarStore) -> None:
         self._capacity = capacity
         self._token_bytes = token_bytes
         self._grammars = grammars
         self._turns: OrderedDict[tuple[SessionId, TurnId], TurnFolds] = OrderedDict()
+        self._held = 0  # bytes of grammars
+        self._running = 1
+
+    def expect(self, turns: int) -> None:
+        """So many are sampled in one step now; twice as many may take turns."""
+        self._running = max(2 * turns, 1)
 
     def at(self, session: SessionId, turn: TurnId, spec: SampleSpec) -> TurnFolds:
         """Folds over exactly `spec.history[spec.prompt : spec.length]`, kept or folded again."""
         key = (session, turn)
         generated = array("i", spec.history[spec.prompt : spec.length])
         folds = self._turns.pop(key, None)
+        if folds is not None:
+            self._held -= folds.size
         if folds is None or not self._extends(folds, spec, generated):
             folds = TurnFolds(spec, self._token_bytes, self._grammars)
         for token in generated[len(folds.generated) :]:
             folds.push(token)
         self._turns[key] = folds
-        if len(self._turns) > self._capacity:
-            self._turns.popitem(last=False)
+        self._held += folds.size
+        while len(self._turns) > self._capacity or (
+            self._held > self._grammars.max_bytes and len(self._turns) > self._running
+        ):
+            _, oldest = self._turns.popitem(last=False)
+            self._held -= oldest.size
         return folds
 
     @staticmethod

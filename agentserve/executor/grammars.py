@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +15,30 @@ import xgrammar
 from tools_bridge.vocabulary import GrammarVocabulary
 
 Mask = npt.NDArray[np.bool_]
+Clock = Callable[[], float]
+
+MAX_BYTES = 128 * 2**20  # of compiled grammars in memory, as xgrammar counts them
+SLOW_SECONDS = 0.5  # of CPU for one token: everybody else's step waits for it
 
 
 class GrammarFold:
-    """How far one turn's generated tokens have come in its grammar."""
+    """How far one turn's generated tokens have come in its grammar.
 
-    def __init__(self, grammar: xgrammar.CompiledGrammar, vocab_size: int) -> None:
+    Steps grow where a grammar reads one text in many ways. Such grammars are refused before they get here,
+    as far as that can be seen; one that takes `SLOW_SECONDS` for a token here is a ValueError, and so is all
+    that comes after.
+    """
+
+    def __init__(
+        self,
+        grammar: xgrammar.CompiledGrammar,
+        vocab_size: int,
+        clock: Clock = time.thread_time,
+        size: int = 0,
+    ) -> None:
+        self.size = size  # bytes that the grammar takes
+        self._clock = clock
+        self._slow = False
         self._matcher = xgrammar.GrammarMatcher(grammar)
         self._vocab_size = vocab_size
         self._stops = frozenset(self._matcher.stop_token_ids)
@@ -30,14 +52,19 @@ class GrammarFold:
             if self._matcher.is_terminated():
                 self._allowed = np.empty(0, dtype=np.int64)
             else:
-                self._matcher.fill_next_token_bitmask(self._words, 0)
+                with self._timed():
+                    self._matcher.fill_next_token_bitmask(self._words, 0)
                 bits = np.unpackbits(self._words.view(np.uint8)[0], bitorder="little")
                 self._allowed = np.flatnonzero(bits[: self._vocab_size])
         return self._allowed
 
     def push(self, token: int) -> bool:
         """Take in one generated token; False if the grammar does not allow it (nothing changes)."""
-        if self._over or not self._matcher.accept_token(token):
+        if self._over:
+            return False
+        with self._timed():
+            taken = self._matcher.accept_token(token)
+        if not taken:
             return False
         self._allowed = None
         if self._matcher.is_terminated():
@@ -46,6 +73,15 @@ class GrammarFold:
             # Complete, and nothing but a stop token could follow: over without asking for it.
             self._over = all(int(token) in self._stops for token in self.allowed()[: len(self._stops) + 1])
         return True
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        if not self._slow:
+            began = self._clock()
+            yield
+            self._slow = self._clock() - began > SLOW_SECONDS
+        if self._slow:
+            raise ValueError("the grammar is too ambiguous: a token took too long to be looked up in it")
 
     @property
     def over(self) -> bool:
@@ -59,26 +95,63 @@ class GrammarFold:
 
 
 class GrammarStore:
-    """The compiled grammars a worker knows, by id."""
+    """The compiled grammars a worker knows, by id.
 
-    def __init__(self, token_bytes: Sequence[bytes], vocab_size: int, stop_token_ids: Sequence[int]) -> None:
+    What was defined is kept as text, compressed; of what is made of it, many times larger, those used last,
+    of `max_bytes` together. Another is read again when a turn wants it.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        vocab_size: int,
+        stop_token_ids: Sequence[int],
+        max_bytes: int = MAX_BYTES,
+        clock: Clock = time.thread_time,
+    ) -> None:
         self._source = (token_bytes, vocab_size, stop_token_ids)
         self._vocabulary: GrammarVocabulary | None = None
-        self._grammars: dict[str, xgrammar.CompiledGrammar] = {}
+        self._texts: dict[str, bytes] = {}
+        self._grammars: OrderedDict[str, tuple[xgrammar.CompiledGrammar, int]] = (
+            OrderedDict()
+        )  # and its bytes
+        self._bytes = 0
+        self.max_bytes = max_bytes
+        self._clock = clock
 
     def define(self, grammar_id: str, compiled: str) -> None:
         """Make a compiled grammar known; one that cannot be used here is a ValueError."""
-        if self._vocabulary is None:  # most servers never see a grammar
-            self._vocabulary = GrammarVocabulary(*self._source)
-        self._grammars[grammar_id] = self._vocabulary.unseal(compiled)
+        self.drop(grammar_id)
+        self._read(grammar_id, compiled)
+        self._texts[grammar_id] = zlib.compress(compiled.encode(), 1)
 
     def drop(self, grammar_id: str) -> None:
         """Forget a grammar; an unknown id is ignored. Turns that run with it keep their own hold."""
-        self._grammars.pop(grammar_id, None)
+        self._texts.pop(grammar_id, None)
+        _, size = self._grammars.pop(grammar_id, (None, 0))
+        self._bytes -= size
 
     def start(self, grammar_id: str) -> GrammarFold:
         """A fold at the grammar's beginning; an unknown id is a ValueError."""
-        grammar = self._grammars.get(grammar_id)
-        if grammar is None:
+        if grammar_id not in self._texts:
             raise ValueError(f"grammar {grammar_id!r} is not defined on this worker")
-        return GrammarFold(grammar, self._source[1])
+        if grammar_id not in self._grammars:
+            self._read(grammar_id, zlib.decompress(self._texts[grammar_id]).decode())
+        self._grammars.move_to_end(grammar_id)
+        grammar, size = self._grammars[grammar_id]
+        return GrammarFold(grammar, self._source[1], self._clock, size)
+
+    def _read(self, grammar_id: str, compiled: str) -> None:
+        if self._vocabulary is None:  # most servers never see a grammar
+            self._vocabulary = GrammarVocabulary(*self._source)
+        grammar = self._vocabulary.unseal(compiled)
+        size = int(grammar.memory_size_bytes)
+        self._grammars[grammar_id] = (grammar, size)
+        self._bytes += size
+        while self._bytes > self.max_bytes and len(self._grammars) > 1:
+            _, (_, old) = self._grammars.popitem(last=False)
+            self._bytes -= old
+
+    def __len__(self) -> int:
+        """How many are in memory."""
+        return len(self._grammars)

@@ -89,6 +89,7 @@ class Sampler:
         ]
         others = [i for i in range(rows) if results[i] is None]
         if others:
+            self._folds.expect(len(others))
             on_cpu = values.detach() if values.device.type == "cpu" else values[others].cpu()
             for n, i in enumerate(others):
                 row: Row = on_cpu[i if values.device.type == "cpu" else n].numpy()

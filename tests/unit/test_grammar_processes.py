@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -14,7 +16,10 @@ from tools_bridge import compile_process
 from tools_bridge.compile_messages import Vocabulary, send_encoded
 from tools_bridge.compile_process import CompileProcess
 from tools_bridge.compiler import CompilerUnavailable, GrammarCompiler
-from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, reply_grammar
+from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, ToolChoice, reply_grammar
+from tools_bridge.registry import DEFAULT_FORM
+from tools_bridge.reply_request import grammar_request
+from tools_bridge.types import ToolSpec
 
 MIB = 1024 * 1024
 GREEDY = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(300)}}
@@ -42,9 +47,10 @@ def test_memory_is_bounded_and_the_next_schema_compiles():
 
 
 def test_a_late_child_is_killed_and_replaced():
-    compiler = compiler_of_bytes(timeout=60, processes=1)
+    now = [0.0]
+    compiler = compiler_of_bytes(timeout=60, processes=1, clock=lambda: now[0])
     assert compiler.compile(PLAIN)
-    [child] = compiler._idle
+    [child] = compiler._children.idle
     os.kill(child.pid, signal.SIGSTOP)  # as slow as can be
     compiler._timeout = 0.1
     with pytest.raises(GrammarError, match=r"took longer than 0\.1 s"):
@@ -52,8 +58,11 @@ def test_a_late_child_is_killed_and_replaced():
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
     compiler._timeout = 60
+    with pytest.raises(GrammarError, match="took longer"):  # not again at once
+        compiler.cached(source({"type": "boolean"}))
+    now[0] = 60.0
     assert compiler.compile(source({"type": "boolean"}))
-    assert compiler._idle[0].pid != child.pid
+    assert compiler._children.idle[0].pid != child.pid
     compiler.close()
 
 
@@ -76,13 +85,69 @@ def test_a_crash_is_the_end_of_one_schema_only():
 def test_children_stay_and_end_with_the_compiler():
     compiler = compiler_of_bytes(timeout=60)
     compiler.compile(PLAIN)
-    [child] = compiler._idle
+    [child] = compiler._children.idle
     compiler.compile(source({"type": "null"}))
-    assert compiler._idle == [child]
+    assert compiler._children.idle == [child]
     del compiler
     assert not child.usable
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
+
+
+def request(schema, tools=(), choice=None):
+    response = ResponseFormat("json_schema", schema) if schema else ResponseFormat()
+    choice = choice or ToolChoice("none")
+    return grammar_request(
+        DEFAULT_FORM, list(tools), choice, parallel=True, response=response, thinking="no"
+    )  # fmt: skip
+
+
+def test_a_request_is_rewritten_in_the_child_once():
+    compiler = compiler_of_bytes(timeout=60, processes=1)
+    wanted = request({"type": "integer"})
+    assert compiler.cached(wanted) is None
+    made = compiler.compile(wanted)
+    assert made == compiler.compile(PLAIN)
+    compiler.close()
+    assert compiler.compile(request({"type": "integer"})) == made  # without a child
+    assert request({"type": "null"}).id != wanted.id
+
+
+def test_a_request_that_any_text_meets_has_no_grammar():
+    compiler = compiler_of_bytes(timeout=60, processes=1)
+    free = request(None, [ToolSpec("now")], ToolChoice("auto"))
+    assert compiler.compile(free) == compiler.cached(free) == ""
+    compiler.close()
+
+
+def test_a_refused_request_is_refused_again_without_a_child():
+    compiler = compiler_of_bytes(timeout=60, processes=1)
+    wanted = request({"type": "nonsense"})
+    with pytest.raises(GrammarError) as first:
+        compiler.compile(wanted)
+    compiler.close()
+    with pytest.raises(GrammarError) as again:
+        compiler.cached(wanted)
+    assert str(first.value) == str(again.value)
+    assert str(first.value).startswith("response_format.json_schema.schema")
+
+
+def test_closing_ends_what_is_being_compiled():
+    compiler = compiler_of_bytes(timeout=600, processes=1)
+    assert compiler.compile(PLAIN)
+    [child] = compiler._children.idle
+    os.kill(child.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(compiler.compile, source({"type": "boolean"}))
+        while not compiler._children.busy:
+            time.sleep(0.001)
+        compiler.close()
+        with pytest.raises(CompilerUnavailable, match="closed"):
+            waits.result(60)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+    with pytest.raises(CompilerUnavailable, match="closed"):
+        compiler.compile(source({"type": "null"}))
 
 
 def test_a_child_that_does_not_start_is_no_fault_of_the_schema(monkeypatch):

@@ -12,18 +12,20 @@ from agentserve.server.http.reply_parsers import ReplyGrammars
 from agentserve.server.http.structure import Form
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, user
 from tests.fakes import ByteTemplate, ScriptedEngine, say
-from tools_bridge.grammar import GrammarSource, ResponseFormat, reply_grammar
+from tools_bridge.grammar import ResponseFormat, reply_grammar
 from tools_bridge.registry import DEFAULT_FORM, ReplyForm, reply_form
+from tools_bridge.reply_request import GrammarRequest, source_of
 
 
 class Compiler:
-    """Of nothing."""
+    """Makes the source, and nothing of it."""
 
-    def cached(self, source: GrammarSource) -> str | None:
-        return "{}"
+    def cached(self, wanted: GrammarRequest) -> str | None:
+        return None
 
-    def compile(self, source: GrammarSource) -> str:
-        return "{}"
+    def compile(self, wanted: GrammarRequest) -> str:
+        source = source_of(wanted.data)
+        return source.text if source else ""
 
 
 class Thinks(ByteTemplate):
@@ -116,9 +118,9 @@ async def test_a_form_of_the_answer_leaves_room_for_reasoning(template: Any, thi
     maker = ReplyGrammars(Compiler(), reply_form("<think></think>"))  # type: ignore[arg-type]
     rig.context.grammars._maker = maker
     await rig.chat([user("a")], response_format={"type": "json_object"})
-    [(source, _)] = rig.engine.grammars.items()
+    [source] = rig.engine.grammars.values()
     wanted = reply_grammar(response=ResponseFormat("json_object"), thinking=thinking)  # type: ignore[arg-type]
-    assert source == (wanted.id if wanted else None)
+    assert source == (wanted.text if wanted else None)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ async def test_a_form_of_the_answer_leaves_room_for_reasoning(template: Any, thi
 )
 def test_forms_of_text(form: Form, kind: str) -> None:
     assert form.constrained
-    source = ReplyGrammars(Compiler(), DEFAULT_FORM).source(form, "")  # type: ignore[arg-type]
+    source = source_of(ReplyGrammars(Compiler(), DEFAULT_FORM).source(form, "").data)  # type: ignore[arg-type]
     assert source is not None
     assert json.loads(source.text)["format"]["type"] == kind
 

@@ -243,6 +243,7 @@ def _lifespan(
             await context.hooks.close()
             await context.agents.shelf.close()
             await context.responses.close()
+            await asyncio.to_thread(context.grammars.close)
             for pool in pools:
                 pool.shutdown(wait=False, cancel_futures=True)
             if context.journal is not None:

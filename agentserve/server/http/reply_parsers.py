@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import threading
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from agentserve.server.http.structure import Form, Reasoning
 from agentserve.server.sessions.answer import Call, CallDelta, CallsOnly, Found, ToolParser
 from agentserve.server.sessions.identity import new_call_id
 from tools_bridge.call_syntax import CallSyntax
-from tools_bridge.compiler import MAX_SOURCE_CHARS, GrammarCompiler
+from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.deltas import ArgumentsDelta, CallClosed, CallOpened, ContentDelta, Delta, ReasoningDelta
-from tools_bridge.grammar import GrammarSource, ResponseFormat, ToolChoice, reply_grammar
+from tools_bridge.grammar import ResponseFormat, ToolChoice
 from tools_bridge.parser import ReplyParser
 from tools_bridge.registry import ReplyForm
+from tools_bridge.reply_request import GrammarRequest, grammar_request
 from tools_bridge.types import ToolSpec
-
-log = logging.getLogger(__name__)
-MOST_LISTED = 20
-MOST_SOURCES = 64  # of half a million characters at most, kept for the next turn that asks alike
 
 
 class ReplyParsers:
@@ -121,57 +112,26 @@ class ReplyGrammars:
     def __init__(self, compiler: GrammarCompiler, form: ReplyForm) -> None:
         self._compiler = compiler
         self._form = form
-        self._sources: OrderedDict[bytes, GrammarSource | None] = OrderedDict()  # latest last
-        self._lock = threading.Lock()
 
-    def source(self, form: Form, prompt_end: str) -> GrammarSource | None:
-        thinking = self._form.thinking(prompt_end)
-        # An agent asks for one form turn after turn, and thirty tools with schemas take a tenth of a second.
-        key = hashlib.sha256(_named(form, thinking)).digest()
-        with self._lock:
-            if key in self._sources:
-                self._sources.move_to_end(key)
-                return self._sources[key]
-        source = reply_grammar(
+    def source(self, form: Form, prompt_end: str) -> GrammarRequest:
+        return grammar_request(
+            self._form,
             tool_specs(form),
             _choice(form),
             parallel=form.parallel,
             response=_response(form),
-            syntax=self._form.syntax,
-            thinking=thinking,
+            thinking=self._form.thinking(prompt_end),
         )
-        if source is not None and source.left_out:
-            log.info("not held, in a schema that is not strict: %s", _listed(source.left_out))
-        if source is None or len(source.text) <= MAX_SOURCE_CHARS:
-            with self._lock:
-                self._sources[key] = source
-                if len(self._sources) > MOST_SOURCES:
-                    self._sources.popitem(last=False)
-        return source
 
-    def cached(self, source: GrammarSource) -> str | None:
+    def cached(self, source: GrammarRequest) -> str | None:
         return self._compiler.cached(source)
 
-    def compile(self, source: GrammarSource) -> str:
+    def compile(self, source: GrammarRequest) -> str:
         return self._compiler.compile(source)
 
-
-def _listed(left_out: Sequence[str]) -> str:
-    """In one line; names in it are a client's."""
-    more = f", and {len(left_out) - MOST_LISTED} more" if len(left_out) > MOST_LISTED else ""
-    return ", ".join(ascii(place[:200])[1:-1] for place in left_out[:MOST_LISTED]) + more
-
-
-def _named(form: Form, thinking: object) -> bytes:
-    """The same bytes for the same form. Its schemas may have whole numbers of any length."""
-
-    def plain(value: object) -> object:
-        assert isinstance(value, Form | frozenset)
-        if isinstance(value, frozenset):
-            return sorted(value)
-        return [getattr(value, field.name) for field in fields(value)]
-
-    return json.dumps((form, str(thinking)), default=plain).encode()
+    def close(self) -> None:
+        """Ends what is being compiled, too."""
+        self._compiler.close()
 
 
 def _choice(form: Form) -> ToolChoice:

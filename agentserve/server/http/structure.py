@@ -17,7 +17,7 @@ from agentserve.server.sessions.answer import ToolParser
 from agentserve.server.text_port import JsonObject
 from tools_bridge.call_syntax import CallSyntax
 from tools_bridge.compiler import CompilerUnavailable
-from tools_bridge.grammar import GrammarSource
+from tools_bridge.reply_request import GrammarRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +87,21 @@ class Reasoning:
 class GrammarMaker(Protocol):
     """Compiles forms; thread-safe. A schema it cannot take is a ValueError."""
 
-    def source(self, form: Form, prompt_end: str) -> GrammarSource | None:
-        """Equal forms have sources with equal ids; None where any text will do. `prompt_end`: the text
-        that the answer's prompt ends with, which tells whether reasoning has begun there."""
+    def source(self, form: Form, prompt_end: str) -> GrammarRequest:
+        """What to compile; takes no time. Equal forms have equal ids. `prompt_end`: the text that the
+        answer's prompt ends with, which tells whether reasoning has begun there."""
         ...
 
-    def cached(self, source: GrammarSource) -> str | None:
-        """What was compiled before. Does not block."""
+    def cached(self, source: GrammarRequest) -> str | None:
+        """What was compiled (or, as a ValueError, refused) before. Does not block."""
         ...
 
-    def compile(self, source: GrammarSource) -> str:
-        """Blocks. CompilerUnavailable: none can be compiled just now."""
+    def compile(self, source: GrammarRequest) -> str:
+        """Blocks; "" where any text will do. CompilerUnavailable: none can be compiled just now."""
+        ...
+
+    def close(self) -> None:
+        """Ends what is being compiled, from any thread; soon."""
         ...
 
 
@@ -120,9 +124,7 @@ class Grammars:
         if not form.constrained:
             return None
         try:
-            source = await asyncio.to_thread(self._maker.source, form, prompt_end)
-            if source is None:
-                return None
+            source = self._maker.source(form, prompt_end)
             compiled = self._maker.cached(source)
             if compiled is None:
                 compiled = await self._compiled(source)
@@ -135,10 +137,15 @@ class Grammars:
         except CompilerUnavailable as error:  # others' schemas keep it busy, or it does not start
             headers = {"retry-after": "5"}
             raise ApiError(str(error), status=503, code="compiler_busy", headers=headers) from None
+        if not compiled:
+            return None
         await self._engine.define_grammar(source.id, compiled)  # each time: it may have been dropped
         return source.id
 
-    async def _compiled(self, source: GrammarSource) -> str:
+    def close(self) -> None:
+        self._maker.close()
+
+    async def _compiled(self, source: GrammarRequest) -> str:
         key = source.id
         work = self._under_way.get(key)
         if work is None:

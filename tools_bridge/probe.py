@@ -1,0 +1,158 @@
+r"""How long a grammar's matcher takes per step, found out before a worker has to run it.
+
+xgrammar follows all readings of a text at once (an Earley parser; Earley 1970). Where a grammar reads one
+text in many ways (`(([a-z]+ ?)+,? ?)+`) they multiply with each character: a step of a microsecond takes
+seconds at the hundredth token, and nothing bounds it in a worker. So somebody walks there first: along
+texts that repeat themselves, which is where readings multiply, from many places of the grammar.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from tools_bridge.schemas import GrammarError
+
+if TYPE_CHECKING:
+    import xgrammar
+
+# Of CPU for one character: unambiguous ones take one or two microseconds, the 400th `a` in `a+` without
+# anchors takes a hundred, ambiguous ones take a thousand and more.
+SLOW_SECONDS = 250e-6
+GROWN = 8  # times what it took at first: a grammar that is merely wide does not grow
+FIRST_REPEATS = 48  # then it is seen whether a repetition grows at all
+MOST_REPEATS = 400
+MOST_STEPS = 12_000  # of repetitions that do not grow, in all: some tens of milliseconds
+PART_STEPS = 3_000  # of those in one part of many
+WALKS = 3
+WALK_CHARS = 120
+TRIED = b'aA0 _-.,"[]{}():;+/<\\\n'  # one of each class of characters that grammars tell apart
+BESIDE = b"a0 .,-_\n"  # what repeats in turns with another
+
+AMBIGUOUS = (
+    "the grammar is too ambiguous: it reads one text in so many ways that each further character takes "
+    "longer; write repetitions so that one does not stand directly in another"
+)
+
+Clock = Callable[[], float]
+
+
+def parts_of(source: str) -> list[str]:
+    """The patterns and grammars in a source, each as a source of its own: walks that begin at the beginning
+    of it all do not come to everything. Those of a structural tag's text."""
+    found: dict[str, None] = {}
+    rest: list[object] = [json.loads(source)]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, list):
+            rest.extend(node)
+        if not isinstance(node, dict):
+            continue
+        if node.get("type") in ("regex", "grammar"):
+            found[_part(node)] = None
+            continue
+        patterns = node.get("patternProperties")
+        names = list(patterns) if isinstance(patterns, dict) else []
+        for text in (node.get("pattern"), *names):
+            if isinstance(text, str):
+                schema = {"type": "string", "pattern": text}
+                found[_part({"type": "json_schema", "json_schema": schema})] = None
+        rest.extend(value for key, value in node.items() if key not in ("enum", "const"))
+    return list(found)
+
+
+def _part(form: dict[str, object]) -> str:
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
+def check_speed(
+    grammar: xgrammar.CompiledGrammar, clock: Clock = time.thread_time, steps: int = MOST_STEPS
+) -> None:
+    """A grammar whose steps take ever longer is a GrammarError. `clock`: seconds of CPU."""
+    import xgrammar
+
+    budget = _Budget(steps)
+    seen: set[tuple[bytes, bytes]] = set()
+    for seed in range(WALKS):
+        matcher = xgrammar.GrammarMatcher(grammar)
+        for open_ in _wander(matcher, random.Random(seed)):
+            for text in _texts(open_):
+                if budget.left <= 0:
+                    return
+                if (open_, text) not in seen:
+                    seen.add((open_, text))
+                    budget.left -= _repeat(matcher, text, clock)
+
+
+class _Budget:
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+
+def _texts(accepted: bytes) -> Iterator[bytes]:
+    """What to repeat where these may come."""
+    for one in accepted:
+        yield bytes([one])
+    for one in accepted:
+        for other in BESIDE:
+            if other != one:
+                yield bytes([one, other])
+
+
+def _wander(matcher: xgrammar.GrammarMatcher, rng: random.Random) -> Iterator[bytes]:
+    """Goes along a text drawn at random; at each place, which of `TRIED` may come."""
+    length = 0
+    while length < WALK_CHARS and not matcher.is_terminated():
+        forced = matcher.find_jump_forward_string()
+        if forced and matcher.accept_string(forced):
+            length += len(forced)
+            continue
+        open_ = bytes(one for one in TRIED if _takes(matcher, one))
+        yield open_
+        among = open_ or bytes(one for one in range(256) if _takes(matcher, one))
+        # White space leads nowhere, and what closes a text early hides the rest of it.
+        rather = bytes(one for one in among if one not in b' \n"]}') if rng.random() < 0.7 else among
+        if not among or not matcher.accept_string(bytes([rng.choice(rather or among)])):
+            return
+        length += 1
+
+
+def _takes(matcher: xgrammar.GrammarMatcher, one: int) -> bool:
+    if not matcher.accept_string(bytes([one])):
+        return False
+    matcher.rollback(1)
+    return True
+
+
+def _repeat(matcher: xgrammar.GrammarMatcher, text: bytes, clock: Clock) -> int:
+    """Repeats `text` as long as it is taken and grows dearer; leaves the matcher where it was.
+
+    Returns the steps that say nothing against the grammar.
+    """
+    characters = [text[i : i + 1] for i in range(len(text))]
+    times: list[float] = []
+    for n in range(MOST_REPEATS):
+        before = clock()
+        taken = matcher.accept_string(characters[n % len(characters)])
+        times.append(clock() - before)
+        if not taken:
+            times.pop()
+            break
+        if n == FIRST_REPEATS and _lately(times) < 2 * _at_first(times):
+            break
+        if n > 4 and _lately(times) > max(SLOW_SECONDS, GROWN * _at_first(times)):
+            raise GrammarError(AMBIGUOUS)
+    if times:
+        matcher.rollback(len(times))
+    return len(times) + 1
+
+
+def _at_first(times: list[float]) -> float:
+    return min(times[:3])
+
+
+def _lately(times: list[float]) -> float:
+    return min(times[-3:])  # the least: what else the machine does only adds
