@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,6 +182,11 @@ STEPS = st.lists(
 @given(st.integers(0, 2**31), STEPS)
 def test_whatever_happens_the_session_can_be_used(seed: int, steps: list[tuple[str, int, bool]]) -> None:
     asyncio.run(_run(seed, steps))
+
+
+@pytest.mark.parametrize("after", ["result", "drop"])
+def test_a_result_that_was_cut_off_does_not_come_back_with_the_next_server(after: str) -> None:
+    asyncio.run(_run(1, [("message", 0, True), ("drop", 1, False), ("restart", 0, False), (after, 0, False)]))
 
 
 def test_one_life_with_everything() -> None:

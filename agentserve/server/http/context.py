@@ -30,6 +30,7 @@ from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.session_record import Session
+from agentserve.server.sessions.transcript import Transcript
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.tenants.accounts import Accounts
 from agentserve.server.tenants.keyring import Keyring
@@ -162,6 +163,13 @@ class ServerContext:
         """What was taken for a session, or given to it, does not end with the server. StorageFailed."""
         words = self.chronicle.transcripts.export(session.key) if self.directory.durable else b""
         await booked(self.directory.keep_words(session, words))
+
+    def give_back(self, session: Session, before: Transcript) -> None:
+        """Hold what was held before something was taken: on disk too, where what was taken may be by now,
+        or it would come back with the next server. Nobody waits for that."""
+        self.chronicle.transcripts.put_back(before)
+        if self.directory.durable:
+            self.directory.keep_words(session, self.chronicle.transcripts.export(session.key))
 
     async def off_loop(
         self, work: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs

@@ -146,8 +146,9 @@ class ChatLine:
 
     def give_back(self, before: object) -> None:
         assert isinstance(before, Taken)
-        if before.before is not None:
-            self._context.chronicle.transcripts.put_back(before.before)
+        session = self.session
+        if before.before is not None and session is not None:
+            self._context.give_back(session, before.before)
 
     def replace(self, call: str, output: Output) -> None:
         session = self.session

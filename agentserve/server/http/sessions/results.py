@@ -79,14 +79,14 @@ async def take(
                 await context.keep_words(session)
             except BaseException:
                 if taken.before is not None:
-                    context.chronicle.transcripts.put_back(taken.before)
+                    context.give_back(session, taken.before)
                 raise
             return _receipts(context, session, taken)
         assert kept is not None
         try:
             fields, job = await next_turn(context, session, kept, options)
         except BaseException:
-            context.chronicle.transcripts.put_back(taken.before or kept)
+            context.give_back(session, taken.before or kept)
             raise
         for seat in job.seats:
             seat.keep_results()
@@ -102,7 +102,7 @@ async def hold(context: ServerContext, session: Session, results: Sequence[Incom
         await context.keep_words(session)
     except BaseException:
         if taken.before is not None:
-            context.chronicle.transcripts.put_back(taken.before)
+            context.give_back(session, taken.before)
         raise
     _tell(context, session, taken)
     return taken
