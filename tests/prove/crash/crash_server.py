@@ -50,8 +50,8 @@ class ArmedStore(SessionStore):
         self._trap.at("resume.inside")
         return env
 
-    def read(self) -> dict[bytes, Stored]:
-        found = super().read()
+    def read(self, *, words: bool = True) -> dict[bytes, Stored]:
+        found = super().read(words=words)
         self._trap.at("resume.read")
         return found
 
