@@ -78,7 +78,10 @@ class Life:
             turn = agent.history.call(call)[1].id
             await agent.send(result({"call_id": call, "turn_id": turn}, self.given[call]))
             await agent.send(result({"call_id": call, "turn_id": turn}, "<other>"), status=409)
-            assert await agent.items() == before
+            after = await agent.items()  # a restart may still be making items of what it found
+            assert [item for item in before if item not in after] == []
+            outputs = [item["call_id"] for item in after if item["type"] == "function_call_output"]
+            assert outputs.count(call) <= 1
         elif action == "forged":
             turn = agent.history.turns[-1].id if agent.history.turns else "t"
             error = await agent.send(result({"call_id": "call_x", "turn_id": turn}), status=400)

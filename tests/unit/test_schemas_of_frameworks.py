@@ -515,15 +515,6 @@ PYDANTIC = {
     "constr": ({"maxLength": 8, "pattern": "^\\d{3}-\\d{4}$", "type": "string"}, ["123-4567"]),
     "conlist": ({"items": {"type": "integer"}, "maxItems": 3, "minItems": 1, "type": "array"}, [[1]]),
     "PosF": ({"exclusiveMinimum": 0, "type": "number"}, [0.5]),
-    "byte": (
-        {
-            "anyOf": [
-                {"pattern": "^\\s*(\\d*\\.?\\d+)\\s*(\\w+)?", "type": "string"},
-                {"minimum": 0, "type": "integer"},
-            ]
-        },
-        ["1.5 GB", 3],
-    ),
     "Any": ({}, [None]),
     "Pg": ({"format": "multi-host-uri", "minLength": 1, "type": "string"}, ["postgres://a/b"]),
     "dictenum": (
