@@ -65,7 +65,7 @@ class HooksRig:
         )
         assert reply.status_code == 200, reply.text
         made = Agent(self.rig, reply.json())
-        await settled(lambda: len(self.rig.engine.submits) == 1 and not self.rig.engine.live)
+        await settled(lambda: len(self.rig.engine.submits) >= 1 and not self.rig.engine.live)
         self.rig.engine.reply = say("It rains.")
         return made
 

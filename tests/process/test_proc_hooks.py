@@ -4,6 +4,7 @@ has one result or a defined error."""
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -37,8 +38,12 @@ class Server:
 
     def start(self, armed: str = "-") -> None:
         command = [sys.executable, str(HERE / "hooks_server.py"), str(self.folder / "data")]
+        paths = os.pathsep.join(filter(None, (str(HERE.parents[1]), os.environ.get("PYTHONPATH"))))
         self.process = subprocess.Popen(
-            [*command, str(self.folder / "prompts"), armed], stdout=subprocess.PIPE, text=True
+            [*command, str(self.folder / "prompts"), armed],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": paths},
         )
         assert self.process.stdout is not None
         self.client = httpx.Client(base_url=self.process.stdout.readline().strip(), timeout=PATIENCE)
