@@ -59,14 +59,14 @@ class HooksRig:
         return id_
 
     async def agent(self, endpoint: str, says: Script | str = CALL, **tool: Any) -> Agent:
-        self.rig.engine.reply = say(says) if isinstance(says, str) else says
+        replies = iter([say(says) if isinstance(says, str) else says])
+        self.rig.engine.reply = lambda command: next(replies, say("It rains."))
         reply = await self.rig.post(
             "/v1/agents/sessions", body({"tools": [webhook_tool(endpoint, **tool)]}, input="Weather?")
         )
         assert reply.status_code == 200, reply.text
         made = Agent(self.rig, reply.json())
         await settled(lambda: len(self.rig.engine.submits) >= 1 and not self.rig.engine.live)
-        self.rig.engine.reply = say("It rains.")
         return made
 
     async def outcome(self, agent: Agent) -> Any:
