@@ -81,7 +81,10 @@ class Life:
             after = await agent.items()  # a restart may still be making items of what it found
             assert [item for item in before if item not in after] == []
             outputs = [item["call_id"] for item in after if item["type"] == "function_call_output"]
-            assert outputs.count(call) <= 1
+            assert len(set(outputs)) == len(outputs)
+            fresh = [item for item in after if item not in before]
+            assert {item["type"] for item in fresh} <= {"function_call_output"}
+            assert {item["call_id"] for item in fresh} <= self.given.keys()
         elif action == "forged":
             turn = agent.history.turns[-1].id if agent.history.turns else "t"
             error = await agent.send(result({"call_id": "call_x", "turn_id": turn}), status=400)

@@ -112,6 +112,17 @@ async def test_a_response_format_gets_a_grammar() -> None:
     assert [submit.sampling.grammar for submit in rig.engine.submits] == ["g1", "g2", None]
 
 
+@pytest.mark.parametrize(("said", "held"), [({}, True), ({"strict": True}, True), ({"strict": False}, False)])
+async def test_a_schema_holds_to_the_letter_unless_its_client_says_otherwise(
+    said: dict[str, bool], held: bool
+) -> None:
+    rig = Rig(ScriptedEngine(say("{}")))
+    asked = {"name": "x", "schema": {"type": "object"}, **said}
+    await rig.chat([user("a")], response_format={"type": "json_schema", "json_schema": asked})
+    [form] = rig.grammars.asked
+    assert form.strict_schema is held
+
+
 async def test_a_bad_schema_is_refused_before_anything_runs() -> None:
     rig = Rig()
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}

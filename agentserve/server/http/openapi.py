@@ -203,7 +203,7 @@ def _operation(
 ) -> JsonObject:
     content: JsonObject = {operation.kind: {"schema": named.get(operation.reply or object, {})}}
     if operation.streams:
-        content["text/event-stream"] = {}
+        content["text/event-stream"] = {}  # a schema would be of each event, and their kinds are many
     shape = named[operation.error]
     error = {"description": "An error", "content": {"application/json": {"schema": shape}}}
     answers: JsonObject = {"4XX": error, "5XX": error}
