@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 
-def settle() -> None:
+def freeze() -> None:
     """Take all that lives out of the cyclic collector's sight. Call once, when everything is built.
 
     A full collection looks at every object there is. Over a tokenizer, an application and their modules

@@ -24,7 +24,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from agentserve.config import HttpConfig, ServeConfig
-from agentserve.heap import settle
+from agentserve.heap import freeze
 from agentserve.machine import available_memory, usable_cores
 from agentserve.messages import Hello
 from agentserve.server.engine_port import Engine
@@ -270,7 +270,7 @@ class _Launch:
         ready = self._ready(prepared, fleet, listener)
         self._server = _Server(settings, lambda: self._on_ready(ready))
         lost = asyncio.create_task(self._leave_when_lost(fleet, self._server))
-        settle()
+        freeze()
         try:
             await self._server.serve(sockets=[listener])
         except SystemExit:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import uvloop
 
-from agentserve.heap import settle
+from agentserve.heap import freeze
 from agentserve.models.source import resolve
 from agentserve.text import load
 
@@ -84,7 +84,7 @@ def measure_streams(model: str, sizes: StreamSizes) -> StreamFindings:
             if not url:
                 raise OSError("the server did not start; what it said above tells why")
             meter = _Meter(server.pid, sizes.streams * sizes.tokens)
-            settle()
+            freeze()
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 arrivals = runner.run(_read_all(url, model, sizes, meter))
         finally:

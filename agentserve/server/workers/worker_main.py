@@ -24,7 +24,7 @@ from agentserve.core.cost import StepCost
 from agentserve.core.market import TierSetup
 from agentserve.core.ports import Executor
 from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
-from agentserve.heap import settle
+from agentserve.heap import freeze
 from agentserve.messages import Hello, StartFailed
 from agentserve.server.workers.exchange import Exchange, Tiering
 from agentserve.server.workers.link import WorkerLink
@@ -80,7 +80,7 @@ def main(build: EngineBuilder) -> int:
     exchange = Exchange(built.tiering, clock, recorder) if built.tiering is not None else None
     loop = WorkerLoop(built.core, built.executor, link, clock=clock, recorder=recorder, exchange=exchange)
     link.send(built.hello)
-    settle()
+    freeze()
     try:
         loop.run()
     finally:
