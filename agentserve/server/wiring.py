@@ -21,7 +21,7 @@ from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import create_app
 from agentserve.server.http.context import REASONING_FIELDS, ServerOptions
 from agentserve.server.http.reply_parsers import ReplyGrammars, ReplyParsers
-from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.desk import Desk, DeskBounds
 from agentserve.server.http.responses.records import Records
 from agentserve.server.launch import Prepared
 from agentserve.server.limits import Limits
@@ -109,7 +109,7 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         session_ttl_seconds=config.http.session_ttl_seconds,
     )
     folder = config.storage.data_dir
-    bounds = Bounds(
+    bounds = DeskBounds(
         responses_bytes=config.http.keep_responses, ttl=config.http.response_ttl_days * SECONDS_PER_DAY
     )
     kept, records, audit, shelf = None, None, None, Shelf()

@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.desk import Desk, DeskBounds
 from agentserve.server.http.responses.records import Records
 from agentserve.server.sessions.book import StorageError
 from agentserve.server.sessions.environment import DATA
@@ -63,7 +63,7 @@ class Reading:
 @dataclass
 class World:
     folder: Path
-    bounds: Bounds
+    bounds: DeskBounds
     made: list[Made] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
     kept: dict[str, Any] = field(default_factory=dict)  # told as done and stored, by id
@@ -383,7 +383,7 @@ def json_of(call: Call) -> Any:
 @given(STEPS, st.sampled_from([2500, 2500, 8 << 20]))
 def test_whatever_happens_to_responses(steps: list[Any], most: int) -> None:
     async def run(folder: Path) -> None:
-        world = World(folder, Bounds(one_events_bytes=most, events_bytes=4 * most))
+        world = World(folder, DeskBounds(one_events_bytes=most, events_bytes=4 * most))
         world.start()
         for step in steps:
             await world.step(*step)

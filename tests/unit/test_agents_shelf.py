@@ -19,7 +19,7 @@ from agentserve.server.agents.records import (
     Turn,
     UserItem,
 )
-from agentserve.server.agents.shelf import Bounds, Full, Shelf
+from agentserve.server.agents.shelf import AgentsBounds, Full, Shelf
 from agentserve.server.sessions.book import booked
 from tests.agents_machine import MemoryBook
 
@@ -50,7 +50,7 @@ def same(left: History, right: History) -> bool:
 
 def test_the_longest_unused_goes_and_one_that_runs_stays() -> None:
     book, dropped = MemoryBook(), list[str]()
-    shelf = Shelf(Bounds(sessions=2), book)
+    shelf = Shelf(AgentsBounds(sessions=2), book)
     shelf.forget = lambda history: dropped.append(history.id)
     running = opened(shelf, "a", over=False)
     opened(shelf, "b")
@@ -67,7 +67,7 @@ def test_the_longest_unused_goes_and_one_that_runs_stays() -> None:
 
 
 def test_bytes_are_bounded_and_counted() -> None:
-    shelf = Shelf(Bounds(bytes=100_000))
+    shelf = Shelf(AgentsBounds(bytes=100_000))
     for n in range(40):
         history = opened(shelf, f"s{n}")
         shelf.add(history, history.turns[0], MessageItem("m", "x" * 10_000), step=2)

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentserve.server.http import replies as common
-from agentserve.server.http.webhooks import replies
+from agentserve.server.http import openapi_replies as common
+from agentserve.server.http.webhooks import openapi_replies
 from agentserve.server.webhooks.payloads import EVENT_TYPES
 from agentserve.types import FinishReason
 from tests.agents_rig import CALL as AGENT_CALL
@@ -48,8 +48,8 @@ async def post(desk: HooksRig, path: str, body: Any = None, status: int = 200) -
 
 async def test_replies_are_what_the_document_says(desk: HooksRig) -> None:
     made = await post(desk, ENDPOINTS, {"name": "a", "url": URL, "event_types": ["response.completed"]})
-    msgspec.convert(made, replies.WebhookSecretReply, strict=True)
-    assert set(made) == set(replies.WebhookSecretReply.__struct_fields__)
+    msgspec.convert(made, openapi_replies.WebhookSecretReply, strict=True)
+    assert set(made) == set(openapi_replies.WebhookSecretReply.__struct_fields__)
     assert made["signing_secret"][-4:].rstrip("=") in made["signing_secret_hint"]
     path = f"{ENDPOINTS}/{made['id']}"
     desk.secrets[made["id"]] = made["signing_secret"]
@@ -58,10 +58,10 @@ async def test_replies_are_what_the_document_says(desk: HooksRig) -> None:
     changed = await post(desk, path, {"name": "b", "payload": "full", "event_types": [ACTION]})
     assert (changed["name"], changed["payload"], changed["url"]) == ("b", "full", URL)
     for told in (shown, changed, await post(desk, f"{path}/disable"), await post(desk, f"{path}/enable")):
-        msgspec.convert(told, replies.WebhookEndpointReply, strict=True)
-        assert set(told) == set(replies.WebhookEndpointReply.__struct_fields__)
+        msgspec.convert(told, openapi_replies.WebhookEndpointReply, strict=True)
+        assert set(told) == set(openapi_replies.WebhookEndpointReply.__struct_fields__)
     rotated = await post(desk, f"{path}/rotate_secret", {"keep_old_secret_active_for_24_hours": True})
-    msgspec.convert(rotated, replies.WebhookSecretReply, strict=True)
+    msgspec.convert(rotated, openapi_replies.WebhookSecretReply, strict=True)
     assert rotated["signing_secret"] != made["signing_secret"]
     tried = await post(desk, f"{path}/test", {"event_type": ACTION})
     assert tried == {
@@ -71,15 +71,15 @@ async def test_replies_are_what_the_document_says(desk: HooksRig) -> None:
         "success": True,
         "status_code": 200,
     }
-    msgspec.convert(tried, replies.WebhookTestReply, strict=True)
+    msgspec.convert(tried, openapi_replies.WebhookTestReply, strict=True)
     (sent,) = desk.sender.posts
     for secret in (made["signing_secret"], rotated["signing_secret"]):
         verify([secret], sent.headers, sent.body, desk.clock.unix())
     listed = await get(desk, ENDPOINTS)
-    msgspec.convert(listed, replies.WebhookEndpointList, strict=True)
+    msgspec.convert(listed, openapi_replies.WebhookEndpointList, strict=True)
     kinds = await get(desk, "/v1/webhook_event_types")
     assert kinds == {"object": "list", "data": list(EVENT_TYPES)}
-    msgspec.convert(kinds, replies.WebhookEventTypes, strict=True)
+    msgspec.convert(kinds, openapi_replies.WebhookEventTypes, strict=True)
     msgspec.convert((await desk.rig.client.delete(path)).json(), common.DeletedReply, strict=True)
     assert (await get(desk, path, 404))["error"]["code"] == "webhook_endpoint_not_found"
 
@@ -160,10 +160,10 @@ async def test_the_log_and_a_replay(desk: HooksRig) -> None:
     await desk.clock.pass_by(2)
     await settled(lambda: not desk.hooks.ledger.unacknowledged())
     listed = await get(desk, path)
-    msgspec.convert(listed, replies.WebhookDeliveryList, strict=True)
+    msgspec.convert(listed, openapi_replies.WebhookDeliveryList, strict=True)
     (entry,) = listed["data"]
     assert await get(desk, f"{path}/{entry['id']}") == entry
-    assert set(entry) == set(replies.WebhookDeliveryReply.__struct_fields__)
+    assert set(entry) == set(openapi_replies.WebhookDeliveryReply.__struct_fields__)
     assert (entry["status"], entry["tries"]) == ("delivered", 2)
     assert [attempt["status_code"] for attempt in entry["attempts"]] == [500, 202]
     desk.sender.answer(URL, result("sun"))

@@ -9,7 +9,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentserve.server.http.idempotency import Bounds, Replies, Reply, Shared
+from agentserve.server.http.idempotency import KeptBounds, KeptReply, Replies, Shared
 from agentserve.types import FinishReason
 from tests.api_rig import CHAT, Rig, settled, user
 from tests.fakes import Script, ScriptedEngine, say
@@ -126,7 +126,7 @@ def test_a_shared_run_is_kept_while_it_runs() -> None:
         raise AssertionError
 
     runs = True
-    replies = Replies(Bounds(seconds=10, answers=2))
+    replies = Replies(KeptBounds(seconds=10, answers=2))
     replies.keep(key(0), Shared(b"", answer, lambda: runs, 0.0))
     for number in range(1, 5):
         replies.keep(key(number), reply(1.0))
@@ -145,8 +145,8 @@ async def test_a_bad_key_is_refused(key: str) -> None:
     assert reply.status_code == 400
 
 
-def reply(at: float, size: int = 10) -> Reply:
-    return Reply(b"", 200, (), bytes(size), at)
+def reply(at: float, size: int = 10) -> KeptReply:
+    return KeptReply(b"", 200, (), bytes(size), at)
 
 
 def key(number: int) -> Any:
@@ -154,7 +154,7 @@ def key(number: int) -> Any:
 
 
 def test_answers_are_bounded_in_number_bytes_and_age() -> None:
-    replies = Replies(Bounds(seconds=10, answers=3, bytes=100))
+    replies = Replies(KeptBounds(seconds=10, answers=3, bytes=100))
     for number in range(5):
         replies.keep(key(number), reply(0.0))
     assert len(replies) == 3

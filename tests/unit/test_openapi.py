@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
-from agentserve.server.http import replies
-from agentserve.server.http.agents import replies as agents
+from agentserve.server.http import openapi_replies
+from agentserve.server.http.agents import openapi_replies as agents
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
 from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.schemas import ChatRequest, CompletionRequest
@@ -77,15 +77,15 @@ async def test_bodies_are_those_that_are_decoded() -> None:
 @pytest.mark.parametrize("text", ["Hello!", hermes("weather", '{"city": "Oslo"}')])
 async def test_replies_are_what_it_says(text: str) -> None:
     rig = Rig(ScriptedEngine(say(text)))
-    msgspec.convert(await rig.chat([user("a")], tools=TOOLS), replies.ChatReply, strict=True)
+    msgspec.convert(await rig.chat([user("a")], tools=TOOLS), openapi_replies.ChatReply, strict=True)
     reply = await rig.post("/v1/completions", {"prompt": "a"})
-    msgspec.convert(reply.json(), replies.CompletionReply, strict=True)
+    msgspec.convert(reply.json(), openapi_replies.CompletionReply, strict=True)
     listed = (await rig.client.get("/v1/models")).json()
-    msgspec.convert(listed, replies.ModelList, strict=True)
+    msgspec.convert(listed, openapi_replies.ModelList, strict=True)
     counted = (await rig.post("/tokenize", {"prompt": "a"})).json()
-    msgspec.convert(counted, replies.TokensReply, strict=True)
+    msgspec.convert(counted, openapi_replies.TokensReply, strict=True)
     refused = (await rig.post("/v1/chat/completions", {})).json()
-    msgspec.convert(refused, replies.ErrorReply, strict=True)
+    msgspec.convert(refused, openapi_replies.ErrorReply, strict=True)
 
 
 @pytest.mark.parametrize("text", ["Hello!", CALL, "<think>\nHm.\n</think>\nHello!"])
@@ -93,15 +93,15 @@ async def test_messages_are_what_it_says(text: str) -> None:
     rig = Rig(ScriptedEngine(say(text)))
     body = {"max_tokens": 99, "messages": [user("a")], "tools": [TOOL]}
     told = (await rig.post(MESSAGES, body)).json()
-    msgspec.convert(told, replies.MessageReply, strict=True)
-    assert set(told) == set(replies.MessageReply.__struct_fields__)
-    assert set(told["usage"]) == set(replies.MessageUsage.__struct_fields__)
+    msgspec.convert(told, openapi_replies.MessageReply, strict=True)
+    assert set(told) == set(openapi_replies.MessageReply.__struct_fields__)
+    assert set(told["usage"]) == set(openapi_replies.MessageUsage.__struct_fields__)
     warmed = (await rig.post(MESSAGES, body | {"max_tokens": 0})).json()
-    msgspec.convert(warmed, replies.MessageReply, strict=True)
+    msgspec.convert(warmed, openapi_replies.MessageReply, strict=True)
     counted = (await rig.post(COUNT, body)).json()
-    msgspec.convert(counted, replies.MessageTokens, strict=True)
+    msgspec.convert(counted, openapi_replies.MessageTokens, strict=True)
     refused = (await rig.post(MESSAGES, {})).json()
-    msgspec.convert(refused, replies.MessagesErrorReply, strict=True)
+    msgspec.convert(refused, openapi_replies.MessagesErrorReply, strict=True)
 
 
 @pytest.mark.parametrize("fields", [{}, {"background": True}, {"max_output_tokens": 2}, {"reasoning": {}}])
@@ -114,21 +114,21 @@ async def test_responses_are_what_it_says(fields: Any) -> None:
     cancelled = (await rig.client.post(f"{path}/cancel")).json()
     for told in (made, await client.get(path), cancelled):
         if "error" in told and "id" not in told:  # only background responses can be cancelled
-            msgspec.convert(told, replies.ErrorReply, strict=True)
+            msgspec.convert(told, openapi_replies.ErrorReply, strict=True)
             continue
-        msgspec.convert(told, replies.ResponseReply, strict=True)
-        assert set(told) == set(replies.ResponseReply.__struct_fields__)
-    msgspec.convert(await client.get(f"{path}/input_items"), replies.ItemList, strict=True)
+        msgspec.convert(told, openapi_replies.ResponseReply, strict=True)
+        assert set(told) == set(openapi_replies.ResponseReply.__struct_fields__)
+    msgspec.convert(await client.get(f"{path}/input_items"), openapi_replies.ItemList, strict=True)
     counted = (await rig.post(f"{RESPONSES}/input_tokens", {"model": "tiny", "input": "a"})).json()
-    msgspec.convert(counted, replies.InputTokensReply, strict=True)
+    msgspec.convert(counted, openapi_replies.InputTokensReply, strict=True)
     deleted = (await rig.client.delete(path)).json()
-    msgspec.convert(deleted, replies.DeletedReply, strict=True)
+    msgspec.convert(deleted, openapi_replies.DeletedReply, strict=True)
 
 
 async def test_a_response_that_failed_is_what_it_says() -> None:
     client = Client(Rig(ScriptedEngine(say("x", reason=FinishReason.ERROR, error="broken"))))
     *_, last, _ = await client.stream("a")
-    msgspec.convert(last["response"], replies.ResponseReply, strict=True)
+    msgspec.convert(last["response"], openapi_replies.ResponseReply, strict=True)
     assert last["response"]["error"]["code"] == "server_error"
 
 
@@ -137,14 +137,14 @@ async def test_conversations_are_what_it_says() -> None:
     made = (await client.rig.post("/v1/conversations", {"items": [user("a")], "metadata": {"k": "v"}})).json()
     path = f"/v1/conversations/{made['id']}"
     added = (await client.rig.post(f"{path}/items", {"items": [user("b")]})).json()
-    msgspec.convert(added, replies.ItemList, strict=True)
-    msgspec.convert(await client.get(f"{path}/items"), replies.ItemList, strict=True)
+    msgspec.convert(added, openapi_replies.ItemList, strict=True)
+    msgspec.convert(await client.get(f"{path}/items"), openapi_replies.ItemList, strict=True)
     fewer = (await client.rig.client.delete(f"{path}/items/{added['data'][0]['id']}")).json()
     changed = (await client.rig.post(path, {"metadata": {}})).json()
     for told in (made, await client.get(path), fewer, changed):
-        msgspec.convert(told, replies.ConversationReply, strict=True)
+        msgspec.convert(told, openapi_replies.ConversationReply, strict=True)
     deleted = (await client.rig.client.delete(path)).json()
-    msgspec.convert(deleted, replies.DeletedReply, strict=True)
+    msgspec.convert(deleted, openapi_replies.DeletedReply, strict=True)
 
 
 async def test_agents_are_what_it_says() -> None:
@@ -157,11 +157,11 @@ async def test_agents_are_what_it_says() -> None:
     saved = (await rig.post("/v1/agents", {"model": "tiny"})).json()
     msgspec.convert(saved, agents.AgentReply, strict=True)
     for path in ("/items", "/turns", f"/turns/{turn['id']}/items"):
-        msgspec.convert(await agent.get(path), replies.ItemList, strict=True)
+        msgspec.convert(await agent.get(path), openapi_replies.ItemList, strict=True)
     for path in ("/v1/agents", agents_rig.SESSIONS):
-        msgspec.convert((await rig.client.get(path)).json(), replies.ItemList, strict=True)
+        msgspec.convert((await rig.client.get(path)).json(), openapi_replies.ItemList, strict=True)
     for path in (f"/v1/agents/{saved['id']}", agent.path):
-        msgspec.convert((await rig.client.delete(path)).json(), replies.DeletedReply, strict=True)
+        msgspec.convert((await rig.client.delete(path)).json(), openapi_replies.DeletedReply, strict=True)
 
 
 async def test_every_dialect_says_what_its_replies_are() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.desk import Desk, DeskBounds
 from agentserve.server.http.responses.events import Fold
 from agentserve.server.http.responses.live import EVENT_SECONDS, Live, Lives
 from agentserve.server.http.responses.schemas import ResponsesRequest
@@ -131,7 +131,7 @@ async def test_a_background_response_that_fails(rig: Rig, client: Client) -> Non
 
 
 async def test_background_responses_are_bounded() -> None:
-    rig = Rig(ScriptedEngine(say("Hello!", hold_at=1)), responses=Desk(bounds=Bounds(running=2)))
+    rig = Rig(ScriptedEngine(say("Hello!", hold_at=1)), responses=Desk(bounds=DeskBounds(running=2)))
     client = Client(rig)
     for _ in range(2):
         last = await client.create("x", background=True)
@@ -260,7 +260,7 @@ async def test_silence_is_broken_once_for_all_readers() -> None:
 
 
 async def test_a_finished_response_is_there_whatever_became_of_its_events() -> None:
-    desk = Desk(bounds=Bounds(one_events_bytes=3000, responses=1))
+    desk = Desk(bounds=DeskBounds(one_events_bytes=3000, responses=1))
     rig = Rig(ScriptedEngine(), responses=desk)
     client = Client(rig)
     script = say("Hello! " * 40, hold_at=200)
@@ -287,7 +287,7 @@ async def test_a_finished_response_is_there_whatever_became_of_its_events() -> N
 
 
 async def test_a_burst_does_not_pass_the_bound() -> None:
-    rig = Rig(ScriptedEngine(say("Hello!", hold_at=1)), responses=Desk(bounds=Bounds(running=2)))
+    rig = Rig(ScriptedEngine(say("Hello!", hold_at=1)), responses=Desk(bounds=DeskBounds(running=2)))
     body = {"model": "tiny", "input": "x", "background": True}
     replies = await asyncio.gather(*(rig.post(RESPONSES, body) for _ in range(8)))
     assert sorted(reply.status_code for reply in replies) == [200, 200] + 6 * [429]

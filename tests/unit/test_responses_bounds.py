@@ -12,7 +12,7 @@ from agentserve.messages import unpack_tokens
 from agentserve.server.errors import ApiError
 from agentserve.server.http.chat_request import prepare
 from agentserve.server.http.responses import job, thoughts
-from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.desk import Desk, DeskBounds
 from agentserve.server.http.responses.thoughts import Room, packed, unpacked
 from agentserve.server.limits import Limits
 from tests.api_rig import Rig, user
@@ -101,7 +101,7 @@ async def grown(client: Client, last: str | None) -> Any:
 
 
 async def test_what_would_push_out_all_others_is_refused() -> None:
-    desk = Desk(bounds=Bounds(responses_bytes=80_000))
+    desk = Desk(bounds=DeskBounds(responses_bytes=80_000))
     client = Client(Rig(ScriptedEngine(say("Hello!"), max_model_len=1 << 21), responses=desk))
     first = await client.create("x")
     submits = len(client.rig.engine.submits)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentserve.messages import unpack_tokens
-from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.desk import Desk, DeskBounds
 from tests.api_rig import Rig, settled, user
 from tests.fakes import ScriptedEngine, say
 from tests.responses_rig import CALL, RESPONSES, WEATHER, Client, call_of, result
@@ -115,7 +115,7 @@ async def test_of_two_responses_at_once_for_a_conversation_one_is_made(rig: Rig,
 
 async def test_a_conversation_that_is_full_takes_no_more() -> None:
     client = Client(
-        Rig(ScriptedEngine(say("Hello!")), responses=Desk(bounds=Bounds(conversations_bytes=80_000)))
+        Rig(ScriptedEngine(say("Hello!")), responses=Desk(bounds=DeskBounds(conversations_bytes=80_000)))
     )
     made = await conversation(client, items=[user("x" * 20_000)])
     other = await conversation(client)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentserve.server.http.responses.conversations import Conversation, Conversations
-from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.desk import Desk, DeskBounds
 from agentserve.server.http.responses.diagnostics import Compared
 from agentserve.server.http.responses.records import Records
 from agentserve.server.http.responses.shelf import Kept, Shelf
@@ -302,7 +302,7 @@ async def test_a_file_that_is_deleted_while_it_is_used_is_written_again(tmp_path
 
 
 def test_recent_prompts_and_events_are_bounded() -> None:
-    desk = Desk(lambda: 0.0, Bounds(compared_bytes=10_000))
+    desk = Desk(lambda: 0.0, DeskBounds(compared_bytes=10_000))
     for number in range(20):
         desk.remember("t", str(number), Compared(array("i", [0] * 1000), 500, {}))
     assert desk.compared("t", "0") is None

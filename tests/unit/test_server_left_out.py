@@ -2,8 +2,8 @@
 
 import logging
 
+from agentserve.server.http.answer_form import Form
 from agentserve.server.http.reply_parsers import ReplyGrammars
-from agentserve.server.http.structure import Form
 from tests.grammar_rig import compiler_of_bytes
 from tools_bridge.compile_process import MOST_LISTED
 from tools_bridge.registry import DEFAULT_FORM

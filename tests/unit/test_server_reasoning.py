@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentserve.messages import unpack_tokens
+from agentserve.server.http.answer_form import Form
 from agentserve.server.http.reply_parsers import ReplyGrammars
-from agentserve.server.http.structure import Form
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, user
 from tests.fakes import ByteTemplate, ScriptedEngine, say
 from tools_bridge.grammar import ResponseFormat, reply_grammar

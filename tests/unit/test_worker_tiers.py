@@ -14,9 +14,9 @@ import torch
 
 from agentserve.config import load
 from agentserve.executor.pool import KVPool, kv_groups
+from agentserve.server.workers.build_tiers import BuiltTiers, build_tiers
 from agentserve.server.workers.sizes import tier_sizes
 from agentserve.server.workers.spec import replacement, worker_spec
-from agentserve.server.workers.tiers import BuiltTiers, build_tiers
 from tests.unit.test_models_gguf import model
 from tiering.keys import block_key
 from tiering.manager import HEADER_BYTES

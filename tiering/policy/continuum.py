@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tiering.policy.base import Choice, Decision, Departure, Hints, Market, Park, Residency, Rest, Signal
-from tiering.policy.ledger import Entry, Ledger
+from tiering.policy.known_sessions import Entry, KnownSessions
 from tiering.policy.pin import PINNED
 from tiering.types import Tier
 from tiering.waits import name_of
@@ -85,7 +85,7 @@ class ContinuumPolicy:
 
     def __init__(self, parameters: ContinuumParameters | None = None) -> None:
         self.parameters = parameters or ContinuumParameters()
-        self._ledger = Ledger()
+        self._known = KnownSessions()
         self._leases: dict[str, _Lease] = {}
         self._samples: dict[str, deque[float]] = {}
         self._everything: deque[float] = deque(maxlen=MOST_SAMPLES)
@@ -99,13 +99,13 @@ class ContinuumPolicy:
         return self.parameters.default_eta if measured is None else min(max(-measured, 0.0), 1.0)
 
     def parked(self, park: Park) -> None:
-        forgotten = self._ledger.parked(park)
+        forgotten = self._known.parked(park)
         if forgotten is not None:
             self._leases.pop(forgotten, None)
         self._leases.pop(park.session, None)
 
     def resumed(self, session: str, at: float, waited: float) -> None:
-        entry, lease = self._ledger.resumed(session, at), self._leases.get(session)
+        entry, lease = self._known.resumed(session, at), self._leases.get(session)
         if lease is not None:
             lease.kept = at <= lease.until
         if entry is not None and entry.park.tools and math.isfinite(waited):
@@ -116,7 +116,7 @@ class ContinuumPolicy:
         pass
 
     def gone(self, session: str, at: float, why: Departure) -> None:
-        entry = self._ledger.gone(session, why)
+        entry = self._known.gone(session, why)
         if entry is not None and why is Departure.FINISHED:
             self._leases.pop(session, None)
             self._programs += 1
@@ -125,7 +125,7 @@ class ContinuumPolicy:
                 self._turns.add(done, turns - done)
 
     def decide(self, session: str, residency: Residency, market: Market) -> Decision:
-        entry = self._ledger.at_rest(session)
+        entry = self._known.at_rest(session)
         if entry is None:
             return Decision(Choice.DROP, math.inf, "unknown")
         self._delay += (market.queue - self._delay) / 32
@@ -138,7 +138,7 @@ class ContinuumPolicy:
         return Decision(choice, math.inf, "past its TTL")
 
     def worth(self, session: str, tier: Tier, residency: Residency, market: Market) -> float:
-        entry, lease = self._ledger.get(session), self._leases.get(session)
+        entry, lease = self._known.get(session), self._leases.get(session)
         if entry is None:
             return -math.inf
         if entry.resting and entry.gone is None and lease is not None and market.now < lease.until:
@@ -146,7 +146,7 @@ class ContinuumPolicy:
         return entry.touched
 
     def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:
-        entry, lease = self._ledger.get(session), self._leases.get(session)
+        entry, lease = self._known.get(session), self._leases.get(session)
         if entry is None:
             return (1.0, 1.0, arrived)
         preempted = entry.resting and entry.park.rest is Rest.PRESSURE

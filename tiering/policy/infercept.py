@@ -21,7 +21,7 @@ import math
 import msgspec
 
 from tiering.policy.base import Choice, Decision, Departure, Hints, Market, Park, Prices, Residency, Signal
-from tiering.policy.ledger import Entry, Ledger
+from tiering.policy.known_sessions import Entry, KnownSessions
 from tiering.types import Tier
 from tiering.waits import name_of
 
@@ -56,16 +56,16 @@ class InferCeptPolicy:
 
     def __init__(self, parameters: InferCeptParameters | None = None) -> None:
         self.parameters = parameters or InferCeptParameters()
-        self._ledger = Ledger()
+        self._known = KnownSessions()
         self._means: dict[str, tuple[int, float]] = {}  # tool -> (waits, mean)
         self._budget = 0.0  # blocks that may be swapped now
         self._filled = -math.inf
 
     def parked(self, park: Park) -> None:
-        self._ledger.parked(park)
+        self._known.parked(park)
 
     def resumed(self, session: str, at: float, waited: float) -> None:
-        entry = self._ledger.resumed(session, at)
+        entry = self._known.resumed(session, at)
         if entry is not None and entry.park.tools:
             name = name_of(entry.park.tools)
             count, mean = self._means.pop(name, (0, 0.0))
@@ -77,10 +77,10 @@ class InferCeptPolicy:
         pass
 
     def gone(self, session: str, at: float, why: Departure) -> None:
-        self._ledger.gone(session, why)
+        self._known.gone(session, why)
 
     def decide(self, session: str, residency: Residency, market: Market) -> Decision:
-        entry = self._ledger.at_rest(session)
+        entry = self._known.at_rest(session)
         if entry is None:
             return Decision(Choice.DROP, math.inf, "unknown")
         if self.parameters.heuristic:
@@ -89,13 +89,13 @@ class InferCeptPolicy:
 
     def worth(self, session: str, tier: Tier, residency: Residency, market: Market) -> float:
         """Who wastes most goes first; running sessions and strangers by recency, before nobody."""
-        entry = self._ledger.get(session)
+        entry = self._known.get(session)
         if entry is None:
             return -math.inf
         return -preserve_waste(market.now - entry.park.at, entry.park.tokens) if entry.resting else 0.0
 
     def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:
-        entry = self._ledger.get(session)
+        entry = self._known.get(session)
         return (entry.park.program if entry is not None else arrived,)
 
     def _by_waste(self, entry: Entry, residency: Residency, market: Market) -> Decision:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from tiering.policy.base import Choice, Decision, Departure, Hints, Market, Park, Residency, Signal
-from tiering.policy.ledger import Ledger
+from tiering.policy.known_sessions import KnownSessions
 from tiering.types import Tier
 
 
@@ -19,28 +19,28 @@ class LruPolicy:
     eager = True
 
     def __init__(self) -> None:
-        self._ledger = Ledger()
+        self._known = KnownSessions()
 
     def parked(self, park: Park) -> None:
-        self._ledger.parked(park)
+        self._known.parked(park)
 
     def resumed(self, session: str, at: float, waited: float) -> None:
-        self._ledger.resumed(session, at)
+        self._known.resumed(session, at)
 
     def signalled(self, session: str, signal: Signal, at: float, hints: Hints) -> None:
         pass
 
     def gone(self, session: str, at: float, why: Departure) -> None:
-        self._ledger.gone(session, why)
+        self._known.gone(session, why)
 
     def decide(self, session: str, residency: Residency, market: Market) -> Decision:
-        entry = self._ledger.at_rest(session)
+        entry = self._known.at_rest(session)
         if entry is None or entry.gone is not None:
             return Decision(Choice.DROP, math.inf, "nobody is expected back")
         return Decision(copy_below(market), math.inf, "at rest")
 
     def worth(self, session: str, tier: Tier, residency: Residency, market: Market) -> float:
-        entry = self._ledger.get(session)
+        entry = self._known.get(session)
         return entry.touched if entry is not None and entry.gone is None else 0.0
 
     def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:

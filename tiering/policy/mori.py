@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tiering.policy.base import Choice, Decision, Departure, Hints, Market, Park, Residency, Signal
-from tiering.policy.ledger import Entry, Ledger
+from tiering.policy.known_sessions import Entry, KnownSessions
 from tiering.types import Tier
 
 LABEL = 1e12  # beyond any time: the type of a block counts before its recency
@@ -50,7 +50,7 @@ class MoriPolicy:
 
     def __init__(self, parameters: MoriParameters | None = None) -> None:
         self.parameters = parameters or MoriParameters()
-        self._ledger = Ledger()
+        self._known = KnownSessions()
         self._programs: dict[str, _Program] = {}
         self._round = -math.inf
 
@@ -59,7 +59,7 @@ class MoriPolicy:
         return program.idleness if program is not None else 0.0
 
     def parked(self, park: Park) -> None:
-        forgotten = self._ledger.parked(park)
+        forgotten = self._known.parked(park)
         if forgotten is not None:
             self._programs.pop(forgotten, None)
         program = self._programs.get(park.session)
@@ -69,7 +69,7 @@ class MoriPolicy:
         program.service = park.service
 
     def resumed(self, session: str, at: float, waited: float) -> None:
-        self._ledger.resumed(session, at)
+        self._known.resumed(session, at)
         program = self._programs.get(session)
         if program is not None and 0 <= waited < math.inf:
             program.cycles.append((waited, program.reasoned))
@@ -78,12 +78,12 @@ class MoriPolicy:
         pass
 
     def gone(self, session: str, at: float, why: Departure) -> None:
-        self._ledger.gone(session, why)
+        self._known.gone(session, why)
         if why is Departure.FINISHED:
             self._programs.pop(session, None)
 
     def decide(self, session: str, residency: Residency, market: Market) -> Decision:
-        entry, program = self._ledger.at_rest(session), self._programs.get(session)
+        entry, program = self._known.at_rest(session), self._programs.get(session)
         if entry is None or program is None:
             return Decision(Choice.DROP, math.inf, "unknown")
         if entry.gone is not None:
@@ -100,7 +100,7 @@ class MoriPolicy:
         return Decision(Choice.RESTORE if back else Choice.HOLD, until, reason)
 
     def worth(self, session: str, tier: Tier, residency: Residency, market: Market) -> float:
-        entry, program = self._ledger.get(session), self._programs.get(session)
+        entry, program = self._known.get(session), self._programs.get(session)
         if entry is None or program is None:
             return -math.inf
         if entry.gone is not None or program.place is None:
@@ -126,7 +126,7 @@ class MoriPolicy:
         self._round = market.now
         everybody = [
             (self._programs[session], entry)
-            for session, entry in self._ledger.entries()
+            for session, entry in self._known.entries()
             if entry.gone is None and session in self._programs
         ]
         # Most idle first; of the acting and the reasoning the acting.

@@ -11,7 +11,7 @@ import math
 import msgspec
 
 from tiering.policy.base import Choice, Decision, Departure, Hints, Market, Park, Residency, Rest, Signal
-from tiering.policy.ledger import Ledger
+from tiering.policy.known_sessions import KnownSessions
 from tiering.policy.lru import copy_below
 from tiering.types import Tier
 
@@ -28,29 +28,29 @@ class PinPolicy:
 
     def __init__(self, parameters: PinParameters | None = None) -> None:
         self.parameters = parameters or PinParameters()
-        self._ledger = Ledger()
+        self._known = KnownSessions()
 
     def parked(self, park: Park) -> None:
-        self._ledger.parked(park)
+        self._known.parked(park)
 
     def resumed(self, session: str, at: float, waited: float) -> None:
-        self._ledger.resumed(session, at)
+        self._known.resumed(session, at)
 
     def signalled(self, session: str, signal: Signal, at: float, hints: Hints) -> None:
         pass
 
     def gone(self, session: str, at: float, why: Departure) -> None:
-        self._ledger.gone(session, why)
+        self._known.gone(session, why)
 
     def decide(self, session: str, residency: Residency, market: Market) -> Decision:
-        if self._ledger.at_rest(session) is None:
+        if self._known.at_rest(session) is None:
             return Decision(Choice.DROP, math.inf, "unknown")
         if self._pinned(session):
             return Decision(Choice.HOLD, math.inf, "pinned")
         return Decision(copy_below(market), math.inf, "not on a tool")
 
     def worth(self, session: str, tier: Tier, residency: Residency, market: Market) -> float:
-        entry = self._ledger.get(session)
+        entry = self._known.get(session)
         if entry is None:
             return -math.inf
         return entry.touched + (PINNED if self._pinned(session) else 0.0)
@@ -59,7 +59,7 @@ class PinPolicy:
         return (arrived,)
 
     def _pinned(self, session: str) -> bool:
-        entry = self._ledger.at_rest(session)
+        entry = self._known.at_rest(session)
         if entry is None or entry.gone is not None:
             return False
         return entry.park.rest is Rest.TOOL or (self.parameters.idle and entry.park.rest is Rest.IDLE)

@@ -21,7 +21,7 @@ from tiering.policy.base import (
     Rest,
     Signal,
 )
-from tiering.policy.ledger import Entry, Ledger
+from tiering.policy.known_sessions import Entry, KnownSessions
 from tiering.policy.lru import LruPolicy, copy_below
 from tiering.policy.outlook import Outlook
 from tiering.policy.shadow import Race, ShadowTiers
@@ -83,7 +83,7 @@ class PricedPolicy:
         self.outlook = outlook or Outlook(WaitCurves())
         self._name = name
         self._foresight = foresight
-        self._ledger = Ledger()
+        self._known = KnownSessions()
         self._states: dict[str, _State] = {}
         self._market: Market | None = None
         self._lru = LruPolicy()
@@ -122,10 +122,10 @@ class PricedPolicy:
     # --- what happens ------------------------------------------------------------------------
 
     def parked(self, park: Park) -> None:
-        before = self._ledger.get(park.session)
+        before = self._known.get(park.session)
         if before is not None and not before.resting and park.rest is not Rest.PRESSURE:
             self._turn += (min(max(park.at - before.touched, 0.0), HORIZON) - self._turn) / TURNS
-        forgotten = self._ledger.parked(park)
+        forgotten = self._known.parked(park)
         if forgotten is not None:
             self._forget(forgotten)
         self._lru.parked(park)
@@ -143,7 +143,7 @@ class PricedPolicy:
             if self._foresight is None:
                 self._race.ran(ours, theirs)
         self._lru.resumed(session, at, waited)
-        entry = self._ledger.resumed(session, at)
+        entry = self._known.resumed(session, at)
         if entry is not None and entry.park.rest is not Rest.PRESSURE:
             self.outlook.came(session, waited)
 
@@ -156,7 +156,7 @@ class PricedPolicy:
         self.outlook.signalled(session, signal, at, hints)
 
     def gone(self, session: str, at: float, why: Departure) -> None:
-        self._ledger.gone(session, why)
+        self._known.gone(session, why)
         self.outlook.gone(session, at, why)
         if why is Departure.FINISHED:
             self._forget(session)
@@ -165,7 +165,7 @@ class PricedPolicy:
 
     def decide(self, session: str, residency: Residency, market: Market) -> Decision:
         self._market = market
-        entry, state = self._ledger.at_rest(session), self._states.get(session)
+        entry, state = self._known.at_rest(session), self._states.get(session)
         if entry is None or state is None:
             return Decision(Choice.DROP, math.inf, "unknown")
         self._cast_shadows(session, entry.park, state, market)
@@ -192,7 +192,7 @@ class PricedPolicy:
         counts as having come a little earlier or later, by how far it is from what all say on average;
         who has said nothing yet is average.
         """
-        entry = self._ledger.get(session)
+        entry = self._known.get(session)
         if entry is None:
             return (arrived,)
         age = min(max(arrived - entry.park.program, 0.0), self.parameters.seniority)
@@ -278,7 +278,7 @@ class PricedPolicy:
 
     def _case(self, entry: Entry, residency: Residency, market: Market) -> Case:
         park, p = entry.park, self.parameters
-        price = device_price(market, self._ledger.mean_blocks, p.headroom)
+        price = device_price(market, self._known.mean_blocks, p.headroom)
         wait, elapsed, resume = self._expected(entry, market)
         tight = market.host_free < residency.device - residency.copied
         return Case(
@@ -321,7 +321,7 @@ class PricedPolicy:
         return min(max(urgency, 0.5), 2.0)
 
     def _worth(self, session: str, tier: Tier, residency: Residency, market: Market) -> float:
-        entry = self._ledger.get(session)
+        entry = self._known.get(session)
         if entry is None:
             return 0.0
         case = self._case(entry, residency, market)

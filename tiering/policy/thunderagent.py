@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tiering.policy.base import Choice, Decision, Departure, Hints, Market, Park, Residency, Signal
-from tiering.policy.ledger import Entry, Ledger
+from tiering.policy.known_sessions import Entry, KnownSessions
 from tiering.types import Tier
 
 
@@ -53,7 +53,7 @@ class ThunderAgentPolicy:
 
     def __init__(self, parameters: ThunderAgentParameters | None = None) -> None:
         self.parameters = parameters or ThunderAgentParameters()
-        self._ledger = Ledger()
+        self._known = KnownSessions()
         self._paused: dict[str, _Paused] = {}
         self._round = -math.inf
 
@@ -62,23 +62,23 @@ class ThunderAgentPolicy:
         return tuple(self._paused)
 
     def parked(self, park: Park) -> None:
-        forgotten = self._ledger.parked(park)
+        forgotten = self._known.parked(park)
         if forgotten is not None:
             self._paused.pop(forgotten, None)
 
     def resumed(self, session: str, at: float, waited: float) -> None:
-        self._ledger.resumed(session, at)
+        self._known.resumed(session, at)
 
     def signalled(self, session: str, signal: Signal, at: float, hints: Hints) -> None:
         pass
 
     def gone(self, session: str, at: float, why: Departure) -> None:
-        self._ledger.gone(session, why)
+        self._known.gone(session, why)
         if why is Departure.FINISHED:
             self._paused.pop(session, None)
 
     def decide(self, session: str, residency: Residency, market: Market) -> Decision:
-        entry = self._ledger.at_rest(session)
+        entry = self._known.at_rest(session)
         if entry is None:
             return Decision(Choice.DROP, math.inf, "unknown")
         self._rounds(market)
@@ -89,7 +89,7 @@ class ThunderAgentPolicy:
         return Decision(Choice.HOST if below else Choice.DROP, until, "paused")
 
     def worth(self, session: str, tier: Tier, residency: Residency, market: Market) -> float:
-        entry = self._ledger.get(session)
+        entry = self._known.get(session)
         if entry is None:
             return -math.inf
         return 0.0 if session in self._paused else entry.touched
@@ -97,7 +97,7 @@ class ThunderAgentPolicy:
     def rank(self, session: str, arrived: float, market: Market) -> tuple[float, ...]:
         """Paused programs stand behind, until a round restores them (after 1,800 s at the latest)."""
         self._rounds(market)
-        entry = self._ledger.get(session)
+        entry = self._known.get(session)
         if entry is None or session not in self._paused:
             return (0.0, arrived)
         return (1.0, float(entry.park.tokens), arrived)
@@ -112,14 +112,14 @@ class ThunderAgentPolicy:
     def _restore(self, market: Market) -> None:
         p, now = self.parameters, market.now
         for session, paused in tuple(self._paused.items()):
-            if now - paused.since >= p.forced or self._ledger.get(session) is None:
+            if now - paused.since >= p.forced or self._known.get(session) is None:
                 del self._paused[session]
         used, capacity = 0.0, float(market.device * market.prices.page_size)
         for _, entry in self._active():
             acted = now - entry.park.at
             tokens = entry.park.tokens
             used += p.buffer + (decayed(tokens, acted, p.half_life) if entry.resting else tokens)
-        waiting = [item for item in self._ledger.entries() if item[0] in self._paused]
+        waiting = [item for item in self._known.entries() if item[0] in self._paused]
         waiting.sort(key=lambda item: -restore_score(item[1].park.tokens, not item[1].resting))
         for session, entry in waiting:
             wanted = entry.park.tokens + p.buffer
@@ -141,6 +141,6 @@ class ThunderAgentPolicy:
     def _active(self) -> list[tuple[str, Entry]]:
         return [
             (session, entry)
-            for session, entry in self._ledger.entries()
+            for session, entry in self._known.entries()
             if session not in self._paused and entry.gone is None
         ]

@@ -22,9 +22,9 @@ from agentserve.bench.tiers.engine import Engine, Resumed
 from agentserve.bench.tiers.findings import Findings, Limit, time_row
 from agentserve.bench.tiers.steered import SteeredPolicy
 from agentserve.executor.runner import TorchExecutor
+from agentserve.server.workers.build_tiers import BuiltTiers, build_tiers
 from agentserve.server.workers.sizes import tier_sizes
 from agentserve.server.workers.spec import WorkerSpec
-from agentserve.server.workers.tiers import BuiltTiers, build_tiers
 from agentserve.server.workers.worker_main import BuiltEngine
 from agentserve.types import SessionId
 from tiering.policy.base import Choice

@@ -24,9 +24,9 @@ from agentserve.core.plan import ChunkResult, Plan, Sampled, StepResult
 from agentserve.core.ports import Executor
 from agentserve.executor.pool import KVPool
 from agentserve.executor.runner import TorchExecutor
+from agentserve.server.workers.build_tiers import build_tiers
 from agentserve.server.workers.sizes import tier_sizes
 from agentserve.server.workers.spec import WorkerSpec
-from agentserve.server.workers.tiers import build_tiers
 from agentserve.server.workers.worker_main import BuiltEngine
 from agentserve.types import SessionId
 

@@ -27,7 +27,7 @@ LAST_PATIENCE = 10.0  # seconds the last writes may take when the server leaves
 
 
 class Disk:
-    """A `Book`. Its methods are called on the event loop, or before there is one."""
+    """A `AgentsBook`. Its methods are called on the event loop, or before there is one."""
 
     def __init__(self, folder: Path, wall: Callable[[], float], patience: float) -> None:
         """ValueError, in one line, where nothing can be kept there. `patience`: seconds that a client waits

@@ -20,7 +20,7 @@ from agentserve.server.agents.records import Batch, Head, Item, Record, SavedAge
 from agentserve.server.sessions.writer import Failure
 
 
-class Book(Protocol):
+class AgentsBook(Protocol):
     """What keeps records beyond the life of the process. No call blocks; changes are kept in their order."""
 
     def put(self, name: str, content: bytes) -> Future[None]: ...
@@ -40,15 +40,15 @@ class Full(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class AgentsBounds:
     sessions: int = 10_000
     bytes: int = 256 << 20  # of all sessions
     agents: int = 1000
 
 
 class Shelf:
-    def __init__(self, bounds: Bounds | None = None, book: Book | None = None) -> None:
-        self._bounds = bounds or Bounds()
+    def __init__(self, bounds: AgentsBounds | None = None, book: AgentsBook | None = None) -> None:
+        self._bounds = bounds or AgentsBounds()
         self._book = book
         self._sessions: OrderedDict[str, History] = OrderedDict()  # the longest unused first
         self._costs: dict[str, int] = {}

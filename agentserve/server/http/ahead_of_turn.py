@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from agentserve.server.http import history, sampling
+from agentserve.server.http.answer_form import Form
 from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.chat_request import check_supported, grammar_of, render, template_of
 from agentserve.server.http.claims import claim_of, cut_calls
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import identity
 from agentserve.server.http.schemas import ChatRequest
-from agentserve.server.http.structure import Form
-from agentserve.server.http.structured import as_response_format, said_as
 from agentserve.server.http.turn_parts import answer_factory, namespace
+from agentserve.server.http.vllm_forms import as_response_format, said_as
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.seats import OneShotSeat
 from agentserve.server.sessions.session_record import Session, common

@@ -34,8 +34,11 @@ from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import ServerContext, ServerOptions
 from agentserve.server.http.gate import Gate, Guards
+from agentserve.server.http.grammars import Grammars
 from agentserve.server.http.idempotency import Idempotency
+from agentserve.server.http.known_errors import KNOWN, api_error
 from agentserve.server.http.openapi import openapi
+from agentserve.server.http.reply_port import GrammarMaker, ParserMaker
 from agentserve.server.http.residency import follow_decisions
 from agentserve.server.http.responses.desk import Desk
 from agentserve.server.http.responses.routes import routes as responses_routes
@@ -47,8 +50,6 @@ from agentserve.server.http.sessions.hints import session_hints
 from agentserve.server.http.sessions.results import tool_results
 from agentserve.server.http.sessions.upload import tool_result_stream
 from agentserve.server.http.sse import ClientGone
-from agentserve.server.http.structure import GrammarMaker, Grammars, ParserMaker
-from agentserve.server.http.translate import KNOWN, api_error
 from agentserve.server.http.voice import error_response
 from agentserve.server.http.webhooks.routes import routes as webhook_routes
 from agentserve.server.sessions.chronicle import Chronicle

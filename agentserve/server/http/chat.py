@@ -7,12 +7,12 @@ from starlette.responses import Response
 
 from agentserve.messages import Token
 from agentserve.server.errors import json_response
-from agentserve.server.http import wire
+from agentserve.server.http import choice_parts
 from agentserve.server.http.chat_request import ChatJob, prepare
+from agentserve.server.http.choices_reply import ChoicesReply
 from agentserve.server.http.context import REASONING_FIELDS, ServerContext, context_of
 from agentserve.server.http.names import SESSION_HEADER, set_request_id
 from agentserve.server.http.reading import read_body
-from agentserve.server.http.reply import Reply
 from agentserve.server.http.schemas import ChatRequest, decode
 from agentserve.server.http.sse import unless_gone
 from agentserve.server.http.streaming import open_stream
@@ -42,14 +42,14 @@ async def chat_completions(request: Request) -> Response:
         raise
 
 
-def chat_reply(context: ServerContext, fields: ChatRequest, job: ChatJob) -> Reply:
+def chat_reply(context: ServerContext, fields: ChatRequest, job: ChatJob) -> ChoicesReply:
     """The turns' reply, not yet begun."""
     base: JsonObject = {
         "object": "chat.completion.chunk" if fields.stream else "chat.completion",
         "session_id": job.session_id,
     }
     shape = _ChatShape(context, job, token_ids=bool(fields.return_token_ids))
-    return Reply(context, fields, [job.specs], shape, base=base, id_prefix="chatcmpl")
+    return ChoicesReply(context, fields, [job.specs], shape, base=base, id_prefix="chatcmpl")
 
 
 class _ChatShape:
@@ -128,9 +128,9 @@ class _ChatShape:
         return None if self._job.form.forced else ""
 
     def _finish_reason(self, outcome: Outcome) -> str:
-        return wire.finish_reason(outcome, named=self._job.form.choice == "named")
+        return choice_parts.finish_reason(outcome, named=self._job.form.choice == "named")
 
     def _logprobs(self, tokens: tuple[Token, ...]) -> JsonObject | None:
         if self._job.logprobs is None:
             return None
-        return wire.chat_logprobs(tokens, self._context.tokenizer, self._job.logprobs)
+        return choice_parts.chat_logprobs(tokens, self._context.tokenizer, self._job.logprobs)

@@ -13,14 +13,13 @@ from starlette.requests import Request
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http import history, sampling
+from agentserve.server.http.answer_form import Form, chat_form
 from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.claims import claim_of, cut_calls
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import NOBODY, Identity, identity
 from agentserve.server.http.said import take_advice
 from agentserve.server.http.schemas import ChatRequest
-from agentserve.server.http.structure import Form, chat_form
-from agentserve.server.http.structured import as_response_format, other_form, said_as
 from agentserve.server.http.turn_parts import (
     answer_begins_behind,
     answer_factory,
@@ -28,6 +27,7 @@ from agentserve.server.http.turn_parts import (
     prompt_end,
     reasoning_cap,
 )
+from agentserve.server.http.vllm_forms import as_response_format, other_form, said_as
 from agentserve.server.limits import INT64_MAX, Limits, check_size
 from agentserve.server.sessions.seats import SessionSeat
 from agentserve.server.sessions.session_record import Claim, Lease

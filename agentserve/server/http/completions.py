@@ -12,18 +12,18 @@ from starlette.responses import Response
 
 from agentserve.messages import Token
 from agentserve.server.errors import ApiError, context_too_long, json_response
-from agentserve.server.http import sampling, wire
+from agentserve.server.http import choice_parts, sampling
+from agentserve.server.http.answer_form import Form, response_schema
 from agentserve.server.http.callers import tenant_of
+from agentserve.server.http.choices_reply import ChoicesReply
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import set_request_id
 from agentserve.server.http.reading import read_body
-from agentserve.server.http.reply import Reply
 from agentserve.server.http.schemas import CompletionRequest, decode
 from agentserve.server.http.sse import unless_gone
 from agentserve.server.http.streaming import open_stream
-from agentserve.server.http.structure import Form, response_schema
-from agentserve.server.http.structured import as_response_format, other_form, said_as
 from agentserve.server.http.turn_parts import answer_factory, namespace
+from agentserve.server.http.vllm_forms import as_response_format, other_form, said_as
 from agentserve.server.limits import Limits, check_text
 from agentserve.server.sessions.answer import Delta, Outcome
 from agentserve.server.sessions.identity import new_session_id
@@ -56,7 +56,7 @@ async def completions(request: Request) -> Response:
     job = await _prepare(context, tenant_of(request), fields)
     shape = _TextShape(context, job, token_ids=bool(fields.return_token_ids))
     base: JsonObject = {"object": "text_completion"}
-    reply = Reply(context, fields, job.groups, shape, base=base, id_prefix="cmpl")
+    reply = ChoicesReply(context, fields, job.groups, shape, base=base, id_prefix="cmpl")
     if fields.stream:
         return await open_stream(context, request, reply.stream(), {}, job.rollback)
     return json_response(await unless_gone(request.receive, reply.whole()))
@@ -192,14 +192,14 @@ class _TextShape:
         return self._chunk(index, piece.text, piece, None)
 
     def ending(self, index: int, outcome: Outcome, rest: Delta | None) -> JsonObject:
-        return self._chunk(index, "", rest, wire.finish_reason(outcome, named=False))
+        return self._chunk(index, "", rest, choice_parts.finish_reason(outcome, named=False))
 
     def choice(self, index: int, outcome: Outcome) -> JsonObject:
         choice: JsonObject = {
             "index": index,
             "text": self._job.echo(index) + outcome.text,
             "logprobs": self._logprobs(outcome.tokens, 0),
-            "finish_reason": wire.finish_reason(outcome, named=False),
+            "finish_reason": choice_parts.finish_reason(outcome, named=False),
         }
         if self._token_ids:
             n = len(self._job.groups[0])
@@ -220,4 +220,4 @@ class _TextShape:
     def _logprobs(self, tokens: tuple[Token, ...], offset: int) -> JsonObject | None:
         if self._job.logprobs is None:
             return None
-        return wire.legacy_logprobs(tokens, self._context.tokenizer, self._job.logprobs, offset)
+        return choice_parts.legacy_logprobs(tokens, self._context.tokenizer, self._job.logprobs, offset)

@@ -16,12 +16,13 @@ from agentserve.server.agents.office import Office
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http.agents.telling import Telling
+from agentserve.server.http.grammars import Grammars
+from agentserve.server.http.known_errors import bad_value
+from agentserve.server.http.reply_port import ParserMaker
 from agentserve.server.http.responses.desk import Desk
 from agentserve.server.http.sampling import ModelFacts
 from agentserve.server.http.sessions.background import Background
 from agentserve.server.http.sessions.exclusive import Exclusive
-from agentserve.server.http.structure import Grammars, ParserMaker
-from agentserve.server.http.translate import bad_value
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.advice import settle
 from agentserve.server.sessions.book import booked

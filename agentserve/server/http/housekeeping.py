@@ -15,11 +15,11 @@ from agentserve.server.http.anthropic.errors import speaks
 from agentserve.server.http.anthropic.models import anthropic_model
 from agentserve.server.http.callers import caller_in
 from agentserve.server.http.chat_request import render, template_of
+from agentserve.server.http.choice_parts import token_text
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.residency import tiers_health
 from agentserve.server.http.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest, decode
-from agentserve.server.http.wire import token_text
 from agentserve.server.limits import check_text
 from agentserve.server.sessions.journal import Journal
 from agentserve.server.text_port import JsonObject, Tokenizer

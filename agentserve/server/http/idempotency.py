@@ -36,7 +36,7 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class KeptReply:
     """A whole answer that was no error."""
 
     request: bytes  # digest of the body it answers
@@ -73,7 +73,7 @@ def share(request: Request, answer: Answer, running: Callable[[], bool]) -> None
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class KeptBounds:
     seconds: float = 600.0  # that an answer is kept: SDKs give up long before
     answers: int = 4096
     bytes: int = 64 << 20  # of all answers
@@ -83,16 +83,16 @@ class Bounds:
 class Replies:
     """Answers by key, the oldest first out, and the keys whose first request still runs."""
 
-    def __init__(self, bounds: Bounds = Bounds()) -> None:
+    def __init__(self, bounds: KeptBounds = KeptBounds()) -> None:
         self.bounds = bounds
         self.running: set[Key] = set()
-        self._kept: OrderedDict[Key, Reply | Shared] = OrderedDict()
+        self._kept: OrderedDict[Key, KeptReply | Shared] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, key: Key, now: float) -> Reply | Shared | None:
+    def get(self, key: Key, now: float) -> KeptReply | Shared | None:
         while self._kept and now - next(iter(self._kept.values())).at >= self.bounds.seconds:
             oldest, reply = self._kept.popitem(last=False)
             self._bytes -= reply.size
@@ -100,7 +100,7 @@ class Replies:
                 self.keep(oldest, replace(reply, at=now))
         return self._kept.get(key)
 
-    def keep(self, key: Key, reply: Reply | Shared) -> None:
+    def keep(self, key: Key, reply: KeptReply | Shared) -> None:
         if key in self._kept:
             self._bytes -= self._kept.pop(key).size
         self._kept[key] = reply
@@ -167,7 +167,7 @@ class Idempotency:
             if reply is not None:
                 self.replies.keep(key, reply)
 
-    async def _again(self, kept: Reply | Shared, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _again(self, kept: KeptReply | Shared, scope: Scope, receive: Receive, send: Send) -> None:
         digest = sha256()
         while True:
             message = await receive()
@@ -196,7 +196,7 @@ class Idempotency:
         await response(scope, receive, send)
 
     @staticmethod
-    async def _repeat(kept: Reply, send: Send) -> None:
+    async def _repeat(kept: KeptReply, send: Send) -> None:
         headers = [*kept.headers, REPLAYED]
         if not any(name == b"content-type" and value.startswith(b"text/event") for name, value in headers):
             headers.append((b"content-length", str(len(kept.body)).encode()))
@@ -244,7 +244,7 @@ class _Recorder:
             self._whole = not message.get("more_body", False)
         await self._send(message)
 
-    def reply(self, now: float) -> Reply | None:
+    def reply(self, now: float) -> KeptReply | None:
         """What to say again; None for errors, and for what was cut or is too long."""
         if not self._whole or self._status not in (200, 202) or self._size > self._most:
             return None
@@ -252,7 +252,7 @@ class _Recorder:
         streamed = any(value.startswith(b"text/event-stream") for _, value in self._headers)
         if streamed and (_FAILED in body or not body.endswith(_ENDS)):
             return None
-        return Reply(self.digest(), self._status, self._headers, body, now)
+        return KeptReply(self.digest(), self._status, self._headers, body, now)
 
 
 def _running() -> ApiError:

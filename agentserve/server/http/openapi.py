@@ -14,14 +14,14 @@ from starlette.routing import BaseRoute, Route
 from agentserve.server.errors import json_response
 from agentserve.server.http import housekeeping
 from agentserve.server.http.agents import inputs, lists, saved, sessions, stream
-from agentserve.server.http.agents.replies import AgentReply, SessionReply, TurnReply
+from agentserve.server.http.agents.openapi_replies import AgentReply, SessionReply, TurnReply
 from agentserve.server.http.agents.schemas import AgentRequest, EventsRequest, SessionRequest, SessionUpdate
 from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.anthropic.schemas import CountRequest, MessagesRequest
 from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import context_of
-from agentserve.server.http.replies import (
+from agentserve.server.http.openapi_replies import (
     ChatReply,
     CompletionReply,
     ConversationReply,
@@ -49,7 +49,7 @@ from agentserve.server.http.schemas import (
 )
 from agentserve.server.http.webhooks import endpoints as hooks
 from agentserve.server.http.webhooks.callbacks import tool_callback
-from agentserve.server.http.webhooks.replies import (
+from agentserve.server.http.webhooks.openapi_replies import (
     WebhookDeliveryList,
     WebhookDeliveryReply,
     WebhookEndpointList,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentserve.server.http.structure import Form, Reasoning
+from agentserve.server.http.answer_form import Form
+from agentserve.server.http.reply_port import Reasoning
 from agentserve.server.sessions.answer import Call, CallDelta, CallsOnly, Found, ToolParser
 from agentserve.server.sessions.identity import new_call_id
 from tools_bridge.call_syntax import CallSyntax

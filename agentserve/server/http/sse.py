@@ -80,7 +80,7 @@ class EventStream(Response):
         frames: AsyncGenerator[bytes, None],
         *,
         keep_alive: float,
-        close: Callable[[], Awaitable[None]],
+        close: Callable[[], Awaitable[None]] | None = None,
         headers: Mapping[str, str] | None = None,
         form: StreamForm = OPENAI,
     ) -> None:
@@ -112,7 +112,8 @@ class EventStream(Response):
             await _end(pump)
             await _end(watcher)
             await self._frames.aclose()
-            await self._close()
+            if self._close is not None:
+                await self._close()
 
     async def _pump(self, send: Send) -> None:
         """Frames to the socket, and comments between them from a task of their own: a frame costs no task

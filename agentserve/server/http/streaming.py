@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.context import ServerContext
+from agentserve.server.http.known_errors import api_error
 from agentserve.server.http.sse import OPENAI, ClientGone, EventStream, StreamForm, anext_or_end, disconnected
-from agentserve.server.http.translate import api_error
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ async def open_stream(
     request: Request,
     frames: AsyncGenerator[bytes, None],
     headers: Mapping[str, str],
-    rollback: Callable[[], None],
+    rollback: Callable[[], None] | None = None,
     *,
     form: StreamForm = OPENAI,
 ) -> Response:
@@ -50,7 +50,8 @@ async def open_stream(
     async def close() -> None:
         await _stop(first)
         await frames.aclose()
-        rollback()  # of turns that were never begun
+        if rollback is not None:
+            rollback()  # of turns that were never begun
 
     return EventStream(
         _guarded(first, frames, form),

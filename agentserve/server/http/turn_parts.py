@@ -6,8 +6,8 @@ import logging
 from array import array
 from collections.abc import Callable, Sequence
 
+from agentserve.server.http.answer_form import Form
 from agentserve.server.http.context import ServerContext
-from agentserve.server.http.structure import Form
 from agentserve.server.sessions.answer import Answer
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.text_port import JsonObject

@@ -22,6 +22,7 @@ from agentserve.messages import PROTOCOL_VERSION, Hello
 from agentserve.models.decoder import Decoder
 from agentserve.models.load import DTYPES, LoadedModel, open_model
 from agentserve.models.source import resolve
+from agentserve.server.workers.build_tiers import build_tiers
 from agentserve.server.workers.exchange import Tiering
 from agentserve.server.workers.sizes import (
     check_blocks,
@@ -33,7 +34,6 @@ from agentserve.server.workers.sizes import (
     tier_sizes,
 )
 from agentserve.server.workers.spec import WorkerSpec
-from agentserve.server.workers.tiers import build_tiers
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.server.workers.worker_main import BuiltEngine
 from agentserve.text import load

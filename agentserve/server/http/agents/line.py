@@ -15,9 +15,9 @@ from agentserve.server.errors import ApiError
 from agentserve.server.http.agents.asked import chat_request
 from agentserve.server.http.chat_request import ChatJob, prepare_turns
 from agentserve.server.http.context import ServerContext
+from agentserve.server.http.known_errors import KNOWN, api_error
 from agentserve.server.http.sessions.results import Taken, hold
 from agentserve.server.http.sessions.taking import Incoming, turn_running, went_on
-from agentserve.server.http.translate import KNOWN, api_error
 from agentserve.server.sessions.advice import advise, park, settle, welcome_back
 from agentserve.server.sessions.session_record import Claim, Lease, PendingCall, Session
 from agentserve.server.sessions.transcript import Held, Transcript, read_messages, result_digest, write_json

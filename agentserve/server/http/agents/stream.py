@@ -44,7 +44,6 @@ def opened(context: ServerContext, history: History, after: str, *, one_turn: bo
     return EventStream(
         frames,
         keep_alive=context.options.keep_alive_seconds,
-        close=_nothing,
         headers={SESSION_HEADER: history.id, PLACE_HEADER: event_id(log, number)},
         form=StreamForm(failure=lambda error: _frame(log, log.last, "error", _told(log, history.id, error))),
     )
@@ -92,7 +91,3 @@ def _told(log: EventLog, session: str, error: ApiError, number: int | None = Non
 
 def _frame(log: EventLog, number: int, kind: str, data: bytes) -> bytes:
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (event_id(log, number).encode(), kind.encode(), data)
-
-
-async def _nothing() -> None:
-    """A reader holds nothing."""

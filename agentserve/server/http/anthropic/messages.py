@@ -20,12 +20,12 @@ from agentserve.server.http.anthropic.told import PING, Asking, Telling, whole
 from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.chat_request import ChatJob, prepare
 from agentserve.server.http.context import ServerContext, context_of
+from agentserve.server.http.known_errors import api_error
 from agentserve.server.http.names import SESSION_HEADER
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sse import StreamForm, unless_gone
 from agentserve.server.http.streaming import open_stream
-from agentserve.server.http.translate import api_error
 from agentserve.server.sessions.answer import Delta, Outcome
 from agentserve.server.sessions.turns import Started, TurnSpec
 from agentserve.server.text_port import JsonObject

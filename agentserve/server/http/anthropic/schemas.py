@@ -20,7 +20,7 @@ class CacheControl(msgspec.Struct):
     ttl: str | None = None  # "5m" or "1h"
 
 
-def _nothing() -> msgspec.Raw:
+def _no_input() -> msgspec.Raw:
     return msgspec.Raw(b"{}")
 
 
@@ -31,7 +31,7 @@ class Block(msgspec.Struct, kw_only=True):
     text: str | None = None
     id: str | None = None  # of a tool_use, like `name` and `input`
     name: str | None = None
-    input: msgspec.Raw = msgspec.field(default_factory=_nothing)  # as written: no number is rounded
+    input: msgspec.Raw = msgspec.field(default_factory=_no_input)  # as written: no number is rounded
     tool_use_id: str | None = None  # of a tool_result, like `is_error`
     content: Anything = None  # text or blocks; of a tool_result, a search_result
     is_error: bool | None = None

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import msgspec
 
 from agentserve.server.errors import ApiError
-from agentserve.server.http.responses.shelf import Book, read_json
+from agentserve.server.http.responses.shelf import ResponseBook, read_json
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.transcript import write_json
 from agentserve.server.text_port import JsonObject
@@ -152,7 +152,7 @@ def named_part(name: str) -> tuple[str, int]:
 class Conversations:
     """All of them; of too many the longest unused go, but for those that a response is being made for."""
 
-    def __init__(self, *, max_count: int, max_bytes: int, book: Book | None = None) -> None:
+    def __init__(self, *, max_count: int, max_bytes: int, book: ResponseBook | None = None) -> None:
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._book = book

@@ -43,10 +43,10 @@ async def create_response(request: Request) -> Response:
         told = plan.told(error)
         if told.code == TOO_LONG and body.stream:  # agents look for it in the stream
             return await _failed(context, request, plan, told)
-        plan.claim.release()
+        plan.hold.release()
         raise told from None
     except BaseException:
-        plan.claim.release()
+        plan.hold.release()
         raise
     making = Making(context, plan, job)
     headers = {} if job.session is None else {SESSION_HEADER: job.session}
@@ -92,7 +92,7 @@ async def _body(context: ServerContext, request: Request) -> ResponsesRequest:
 
 async def _job(context: ServerContext, request: Request, plan: Plan) -> Job:
     if plan.keeps:
-        context.check_stored(plan.claim.tenant)
+        context.check_stored(plan.hold.tenant)
         await context.off_loop(_check_size, plan, context.responses.shelf.largest)
         await context.responses.ready()
     if plan.body.prewarm:

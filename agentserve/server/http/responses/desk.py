@@ -22,7 +22,7 @@ _SHOWN = 8  # damages that `health` tells of, the latest
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class DeskBounds:
     """Of what is kept. `ttl`: seconds since a response was made."""
 
     responses: int = 100_000
@@ -44,11 +44,11 @@ class Desk:
     def __init__(
         self,
         wall: Callable[[], float] = time.time,
-        bounds: Bounds | None = None,
+        bounds: DeskBounds | None = None,
         records: Records | None = None,
     ) -> None:
         """`records`: on disk; None: all of it ends with the server."""
-        bounds = bounds or Bounds()
+        bounds = bounds or DeskBounds()
         self._bounds = bounds
         self.records = records
         self.shelf = Shelf(

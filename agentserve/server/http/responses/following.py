@@ -41,20 +41,16 @@ async def follow(
     async def frames() -> AsyncGenerator[bytes, None]:
         yield b"".join(map(event_frame, events)) + DONE
 
-    return await open_stream(context, request, frames(), headers, _nothing)
+    return await open_stream(context, request, frames(), headers)
 
 
 async def follow_live(
     context: ServerContext, request: Request, live: Live, after: int | None, headers: Mapping[str, str]
 ) -> Response:
     form = StreamForm(silence=lambda: _alive(live))
-    return await open_stream(context, request, live.follow(after), headers, _nothing, form=form)
+    return await open_stream(context, request, live.follow(after), headers, form=form)
 
 
 def _alive(live: Live) -> bytes:
     live.tick()
     return KEEP_ALIVE
-
-
-def _nothing() -> None:
-    """A reader holds nothing."""

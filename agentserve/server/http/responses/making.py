@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from contextlib import aclosing
 
 from agentserve.server.errors import ApiError
-from agentserve.server.http import wire
+from agentserve.server.http import choice_parts
 from agentserve.server.http.context import ServerContext
+from agentserve.server.http.known_errors import api_error
 from agentserve.server.http.responses.desk import new_id
 from agentserve.server.http.responses.diagnostics import Compared, diagnosed, facts_of
 from agentserve.server.http.responses.events import Fold, Logprobs
@@ -18,7 +19,6 @@ from agentserve.server.http.responses.job import Job
 from agentserve.server.http.responses.plan import Plan
 from agentserve.server.http.responses.shelf import Kept
 from agentserve.server.http.responses.shown import response_object, usage
-from agentserve.server.http.translate import api_error
 from agentserve.server.sessions.answer import Delta, Outcome
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.errors import StorageFailed
@@ -71,7 +71,7 @@ class Making:
         self._open = False
         if self._job is not None:
             self._job.rollback()
-        self.plan.claim.release()
+        self.plan.hold.release()
 
     async def events(self, *, begun: bool = False) -> AsyncGenerator[list[JsonObject], None]:
         """The events as they come; a failure that comes before the first of them is raised.
@@ -106,7 +106,7 @@ class Making:
         await self._keep_or_fail()
         if self.error is None and ids:
             compared = Compared(ids, len(self._job.prompt), facts_of(fold.response))
-            self._desk.remember(self.plan.claim.tenant, fold.response["id"], compared)
+            self._desk.remember(self.plan.hold.tenant, fold.response["id"], compared)
         yield fold.ended()
 
     async def failed(self, error: ApiError) -> list[JsonObject]:
@@ -144,7 +144,7 @@ class Making:
         plan, shown = self.plan, self.fold.response
         return Kept(
             id=shown["id"],
-            tenant=plan.claim.tenant,
+            tenant=plan.hold.tenant,
             created=self.created,
             items=write_json(plan.items),
             response=write_json(shown),
@@ -185,10 +185,10 @@ class Making:
         if options is None or options.comparison_response_id is None:
             return
         id_ = options.comparison_response_id
-        earlier = self._desk.compared(self.plan.claim.tenant, id_)
+        earlier = self._desk.compared(self.plan.hold.tenant, id_)
         if earlier is not None:
             shown["prompt_cache_diagnostics"] = diagnosed(earlier, prompt, facts_of(shown))
-        elif (kept := self._desk.shelf.get(id_)) is not None and kept.tenant == self.plan.claim.tenant:
+        elif (kept := self._desk.shelf.get(id_)) is not None and kept.tenant == self.plan.hold.tenant:
             shown["prompt_cache_diagnostics"] = {"type": "unavailable"}
         else:
             shown["prompt_cache_diagnostics"] = {"type": "comparison_response_not_found"}
@@ -203,4 +203,4 @@ def _logprobs(context: ServerContext, job: Job | None) -> Logprobs | None:
     if job is None or job.logprobs is None:
         return None
     most = job.logprobs
-    return lambda tokens: wire.chat_logprobs(tokens, context.tokenizer, most)["content"]
+    return lambda tokens: choice_parts.chat_logprobs(tokens, context.tokenizer, most)["content"]

@@ -12,6 +12,7 @@ from agentserve.server.http.context import ServerContext
 from agentserve.server.http.responses.asked import chat_request, messages_of
 from agentserve.server.http.responses.conversations import Conversation, Entry, shown
 from agentserve.server.http.responses.desk import Desk, new_id
+from agentserve.server.http.responses.hold import Hold
 from agentserve.server.http.responses.items import read_input
 from agentserve.server.http.responses.references import not_found, resolved
 from agentserve.server.http.responses.schemas import ResponsesRequest
@@ -24,7 +25,6 @@ from agentserve.server.text_port import JsonObject
 
 log = logging.getLogger(__name__)
 
-SOON = {"retry-after": "1", "x-should-retry": "true"}
 MOST_METADATA = 16
 _MOST_KEY, _MOST_VALUE = 64, 512
 _MESSAGE = re.compile(r"messages\[(\d+)\](?:\.tool_calls(?:\[\d+\](?:\.\w+)*)?)?")
@@ -38,58 +38,6 @@ _NAMES = (  # of chat completions, and of this dialect
 _RESULT_OF = "].tool_call_id", "].call_id"
 
 
-class Claim:
-    """What a response needs, held until it is done: its parent stays, its conversation is locked, and in the
-    background it has a place."""
-
-    def __init__(self, desk: Desk, tenant: str, body: ResponsesRequest, *, lock: bool) -> None:
-        """ApiError where the tenant has it not, or it is taken."""
-        self._desk = desk
-        self.tenant = tenant
-        self._open = lock
-        self._placed = lock and bool(body.background)
-        self.chain: list[Kept] = []
-        self.conversation: Conversation | None = None
-        if self._placed:
-            desk.lives.reserve()
-        try:
-            self._take(body, lock)
-        except BaseException:
-            if self._placed:
-                desk.lives.free()
-            raise
-
-    def _take(self, body: ResponsesRequest, lock: bool) -> None:
-        desk = self._desk
-        if body.previous_response_id is not None:
-            self.chain = _chain(desk, self.tenant, body.previous_response_id)
-            if lock:
-                desk.shelf.hold(self.chain[-1].id)
-        elif body.conversation is not None:
-            self.conversation = _conversation(desk, self.tenant, conversation_id(body.conversation))
-            if lock:
-                desk.conversations.lock(self.conversation.id)
-
-    @property
-    def session(self) -> str | None:
-        """The public id of the session that made the last of it."""
-        if self.conversation is not None:
-            return self.conversation.session
-        return next((kept.session for kept in reversed(self.chain) if kept.session is not None), None)
-
-    def release(self) -> None:
-        """Idempotent."""
-        if not self._open:
-            return
-        self._open = False
-        if self.chain:
-            self._desk.shelf.release(self.chain[-1].id)
-        if self.conversation is not None:
-            self._desk.conversations.busy.discard(self.conversation.id)
-        if self._placed:
-            self._desk.lives.free()
-
-
 @dataclass(slots=True)
 class Plan:
     body: ResponsesRequest
@@ -97,15 +45,15 @@ class Plan:
     items: list[JsonObject]  # the request's own
     fields: ChatRequest
     where: tuple[str | None, ...]  # of each message, its place in the request
-    claim: Claim
+    hold: Hold
 
     @property
     def parent(self) -> Kept | None:
-        return self.claim.chain[-1] if self.claim.chain else None
+        return self.hold.chain[-1] if self.hold.chain else None
 
     @property
     def conversation(self) -> Conversation | None:
-        return self.claim.conversation
+        return self.hold.conversation
 
     @property
     def keeps(self) -> bool:
@@ -145,38 +93,38 @@ class Plan:
 
 
 async def planned(context: ServerContext, tenant: str, body: ResponsesRequest, *, lock: bool = True) -> Plan:
-    """ApiError for what cannot be, or names what there is not. `lock`: the claim is to be released."""
+    """ApiError for what cannot be, or names what there is not. `lock`: the hold is to be released."""
     check(body)
-    claim = Claim(context.responses, tenant, body, lock=lock)
+    hold = Hold(context.responses, tenant, body, lock=lock)
     try:
-        return await _read(context, body, claim)
+        return await _read(context, body, hold)
     except BaseException:
-        claim.release()
+        hold.release()
         raise
 
 
-async def _read(context: ServerContext, body: ResponsesRequest, claim: Claim) -> Plan:
+async def _read(context: ServerContext, body: ResponsesRequest, hold: Hold) -> Plan:
     desk, limits = context.responses, context.options.limits
     box = read_tools(body.tools)
     choice = read_choice(body.tool_choice, box)
     given = await context.off_loop(read_input, body.input, new_id, most=limits.messages)
     for kind in sorted({*box.skipped, *given.skipped}):
         log.warning("responses: tools and items of type %r are skipped", kind)
-    conversation = claim.conversation
+    conversation = hold.conversation
     if conversation is not None:
         earlier = [await context.off_loop(shown, conversation.entries())]
     else:
-        _check_size(claim.chain, limits.history_bytes)
-        earlier = await context.off_loop(runs_of, claim.chain, conversations_of(desk, claim.chain))
+        _check_size(hold.chain, limits.history_bytes)
+        earlier = await context.off_loop(runs_of, hold.chain, conversations_of(desk, hold.chain))
     known = {item["id"] for run in earlier for item in run}
     room = Room(limits.expanded_bytes)
     once = conversation is not None
-    items, places = await resolved(context, claim.tenant, given, known, room, once=once)
-    messages, where = await _messages(context, claim.tenant, body, [*earlier, items], places, room=room)
-    last = claim.session
-    alive = last is not None and context.directory.get(claim.tenant, last) is not None
+    items, places = await resolved(context, hold.tenant, given, known, room, once=once)
+    messages, where = await _messages(context, hold.tenant, body, [*earlier, items], places, room=room)
+    last = hold.session
+    alive = last is not None and context.directory.get(hold.tenant, last) is not None
     fields = chat_request(body, box, choice, messages, last if alive else None)
-    return Plan(body, box, items, fields, where, claim)
+    return Plan(body, box, items, fields, where, hold)
 
 
 def check(body: ResponsesRequest) -> None:
@@ -210,29 +158,6 @@ def check_metadata(metadata: dict[str, str] | None) -> None:
             )
 
 
-def conversation_id(given: str | JsonObject) -> str:
-    id_ = given.get("id") if isinstance(given, dict) else given
-    if not isinstance(id_, str):
-        raise ApiError("conversation: must be an id, or an object with one", param="conversation")
-    return id_
-
-
-def _chain(desk: Desk, tenant: str, id_: str) -> list[Kept]:
-    chain = desk.shelf.chain(id_)
-    if chain is None or chain[-1].tenant != tenant:
-        raise not_found("Previous response", id_, "previous_response_id", "previous_response_not_found")
-    if chain[-1].running:
-        raise ApiError(
-            f"previous_response_id: {id_[:80]!r} is not done yet; send this again when its status (GET "
-            "/v1/responses/{id}) is neither queued nor in_progress, or end it (POST …/cancel)",
-            status=409,
-            param="previous_response_id",
-            code="response_in_progress",
-            headers=SOON,
-        )
-    return chain
-
-
 def _check_size(chain: Sequence[Kept], most: int) -> None:
     if sum(kept.cost for kept in chain) > most:
         raise ApiError(
@@ -241,13 +166,6 @@ def _check_size(chain: Sequence[Kept], most: int) -> None:
             param="previous_response_id",
             code="history_too_large",
         )
-
-
-def _conversation(desk: Desk, tenant: str, id_: str) -> Conversation:
-    found = desk.conversations.get(id_)
-    if found is None or found.tenant != tenant:
-        raise not_found("Conversation", id_, "conversation", "conversation_not_found")
-    return found
 
 
 def conversations_of(desk: Desk, chain: Sequence[Kept]) -> dict[str, tuple[Entry, ...]]:

@@ -34,7 +34,7 @@ LAST_PATIENCE = 10.0  # seconds the last writes may take when the server leaves
 
 
 class Records:
-    """A `Book`. Its methods are called on the event loop, or before there is one."""
+    """A `ResponseBook`. Its methods are called on the event loop, or before there is one."""
 
     def __init__(self, folder: Path, wall: Callable[[], float], patience: float) -> None:
         """ValueError, in one line, where they cannot be kept there. `patience`: seconds that a client waits

@@ -72,7 +72,7 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
         return found
 
 
-class Book(Protocol):
+class ResponseBook(Protocol):
     """What keeps records beyond the life of the process. No call blocks."""
 
     def put(self, name: str, content: bytes) -> Future[None]: ...
@@ -92,7 +92,7 @@ class Shelf:
         max_count: int,
         max_bytes: int,
         ttl: float,
-        book: Book | None = None,
+        book: ResponseBook | None = None,
     ) -> None:
         """`wall`: Unix time. `ttl`: seconds."""
         self._wall = wall

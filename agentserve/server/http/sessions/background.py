@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import TypeVar
 
-from agentserve.server.http.translate import api_error
+from agentserve.server.http.known_errors import api_error
 
 log = logging.getLogger(__name__)
 

@@ -31,9 +31,7 @@ async def session_events(request: Request) -> Response:
     session = found(context, request)
     log = context.chronicle.log_of(session)
     given = request.headers.get("last-event-id") or query.text(request, "after")
-    return EventStream(
-        frames_of(log, *place_of(log, given)), keep_alive=context.options.keep_alive_seconds, close=_nothing
-    )
+    return EventStream(frames_of(log, *place_of(log, given)), keep_alive=context.options.keep_alive_seconds)
 
 
 def place_of(log: EventLog, given: str | None) -> tuple[int, bool]:
@@ -79,7 +77,3 @@ def _gap(log: EventLog, after: int, lost: int | None, *, turns_whole: bool = Fal
 
 def _event(log: EventLog, number: int, kind: str, data: bytes) -> bytes:
     return b"id: %s-%d\nevent: %s\ndata: %s\n\n" % (log.name.encode(), number, kind.encode(), data)
-
-
-async def _nothing() -> None:
-    """A reader holds nothing."""

@@ -77,10 +77,6 @@ async def respond(context: ServerContext, request: Request, fields: ChatRequest,
     reply = chat_reply(context, fields, job)
     if fields.stream:
         frames = context.background.frames(reply.stream(), job.rollback)
-        return await open_stream(context, request, frames, headers, _nothing)
+        return await open_stream(context, request, frames, headers)  # the turn's end is its task's affair
     whole = context.background.whole(reply.whole(), job.rollback)
     return json_response(await unless_gone(request.receive, whole), headers=headers)
-
-
-def _nothing() -> None:
-    """The turn's end is its task's affair."""

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from agentserve.server.errors import ApiError
-from agentserve.server.http.structure import Form, Grammars
+from agentserve.server.http.answer_form import Form
+from agentserve.server.http.grammars import Grammars
 from tests.fakes import ScriptedEngine
 from tools_bridge.compiler import CompilerUnavailable
 from tools_bridge.grammar import GrammarSource

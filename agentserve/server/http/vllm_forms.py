@@ -15,13 +15,13 @@ import msgspec
 from msgspec.structs import replace
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.answer_form import Form
 from agentserve.server.http.schemas import (
     JsonSchemaFormat,
     ResponseFormat,
     SamplingFields,
     StructuredOutputs,
 )
-from agentserve.server.http.structure import Form
 from agentserve.server.text_port import JsonObject
 
 Fields = TypeVar("Fields", bound=SamplingFields)

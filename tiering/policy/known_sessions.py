@@ -23,7 +23,7 @@ class Entry:
     gone: Departure | None = None
 
 
-class Ledger:
+class KnownSessions:
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most = most
         self._entries: dict[str, Entry] = {}  # least recently touched first

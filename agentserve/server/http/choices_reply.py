@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from agentserve.server.http import wire
+from agentserve.server.http import choice_parts
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.schemas import SamplingFields
 from agentserve.server.http.sse import DONE, frame
@@ -36,7 +36,7 @@ class Shape(Protocol):
         ...
 
 
-class Reply:
+class ChoicesReply:
     """The groups' turns as one JSON object, or as the frames of a stream. One group a prompt."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Reply:
     def _chunk(self, content: JsonObject) -> bytes:
         chunk = self._base | content
         if self._live_usage:
-            chunk["usage"] = wire.usage(self._prompt, sum(self._counts), [], [])
+            chunk["usage"] = choice_parts.usage(self._prompt, sum(self._counts), [], [])
         elif self._usage_asked:
             chunk["usage"] = None
         return frame(chunk)
@@ -108,4 +108,6 @@ class Reply:
         turns = [outcomes[index].usage for index in sorted(outcomes)]
         leaders = turns[:: len(self._groups[0])]
         reasoning = sum(outcome.reasoning_tokens for outcome in outcomes.values())
-        return wire.usage(self._prompt, sum(turn.generated for turn in turns), leaders, turns, reasoning)
+        return choice_parts.usage(
+            self._prompt, sum(turn.generated for turn in turns), leaders, turns, reasoning
+        )
