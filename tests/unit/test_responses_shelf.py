@@ -44,6 +44,7 @@ class ShelfHistory(RuleBasedStateMachine):
         self.made: dict[str, Kept] = {}
         self.deleted: set[str] = set()
         self.held: list[str] = []
+        self.newest = ""
 
     def alive(self) -> list[str]:
         return [id_ for id_ in self.made if self.shelf.get(id_) is not None]
@@ -57,6 +58,7 @@ class ShelfHistory(RuleBasedStateMachine):
         if parent is not None:
             self.shelf.hold(parent)
         self.shelf.put(self.made[id_])
+        self.newest = id_
         if parent is not None:
             self.shelf.release(parent)
         assert self.shelf.get(id_) is not None or self.wall.at - self.made[id_].created >= TTL
@@ -111,8 +113,8 @@ class ShelfHistory(RuleBasedStateMachine):
         parents = {one.parent for one in there} | set(self.held)
         leaves = [one for one in there if one.id not in parents]
         assert not any(one.hidden for one in leaves), "nobody can name it, and nothing goes on from it"
-        # Beyond the bound only by what cannot go; nothing is let go of without need.
-        assert len(there) <= MOST or not leaves
+        # Beyond the bound only by what cannot go, and what came last; nothing is let go of without need.
+        assert len(there) <= MOST or {one.id for one in leaves} <= {self.newest}
         gone = set(self.made) - {one.id for one in there} - self.deleted
         old = {id_ for id_ in gone if self.wall.at - self.made[id_].created >= TTL}
         assert gone == old or len(self.made) > MOST
@@ -144,6 +146,19 @@ def test_a_response_is_not_what_makes_room_for_itself() -> None:
     shelf.put(kept("7", 7.0))
     assert [one.id for one in shelf] == ["7"]
     assert shelf.size_bytes == kept("7", 7.0).cost
+
+
+def test_room_is_made_as_soon_as_something_may_go() -> None:
+    shelf = Shelf(lambda: 0.0, max_count=2, max_bytes=20_000, ttl=1.0)
+    for id_ in ("0", "1"):
+        shelf.put(kept(id_, float(id_)))
+        shelf.hold(id_)
+    shelf.put(kept("2", 2.0))
+    assert len(shelf) == 3
+    shelf.release("0")
+    assert sorted(one.id for one in shelf) == ["1", "2"]
+    shelf.put(kept("3", 3.0))
+    assert sorted(one.id for one in shelf) == ["1", "3"]
 
 
 def test_a_long_chain_goes_at_once() -> None:

@@ -106,6 +106,7 @@ class Shelf:
         self._owners: dict[tuple[str, str], str] = {}  # tenant, item -> the response that has it
         self._of: Counter[str] = Counter()  # bytes, by tenant
         self._bytes = 0
+        self._newest: str | None = None  # the last that was put
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -160,8 +161,9 @@ class Shelf:
         else:
             self._replace(before, kept)
         written = self._book.put(kept.id, msgspec.msgpack.encode(kept)) if self._book is not None else None
+        self._newest = kept.id
         self.expire()
-        self._make_room(kept.id)
+        self._make_room()
         return written
 
     def hold(self, id_: str) -> None:
@@ -172,6 +174,7 @@ class Shelf:
         kept = self._let_go(id_)
         if kept is not None:
             self._remove(kept)
+        self._make_room()  # what was held may have been what stood in the way
 
     def delete(self, id_: str) -> Future[None] | None:
         """Of one that `get` finds."""
@@ -266,13 +269,14 @@ class Shelf:
             elif self._owners.get(named) == kept.id:
                 del self._owners[named]
 
-    def _make_room(self, spared: str | None = None) -> None:
+    def _make_room(self) -> None:
+        """Only the newest and what something goes on from may be more than there is room for."""
         first: Kept | None = None  # in line, and spared
         while len(self._kept) > self._max_count or self._bytes > self._max_bytes:
             oldest = self._oldest()
             if oldest is None:
                 break
-            if oldest.id == spared:
+            if oldest.id == self._newest:
                 first = oldest
                 heapq.heappop(self._line)
             else:
