@@ -44,8 +44,8 @@ def source(name: str) -> str:
     return (DATA / f"{name}.jinja").read_text("utf-8")
 
 
-def save_model(folder: Path, more: Sequence[str] = ()) -> None:
-    """A byte-level vocabulary with the control tokens of several families."""
+def save_model(folder: Path, more: Sequence[str] = (), words: Sequence[str] = ()) -> None:
+    """A byte-level vocabulary with the control tokens of several families. `words`: are tokens, too."""
     encoder = Encoder(models.BPE())
     split = pre_tokenizers.Split(Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+"), "isolated")
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
@@ -53,6 +53,7 @@ def save_model(folder: Path, more: Sequence[str] = ()) -> None:
     )
     encoder.decoder = decoders.ByteLevel()
     text = [*map(source, FAMILIES), "You are a helpful assistant. What is the weather like, hello world?"]
+    text += [word for word in words for _ in range(1000)]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     encoder.train_from_iterator(
         text, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)

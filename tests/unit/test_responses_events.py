@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -91,13 +92,13 @@ def test_a_response_is_the_same_at_every_cut(
 def test_reasoning() -> None:
     made = fold(packs_reasoning=True)
     pieces = [Delta(reasoning="so", ids=(1, 2)), Delta(reasoning=" so"), Delta("yes", ids=(3,))]
-    events = told(made, pieces, outcome())
+    events = told(made, pieces, replace(outcome(), reasoning_tokens=4))  # who takes the reply apart counts
     final = checked(events)
     reasoning, message = final["output"]
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "so so"}]
     assert (reasoning["summary"], unpacked(reasoning["encrypted_content"])) == ([], "so so")
     assert message["content"][0]["text"] == "yes"
-    assert final["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+    assert final["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
     kinds = [event["type"] for event in events[:-1]]
     assert kinds[2:6] == [
         "response.output_item.added",

@@ -190,6 +190,7 @@ def chat_request(
         session_id=body.session_id,
         vllm_xargs=None if session is None else {"session_id": session},  # a header says more
         chat_template_kwargs=body.chat_template_kwargs,
+        thinking_token_budget=body.thinking_token_budget,
     )
 
 

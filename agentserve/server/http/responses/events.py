@@ -57,7 +57,6 @@ class Fold:
         self._pieces: list[str] = []  # of its text
         self._probs: list[JsonObject] = []  # of its tokens
         self._broken = False  # it is a call that is not to be run
-        self._reasoning = 0  # tokens
 
     # --- the response ----------------------------------------------------------------
 
@@ -83,7 +82,6 @@ class Fold:
         events: list[JsonObject] = []
         if piece.reasoning:
             events += self._reason(piece.reasoning)
-            self._reasoning += 0 if piece.text or piece.calls else len(piece.ids)
         begun = next((i for i, call in enumerate(piece.calls) if call.id is not None), len(piece.calls))
         events += self._calls(piece.calls[:begun])
         if piece.text:
@@ -103,7 +101,7 @@ class Fold:
             partial = not outcome.calls[-1].complete
         events += self._close("incomplete" if partial else "completed")
         self.response["usage"] = usage(
-            outcome.usage, generated=outcome.usage.generated, reasoning=self._reasoning
+            outcome.usage, generated=outcome.usage.generated, reasoning=outcome.reasoning_tokens
         )
         if cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}

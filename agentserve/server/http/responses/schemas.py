@@ -76,6 +76,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     session_id: str | None = None
     request_id: str | None = None
     chat_template_kwargs: JsonObject | None = None
+    thinking_token_budget: int | None = None
 
     @property
     def stored(self) -> bool:
