@@ -91,6 +91,7 @@ class ByteTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         spliced: Mapping[int, Sequence[int]] = {},
+        tails: Mapping[int, str] = {},
     ) -> array[int]:
         ids: list[int] = []
         if tools:
@@ -105,6 +106,9 @@ class ByteTemplate:
         if add_generation_prompt:
             ids += [START, *b"assistant\n"]
         return array("i", ids)
+
+    def tail(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        return ""
 
 
 def flat(message: Mapping[str, Any]) -> str:

@@ -65,6 +65,18 @@ class ChatTemplate(Protocol):
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         spliced: Mapping[int, Sequence[int]] = {},
+        tails: Mapping[int, str] = {},
     ) -> array[int]:
-        """Prompt ids. A history it cannot render is a ValueError that names the message."""
+        """Prompt ids. A history it cannot render is a ValueError that names the message. `tails`: of what
+        is `spliced`, the `tail` of the prompt that it was generated behind."""
+        ...
+
+    def tail(
+        self,
+        messages: Sequence[JsonObject],
+        *,
+        tools: Sequence[JsonObject] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """What such a prompt ends with, behind its last message; "": that cannot be said."""
         ...

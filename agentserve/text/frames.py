@@ -43,17 +43,33 @@ class Render(Protocol):
 class TurnFrame:
     """An assistant's turn behind messages of one kind.
 
-    `heads` may stand between where generation begins and the turn's text, `call_heads` between there
-    and the name of its first call, the longest first. `opening` ends the generation prompt and is
-    missing in past turns (say, an opened `<think>`).
+    `tail` is what the generation prompt has behind that message. Past turns begin with `shared` of its
+    characters; then `heads` may stand before the turn's text, `call_heads` before the name of its first
+    call, the longest first.
     """
 
-    opening: str
+    tail: str
+    shared: int
     heads: tuple[str, ...]
     call_heads: tuple[str, ...]
 
+    @property
+    def opening(self) -> str:
+        """What ends the generation prompt and is missing in past turns (say, an opened `<think>`)."""
+        return self.tail[self.shared :]
 
-NO_FRAME = TurnFrame("", (), ())
+    def begun(self, tail: str) -> TurnFrame:
+        """The frame of a turn whose prompt had another tail (it was asked to think, and this request is
+        not): it stands behind that one. "": it is not known."""
+        if not tail or tail == self.tail:
+            return self
+        both = _beginning(self.tail[: self.shared], tail)
+        between = self.tail[len(both) : self.shared]
+        heads, call_heads = (tuple(between + head for head in all_) for all_ in (self.heads, self.call_heads))
+        return TurnFrame(tail, len(both), heads, call_heads)
+
+
+NO_FRAME = TurnFrame("", 0, (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +123,7 @@ def _frame(render: Render, history: Sequence[Message], mark: str) -> TurnFrame:
     texts = befores(Message("assistant", (mark,)), [], [_USER])
     calls = befores(_call(mark), [_RESULT], [_RESULT, _REPLY, _USER])
     shared = min((_beginning(prompt, before) for before in texts + calls), key=len, default="")
-    return TurnFrame(prompt[len(shared) :], _heads(texts, shared), _heads(calls, shared))
+    return TurnFrame(prompt, len(shared), _heads(texts, shared), _heads(calls, shared))
 
 
 def _beginning(one: str, other: str) -> str:

@@ -8,7 +8,7 @@ the first result, before which the turn has ended.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentserve.text.conversation import Message
@@ -50,11 +50,14 @@ def plan(
     as_text: Collection[int],
     frames: Frames,
     take: Callable[[], str],
+    *,
+    tails: Mapping[int, str],
 ) -> list[Splice]:
-    """How each turn is cut out; `as_text`: those whose calls could not be found as such."""
+    """How each turn is cut out; `as_text`: those whose calls could not be found as such, `tails`: as
+    `ChatTemplate.tail` had it when they were generated."""
     splices = []
     for index in sorted(indices):
-        frame = frames.behind(messages[index - 1].role if index else None)
+        frame = frames.behind(messages[index - 1].role if index else None).begun(tails.get(index, ""))
         has_results = index + 1 < len(messages) and messages[index + 1].role == "tool"
         called = bool(messages[index].calls) and has_results and frame.call_heads and index not in as_text
         splices.append(Splice(index, take(), take() if called else "", frame))

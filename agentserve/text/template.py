@@ -33,6 +33,7 @@ ENDS_OF_CALLS = ("<|call|>", "<|eom_id|>", "<|observation|>", "<|tool_response>"
 
 _MOST_FRAMES = 16
 _NO_SPLICES: Mapping[int, Sequence[int]] = MappingProxyType({})
+_NOT_KNOWN: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,14 @@ class ChatTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Json] | None = None,
         spliced: Mapping[int, Sequence[int]] = _NO_SPLICES,
+        tails: Mapping[int, str] = _NOT_KNOWN,
     ) -> array[int]:
         """Prompt ids (int32) of OpenAI-shaped `messages`.
 
         `spliced[i]`: the ids that assistant message i was generated as, without the end-of-turn
-        token. A splice the template would drop, repeat or refuse is rendered from its text
-        instead. `continue_final_message`: the prompt ends inside the last, assistant, message.
+        token; `tails[i]`: the `tail` of the prompt that it was generated behind, where it may have been
+        another than this request's. A splice the template would drop, repeat or refuse is rendered from
+        its text instead. `continue_final_message`: the prompt ends inside the last, assistant, message.
         TextError names the message that is broken.
         """
         chat = self._available_chat()
@@ -126,11 +129,26 @@ class ChatTemplate:
         )
         if chat.numbers_calls:
             request = replace(request, messages=self._numbered(request.messages, spliced))
-        rendered = self._rendered(chat, request, spliced)
+        rendered = self._rendered(chat, request, spliced, tails)
         ids = self._tokenizer.encode_rendered(
             rendered.text, restore=rendered.restore, spliced=rendered.spliced
         )
         return array("i", ids)
+
+    def tail(
+        self,
+        messages: Sequence[RawMessage],
+        *,
+        tools: Sequence[Mapping[str, Json]] | None = None,
+        kwargs: Mapping[str, Json] | None = None,
+    ) -> str:
+        """What stands behind the last message in such a prompt for a new turn, for `tails`; "" where a
+        client's own words are in it. The arguments are as `render` took them."""
+        chat = self._available_chat()
+        hider = Hider(self._tokenizer.matcher, Placeholders([*strings_of((), kwargs or {}), *chat.sources]))
+        hidden = {key: hider.json(value) for key, value in (kwargs or {}).items()}
+        tail = self._frames(chat, hidden, bool(tools)).behind(str(messages[-1].get("role"))).tail
+        return "" if any(chr(code) in tail for code in hider.restore) else tail
 
     def _numbered(self, messages: Sequence[Message], spliced: Mapping[int, Sequence[int]]) -> list[Message]:
         """With ids of calls as Kimi has them: a result answers the id that stands in the turn's tokens."""
@@ -145,14 +163,20 @@ class ChatTemplate:
             raise TextError("the model has no chat template: name one with --chat-template")
         return self._chat
 
-    def _rendered(self, chat: Chat, request: _Request, spliced: Mapping[int, Sequence[int]]) -> _Rendered:
+    def _rendered(
+        self,
+        chat: Chat,
+        request: _Request,
+        spliced: Mapping[int, Sequence[int]],
+        tails: Mapping[int, str],
+    ) -> _Rendered:
         for index in spliced:
             if not 0 <= index < len(request.messages) or request.messages[index].role != "assistant":
                 raise TextError(f"messages[{index}]: only an assistant message can be spliced")
         kept, as_text = dict(spliced), set[int]()
         while True:
             try:
-                rendered, lost = self._attempt(chat, request, kept, as_text)
+                rendered, lost = self._attempt(chat, request, kept, tails, as_text)
             except TextError:
                 if not kept:
                     raise
@@ -173,6 +197,7 @@ class ChatTemplate:
         chat: Chat,
         request: _Request,
         spliced: Mapping[int, Sequence[int]],
+        tails: Mapping[int, str],
         as_text: Collection[int],
     ) -> tuple[_Rendered, set[int]]:
         """The rendered request, and the splices that were not found in it."""
@@ -183,7 +208,7 @@ class ChatTemplate:
         splices: list[Splice] = []
         if spliced:
             frames = self._frames(chat, kwargs, bool(request.tools))
-            splices = plan(request.messages, spliced, as_text, frames, placeholders.take)
+            splices = plan(request.messages, spliced, as_text, frames, placeholders.take, tails=tails)
         messages = [
             message
             if index in spliced and not message.calls

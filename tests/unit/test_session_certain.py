@@ -69,6 +69,7 @@ def said(certain: Certain, template: Any, text: str, kept: Transcript = KEPT) ->
         text=text,
         cut=set(),
         spliced={},
+        tails={},
         limits=Limits(),
     )
 

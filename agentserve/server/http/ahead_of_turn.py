@@ -48,7 +48,8 @@ async def prompt_of(context: ServerContext, request: Request, fields: ChatReques
     session = context.directory.foresee(claim)
     same = 0 if session is None else common(session.chain, claim.keys)
     replies = {} if session is None else {i: ids for i, ids in session.replies.items() if i < same}
-    ids = await context.off_loop(render, template_of(context), fields, messages, tools, replies)
+    tails = {} if session is None else dict(session.tails)
+    ids = await context.off_loop(render, template_of(context), fields, messages, tools, replies, tails=tails)
     return Prompt(ids, session, 0 if session is None else session.tokens_at(same))
 
 

@@ -38,6 +38,7 @@ from agentserve.types import Sampling
 from tools_bridge.call_syntax import CallSyntax
 
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
+NOT_KNOWN: Mapping[int, str] = MappingProxyType({})
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -115,7 +116,7 @@ async def prepare_turns(
     lease = begin(claim)
     seats = [_seat(context, lease, told)]
     try:
-        prompt = await context.off_loop(render, template, fields, messages, tools, lease.spliced)
+        prompt, tail = await context.off_loop(_prompt, template, fields, messages, tools, lease)
         if lease.copied_from is not None:  # the sibling begins where the KV they share is
             context.engine.fork(lease.copied_from.key, lease.key, lease.shared)
         settings = sampling.build(
@@ -133,6 +134,8 @@ async def prepare_turns(
         for index in range(sampling.choices(fields, limits) - 1):
             sibling = context.directory.sibling(lease.session, claim.keys, context.clock.now())
             seats.append(_seat(context, sibling, told if index < keep else None))
+        for seat in seats:
+            seat.tail = tail
         continues = bool(fields.continue_final_message)
         before = answer_begins_behind(context, messages, prompt, continues)
         cap = reasoning_cap(context, fields.thinking_token_budget, before, continues=continues)
@@ -189,24 +192,48 @@ def render(
     messages: list[JsonObject],
     tools: list[JsonObject],
     spliced: Mapping[int, Sequence[int]] = NOTHING,
+    *,
+    tails: Mapping[int, str] = NOT_KNOWN,
 ) -> array[int]:
-    """The prompt's ids; the session's own replies as the ids that were generated (`spliced`)."""
+    """The prompt's ids; the session's own replies as the ids that were generated (`spliced`), behind what
+    their prompts ended with (`tails`)."""
     goes_on = bool(fields.continue_final_message)
     if goes_on and (fields.add_generation_prompt or messages[-1]["role"] != "assistant"):
         raise ApiError(
             "continue_final_message: needs an assistant message at the end and no add_generation_prompt",
             param="continue_final_message",
         )
-    late = {tool.function.name for tool in fields.tools or () if tool.function and tool.defer_loading}
-    listed = [tool for tool in tools if tool["function"]["name"] not in late] if late else tools
     return template.render(
         messages,
-        tools=listed or None,
+        tools=_listed(fields, tools),
         add_generation_prompt=not goes_on and fields.add_generation_prompt is not False,
         continue_final_message=goes_on,
         kwargs=template_settings(fields),
         spliced=spliced,
+        tails=tails,
     )
+
+
+def _prompt(
+    template: ChatTemplate,
+    fields: ChatRequest,
+    messages: list[JsonObject],
+    tools: list[JsonObject],
+    lease: Lease,
+) -> tuple[array[int], str]:
+    """The prompt of a session's turn, and what it ends with behind its last message."""
+    prompt = render(template, fields, messages, tools, lease.spliced, tails=lease.session.tails)
+    if fields.continue_final_message or fields.add_generation_prompt is False:
+        return prompt, ""
+    settings = template_settings(fields)
+    return prompt, template.tail(messages, tools=_listed(fields, tools), kwargs=settings)
+
+
+def _listed(fields: ChatRequest, tools: list[JsonObject]) -> list[JsonObject] | None:
+    """The tools that stand where all do: not those that are found later."""
+    late = {tool.function.name for tool in fields.tools or () if tool.function and tool.defer_loading}
+    listed = [tool for tool in tools if tool["function"]["name"] not in late] if late else tools
+    return listed or None
 
 
 def template_settings(fields: ChatRequest) -> JsonObject | None:

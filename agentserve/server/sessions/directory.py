@@ -190,7 +190,7 @@ class SessionDirectory:
         """Lease the first turn of a new session that shares `source`'s committed history."""
         child = self._open(source.tenant, named, now, parent=source)
         shared = common(source.chain, keys)
-        child.replies = {i: ids for i, ids in source.replies.items() if i < shared}
+        child.share_replies(source, shared)
         child.chain = source.chain[:shared]
         self._room.take(child.tenant, child.cost - SESSION_BYTES)
         begin = source.tokens_at(shared)

@@ -74,6 +74,7 @@ class SessionSeat:
         self._chain = chain
         self._chronicle = chronicle
         self._told = told
+        self.tail = ""  # what the turn's prompt ends with, behind its last message; "": not known
         self._over = False
         self._written = False  # words of it may be on disk
 
@@ -138,6 +139,7 @@ class SessionSeat:
             calls=calls,
             handed={call.id: call.complete for call in outcome.calls},
             now=self._clock.now(),
+            tail=self.tail,
             usage={
                 "prompt_tokens": usage.prompt,
                 "cached_tokens": usage.cached,

@@ -73,6 +73,7 @@ class CommittedTurn:
     usage: Mapping[str, int]
     counts: int = 1  # turns it stands for: a fork begins with those of its parent
     folded: Folded | None = None  # it stands for all turns of the session so far
+    tails: Mapping[int, str] = field(default_factory=dict)  # of replies: what their prompts ended with
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +98,7 @@ class Session:
     booked: bool = False  # something of it may be in the book
     chain: tuple[bytes, ...] = ()
     replies: dict[int, array[int]] = field(default_factory=dict)  # message index -> generated ids
+    tails: dict[int, str] = field(default_factory=dict)  # of replies: `ChatTemplate.tail` of their prompts
     points: dict[bytes, int] = field(default_factory=dict)  # committed at this key -> tokens up to there
     pending: dict[str, PendingCall] = field(default_factory=dict)
     issued: dict[str, bool] = field(default_factory=dict)  # all its calls, answered ones too: whole?
@@ -132,11 +134,16 @@ class Session:
         keys = reversed(self.chain[:messages])
         return next((self.points[key] for key in keys if key in self.points), 0)
 
+    def share_replies(self, source: Session, messages: int) -> None:
+        """Those among the first messages of `source`."""
+        self.replies = {i: ids for i, ids in source.replies.items() if i < messages}
+        self.tails = {i: tail for i, tail in source.tails.items() if i < messages}
+
     def inherit(self, source: Session, messages: int, pending: Sequence[PendingCall]) -> None:
         """Begin a fork with the first messages of `source`, where a turn ended, and calls to wait for."""
         self.family = self.key
         self.chain = source.chain[:messages]
-        self.replies = {i: ids for i, ids in source.replies.items() if i < messages}
+        self.share_replies(source, messages)
         self.points[self.chain[-1]] = self.length = source.points[self.chain[-1]]
         self.committed = sum(key in source.points for key in self.chain)
         self.pending = {call.id: replace(call, turn=NO_TURN) for call in pending}
@@ -157,6 +164,7 @@ class Session:
             handed=self.issued,
             usage={},
             counts=self.committed,
+            tails=self.tails,
         )
 
     def folded(self) -> CommittedTurn:
@@ -167,8 +175,8 @@ class Session:
 
     @property
     def cost(self) -> int:
-        kept = sum(len(ids) for ids in self.replies.values())
-        return SESSION_BYTES + 4 * kept + KEY_BYTES * (len(self.chain) + len(self.points) + len(self.issued))
+        kept = 4 * sum(map(len, self.replies.values())) + sum(map(len, self.tails.values()))
+        return SESSION_BYTES + kept + KEY_BYTES * (len(self.chain) + len(self.points) + len(self.issued))
 
     def add(self, turn: CommittedTurn) -> None:
         """Take a committed turn in: when it commits, and again when the session is read from disk."""
@@ -178,6 +186,7 @@ class Session:
         self.length = turn.length
         self.chain = (*self.chain[: turn.start], *turn.keys)
         self.replies = {**self.replies, **turn.replies}
+        self.tails = {**self.tails, **turn.tails}
         self.points[turn.keys[-1]] = turn.length
         self.pending = {call.id: call for call in turn.calls}
         self.issued.update(turn.handed)
@@ -253,19 +262,23 @@ def committed_turn(
     now: float,
     usage: Mapping[str, int] | None = None,
     handed: Mapping[str, bool] | None = None,
+    tail: str = "",
 ) -> CommittedTurn:
     """What the turn adds to its session; nothing is changed yet.
 
     `reply` is the chain key with the answer, `calls` its (id, name, arguments) still to be answered,
     `handed` the ids of all calls that the client got and whether they are whole, `length` the tokens
     of prompt and answer. `generated` None means that the ids do not spell the text the client got;
-    the answer will be encoded afresh.
+    the answer will be encoded afresh. `tail`: what its prompt ended with, where that is known.
     """
     first = not lease.session.committed
     start = 0 if first else len(lease.session.chain)
     replies = dict(lease.spliced) if first else {}
+    tails = dict(lease.session.tails) if first else {}
     if generated is not None:
         replies[len(lease.keys)] = generated
+        if tail:
+            tails[len(lease.keys)] = tail
     return CommittedTurn(
         turn=lease.turn,
         at=now,
@@ -276,6 +289,7 @@ def committed_turn(
         calls=tuple(PendingCall(id_, name, arguments, lease.turn) for id_, name, arguments in calls),
         handed={id_: True for id_, _, _ in calls} | dict(handed or {}),
         usage=dict(usage or {}),
+        tails=tails,
     )
 
 

@@ -84,6 +84,7 @@ class StoredTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     points: dict[bytes, int] = {}
     inherited: tuple[str, ...] = ()
     made: int | None = None  # the turn that made `calls`
+    tails: dict[int, bytes] = {}  # absent in what earlier versions wrote
 
 
 def head_bytes(session: Session, since: float | None, unix: Moment) -> bytes:
@@ -131,6 +132,7 @@ def turn_bytes(turn: CommittedTurn, text: bytes, unix: Moment) -> bytes:
         counts=turn.counts,
         points={} if turn.folded is None else dict(turn.folded.points),
         inherited=() if turn.folded is None else tuple(sorted(turn.folded.inherited)),
+        tails={index: _raw(tail) for index, tail in turn.tails.items()},
         made=None if turn.folded is None else max((call.turn for call in turn.calls), default=0),
     )
     return msgspec.msgpack.encode(stored)
@@ -234,6 +236,7 @@ def _turn(number: int, raw: bytes, text: bytes, monotonic: Moment, chain: int) -
         handed=stored.handed,
         usage=stored.usage,
         counts=stored.counts,
+        tails={index: _text(tail) for index, tail in stored.tails.items()} if same else {},
         folded=None if stored.made is None else Folded(points, frozenset(stored.inherited)),
     )
 

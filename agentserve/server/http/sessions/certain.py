@@ -44,6 +44,7 @@ class Certain:
         cut: set[str],
         written: CallSyntax = HERMES,
         spliced: Mapping[int, array[int]],
+        tails: Mapping[int, str],
         limits: Limits,
     ) -> array[int]:
         """The beginning of the prompt that stays as it is however `growing`'s result `text` goes on.
@@ -58,7 +59,7 @@ class Certain:
             fields = next_request(kept, held, TurnOptions())
             messages = history.message_dicts(fields.messages, limits, cut, written=written)
             tools = history.tool_dicts(fields.tools, limits)
-            return render(template, fields, messages, tools, spliced)
+            return render(template, fields, messages, tools, spliced, tails=tails)
 
         text = text.rstrip()  # white space joins what follows it, and templates may trim it
         if not text:

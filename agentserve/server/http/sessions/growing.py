@@ -111,6 +111,7 @@ class Growing:
                 cut=cut,
                 written=context.tool_parser.written,
                 spliced=dict(session.replies),
+                tails=dict(session.tails),
                 limits=context.options.limits,
             )
         except ApiError:
