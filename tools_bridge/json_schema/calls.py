@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tools_bridge.json_schema.chars import Ranges
+from tools_bridge.json_schema.chars import CONTROLS, Ranges
 from tools_bridge.json_schema.dialect import Part
 from tools_bridge.json_schema.facts import canonical
 from tools_bridge.json_schema.pattern_tree import ANY, Repeat
@@ -31,7 +31,7 @@ MARKS: dict[str, tuple[str, ...]] = {
 
 MAX_GEMMA_PATTERN = 160  # characters: xgrammar makes automata of patterns there, which grow with the square
 MAX_TEXT, MAX_GEMMA_TEXT = 256, 64  # characters of a text whose length is held by a pattern
-TAG: Ranges = ((60, 60),)  # every mark that ends a value begins with <
+APART: Ranges = (*CONTROLS, (60, 60))  # every mark that ends a value begins with <; line ends may be cut off
 _NAME = re.compile(r"[^\s<>\"&\x00-\x1f]([^<>\"&\x00-\x1f]*[^\s<>\"&\x00-\x1f])?")
 _GEMMA_NAME = re.compile(r"\w[\w.$-]*")
 _BARE: list[Part] = [{}, {"type": "array", "items": {}}]
@@ -191,14 +191,14 @@ class _Form:
                 raise self._no("these listed values", self._where)
             found["enum"] = part["enum"]
         elif found.get("type") == "string":
-            return self._pattern(found, self._where, TAG)
+            return self._pattern(found, self._where, APART)
         return found
 
     def _name(self, key: str, name: str) -> str:
         """A pattern's names have no marks either."""
         if key == "properties":
             return name
-        return str(self._pattern({"pattern": name}, self._where, TAG)["pattern"])
+        return str(self._pattern({"pattern": name}, self._where, APART)["pattern"])
 
     def _check_names(self, key: str, named: Part) -> None:
         if self._style != "gemma":

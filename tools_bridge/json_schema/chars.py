@@ -28,7 +28,8 @@ DISPUTED = {
 }
 BOM = (0xFEFF, 0xFEFF)  # a space in ECMA-262
 LAST = 0x10FFFF
-CONTROLS = ((0, 31),)
+CONTROLS: Ranges = ((0, 31),)
+UNWRITTEN: Ranges = ((0, 7), (11, 11), (14, 31))  # those that JSON has no letter for, as it has \n
 # Characters of one length in UTF-8. Of a class that has several, xgrammar makes bytes that are no characters.
 SIZES = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, LAST))
 NOT_CHARS = ((0xD800, 0xDFFF),)  # halves of surrogate pairs: no text has them

@@ -13,16 +13,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 
-from tools_bridge.json_schema.chars import Ranges, outside
-from tools_bridge.json_schema.pattern_tree import Chars, Either, Node, Repeat, Row
-from tools_bridge.json_schema.patterns import read_pattern
+from tools_bridge.json_schema.pattern_rules import expression, string_rules
+from tools_bridge.json_schema.pattern_tree import ANY, Node, Repeat
+from tools_bridge.json_schema.patterns import Pattern, read_pattern
 from tools_bridge.schemas import GrammarError
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')  # a text, or a class of characters
-_NAMED = re.compile(r'^(\S+) ::= |"\\"" (\S+) "\\""|("\\U[0-9a-f]{8}")', re.MULTILINE)
+_NAMED = re.compile(r'^(\S+) ::= |("\\U[0-9a-f]{8}")', re.MULTILINE)
+_MARKED = re.compile(r'^(\S+) ::= \(\(("\\U[0-9a-f]{8}")\)\)$', re.MULTILINE)
+_WORD = re.compile(r"\w+")
+_QUOTED = re.compile(r'"\\"" (\S+) "\\""')
+_BEHIND = re.compile(r"^basic_string_sub ::= .*( \(=\(.*\)\))$", re.MULTILINE)
+MOST_LEAST = 16  # characters of a length that is held by a pattern
 _PLACES = 0xF0000  # where characters begin that mean nothing
 _ADDITIONAL = re.compile(r"^\S*_addl_key_\S+ ::= .*$", re.MULTILINE)
 _ANY_ESCAPE = re.compile(r' \| \("\\\\" (?:basic_escape basic_string_sub|\S+_addl_key_exclude_\d+)\)')
@@ -41,7 +47,6 @@ _WHOLE = (
     f"({_NO_D} {_HEX} {_HEX} {_HEX} | {_D} [0-7] {_HEX} {_HEX}"
     rf' | {_D} [89ABab] {_HEX} {_HEX} "\\u" {_D} [C-Fc-f] {_HEX} {_HEX})'
 )
-QUOTE, BACKSLASH = 34, 92
 
 
 def rules_of(source: str, printed: Callable[[str], str]) -> str:
@@ -65,6 +70,7 @@ class _Patterns:
     def __init__(self, marks: Iterator[str]) -> None:
         self._marks = marks
         self._of: dict[str, str] = {}  # pattern -> mark
+        self._open_lengths = False
 
     def out_of(self, form: object) -> object:
         if isinstance(form, list):
@@ -72,6 +78,7 @@ class _Patterns:
         if not isinstance(form, dict):
             return form
         if "json_schema" in form:
+            self._open_lengths = form.get("style", "json") == "json"
             return {**form, "json_schema": self._schema(form["json_schema"])}
         return {key: self.out_of(value) for key, value in form.items()}
 
@@ -80,6 +87,8 @@ class _Patterns:
             return [self._schema(item) for item in schema]
         if not isinstance(schema, dict):
             return schema
+        if self._open_lengths:
+            schema = _open_length(schema)
         found: dict[str, object] = {}
         for key, value in schema.items():
             match key, value:
@@ -101,20 +110,47 @@ class _Patterns:
         return self._of[pattern]
 
     def put_in(self, rules: str) -> str:
+        """Where a pattern is all of a string, that comes from rules of its own; elsewhere it is written out."""
         nodes = {f'"\\U{ord(mark):08x}"': _read(text) for text, mark in self._of.items()}
-        quoted = {found[2] for found in _NAMED.finditer(rules)}
+        behind = _BEHIND.search(rules)
+        prefix = "pattern"
+        while f"{prefix}_" in rules:
+            prefix += "_"
+        names: dict[str, str] = {}  # a mark -> the rule that replaces it and its quotes
+        more: list[str] = []
+        for index, (mark, node) in enumerate(nodes.items()):
+            made = string_rules(f"{prefix}_{index}", node, behind[1] if behind else "")
+            if made is not None:
+                names[mark] = f"{prefix}_{index}"
+                more.append(made)
+        marked = {found[1]: found[2] for found in _MARKED.finditer(rules)}
+        rules = _QUOTED.sub(lambda found: names.get(marked.get(found[1], ""), found[0]), rules)
+        used = Counter(_WORD.findall(rules))
+        rules = _MARKED.sub(lambda found: "" if names.get(found[2]) and used[found[1]] == 1 else found[0], rules)
+        quoted = {found[1] for found in _QUOTED.finditer(rules)}
         name = ""
 
         def put(found: re.Match[str]) -> str:
             nonlocal name
             name = found[1] or name
-            node = nodes.get(found[3])
-            return found[0] if node is None else f"({rule(node, quoted=name in quoted)})"
+            node = nodes.get(found[2])
+            return found[0] if node is None else f"({expression(node, quoted=name in quoted)})"
 
         rules = _NAMED.sub(put, rules)
         if any(mark[1:-1] in rules for mark in nodes):
             raise GrammarError("a pattern is not where it was expected")
-        return rules
+        return "\n".join([rules.rstrip("\n"), *more, ""])
+
+
+def _open_length(schema: dict[str, object]) -> dict[str, object]:
+    """A length at the least as a pattern: xgrammar has no escapes in strings whose length it counts."""
+    least = schema.get("minLength")
+    counted = isinstance(least, int) and 0 < least <= MOST_LEAST
+    if schema.get("type") != "string" or not counted or schema.keys() & {"maxLength", "pattern", "format"}:
+        return schema
+    assert isinstance(least, int)
+    rest = {key: value for key, value in schema.items() if key != "minLength"}
+    return rest | {"pattern": Pattern("", Repeat(ANY, least, None)).source("")}
 
 
 def _read(pattern: str) -> Node:
@@ -129,33 +165,6 @@ def _bare(found: re.Match[str]) -> str:
     """Qwen's values stand on lines of their own."""
     end = r'("" | "\n")' if found[2] == '"</parameter>"' else '""'
     return f"{end} {found[1]} {end} {found[2]}"
-
-
-def rule(node: Node, *, quoted: bool = True) -> str:
-    """The right side of a rule for texts; `quoted`: within a JSON string."""
-    match node:
-        case Chars(ranges) if quoted:
-            plain = outside((*outside(ranges), (QUOTE, QUOTE), (BACKSLASH, BACKSLASH)))
-            escapes = {QUOTE: r'"\\\""', BACKSLASH: r'"\\\\"'}
-            parts = [_class(plain)] if plain else []
-            parts += [text for code, text in escapes.items() if any(a <= code <= b for a, b in ranges)]
-            return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
-        case Chars(ranges):
-            return _class(ranges)
-        case Row(nodes):
-            return " ".join(rule(part, quoted=quoted) for part in nodes) or '""'
-        case Either(nodes):
-            return "(" + " | ".join(f"({rule(part, quoted=quoted)})" for part in nodes) + ")"
-        case Repeat(part, least, most):
-            return f"({rule(part, quoted=quoted)}){{{least},{'' if most is None else most}}}"
-
-
-def _class(ranges: Ranges) -> str:
-    return "[" + "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in ranges) + "]"
-
-
-def _char(code: int) -> str:
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 MENDS: Mapping[str, Callable[[str], str]] = {

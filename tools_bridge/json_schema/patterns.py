@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from tools_bridge.json_schema.chars import (
     BOM,
-    CONTROLS,
     DIGIT,
     DISPUTED,
     LAST,
     LINE_ENDS,
     SPACE,
+    UNWRITTEN,
     WORD,
     Ranges,
     outside,
@@ -62,10 +62,10 @@ class Pattern:
         return lengths(self.whole)
 
     def source(self, where: str, apart: Ranges = ()) -> str:
-        """For xgrammar, whose expressions match from end to end. It does not escape control characters,
-        which are no JSON as they are: they are left out, as is what is `apart`."""
+        """An expression of the same that matches from end to end, without most control characters and what is
+        `apart`."""
         try:
-            return written(self.whole, outside((*CONTROLS, *apart)))
+            return written(self.whole, outside((*UNWRITTEN, *apart)))
         except ValueError:
             raise GrammarError(
                 f"{where}: the pattern {self.text[:60]!r} asks for a character that cannot be held"
