@@ -131,8 +131,8 @@ class Hooks:
 
     async def deliver(self, key: Key, kind: str, body: Callable[[], bytes], deadline: float) -> Ending:
         """How the delivery of a call ends, `deadline` (Unix time, as `wall`) at the latest. One that was
-        accepted before goes on. Errors of `Courier.call`. Cancelled: it is withdrawn, unless the server
-        leaves."""
+        accepted before goes on. Errors of `Courier.call`. Cancelled, it goes on until `settled`: until what
+        came instead cannot be lost."""
         known = self._early.pop(key, None)
         if known is not None:
             return known
@@ -148,10 +148,6 @@ class Hooks:
                 await self.courier.call(key.endpoint, key.event, kind, body(), self.courier.now() + left)
                 self.counts["calls"] += 1
             return await future
-        except asyncio.CancelledError:
-            if not self.leaving:
-                self._spawn(self._withdraw(key))
-            raise
         finally:
             del self._waiting[key]
 
