@@ -23,7 +23,8 @@ from tests.process.forks import Fork
 from tests.process.webhook_sender import POINTS
 from tools_bridge.webhooks.address import AddressPolicy
 from tools_bridge.webhooks.attempt import HttpSender, Post, SendLimits
-from tools_bridge.webhooks.courier import Courier, LoopTime
+from tools_bridge.webhooks.clock import LoopTime
+from tools_bridge.webhooks.courier import Courier
 from tools_bridge.webhooks.dial import SystemResolver
 from tools_bridge.webhooks.outbox import Outbox
 from tools_bridge.webhooks.replies import Answered, Failed, Fault

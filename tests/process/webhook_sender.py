@@ -15,7 +15,8 @@ from typing import Any
 
 from tools_bridge.webhooks.address import AddressPolicy
 from tools_bridge.webhooks.attempt import HttpSender
-from tools_bridge.webhooks.courier import Courier, LoopTime
+from tools_bridge.webhooks.clock import LoopTime
+from tools_bridge.webhooks.courier import Courier
 from tools_bridge.webhooks.dial import SystemResolver
 from tools_bridge.webhooks.outbox import Outbox
 from tools_bridge.webhooks.replies import Reply

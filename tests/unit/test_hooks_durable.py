@@ -1,4 +1,4 @@
-"""What a webhook's call lets go of, and what is told of it, waits for the disk: each is true after `kill -9`."""
+"""What a webhook call lets go of, and what is told of it, waits for the disk: it is true after a kill."""
 
 from __future__ import annotations
 

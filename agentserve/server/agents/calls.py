@@ -65,7 +65,7 @@ class Calls:
                 self._running[call.call] = asyncio.create_task(self._run(call))
         ends = [call.deadline for call in waiting if call.deadline is not None]
         if waiting and len(ends) == len(waiting):
-            self._line.expect(max(0.0, max(ends) - self._means.wall()))
+            self._line.expect(max(0.0, max(ends) - self._means.now()))
 
     def stop(self) -> None:
         for task in self._running.values():
@@ -145,7 +145,7 @@ class Calls:
     def deadline(self, name: str) -> float | None:
         """Of a call that is made now."""
         tool = self._history.config.tool(name)
-        return None if tool is None or tool.timeout is None else self._means.wall() + tool.timeout
+        return None if tool is None or tool.timeout is None else self._means.now() + tool.timeout
 
     async def _run(self, call: CallItem) -> None:
         """One call, from its start to its result in the session."""
@@ -184,7 +184,7 @@ class Calls:
     async def _in_time(self, runner: ToolRunner, call: CallItem) -> ToolOutcome:
         tool = self._history.config.tool(call.name)
         timeout = (tool.timeout if tool is not None else None) or self._means.most_wait
-        left = timeout if call.deadline is None else max(0.0, call.deadline - self._means.wall())
+        left = timeout if call.deadline is None else max(0.0, call.deadline - self._means.now())
         work = asyncio.ensure_future(runner.run(self._tool_call(call)))
         timer = asyncio.ensure_future(self._means.sleep(left))
         try:
