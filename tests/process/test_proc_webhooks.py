@@ -62,6 +62,10 @@ class Receiver:
         """How often it did what an event asks for."""
         return Counter(httpx.get(f"http://127.0.0.1:{self.port}/effects", timeout=PATIENCE).json())
 
+    def knows(self, path: str, secret: str) -> None:
+        """What is signed with is this from now on, for a path."""
+        httpx.post(f"http://127.0.0.1:{self.port}/secret/{path}", content=secret).raise_for_status()
+
     def close(self) -> None:
         self.fork.kill()
         self._thread.join()
