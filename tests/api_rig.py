@@ -65,6 +65,7 @@ class Rig:
         mcp: Any = None,
         sleep: Any = asyncio.sleep,
         wall: Any = time.time,
+        now: Any = None,
         hooks: Any = None,
         **options: Any,
     ) -> None:
@@ -91,6 +92,7 @@ class Rig:
             mcp=mcp,
             sleep=sleep,
             wall=wall,
+            now=now,
             hooks=hooks,
         )
         self.client = httpx.AsyncClient(

@@ -32,12 +32,19 @@ class HooksRig:
         self.hooks = hooks or make_hooks(
             folder,
             callback_url="https://agents.example",
-            wall=self.clock.now,
+            wall=self.clock.unix,
             sender=self.sender,
             clock=self.clock,
             draw=lambda: 0.5,
         )
-        self.rig = Rig(ScriptedEngine(), hooks=self.hooks, wall=self.clock.now, sleep=self.sleep, **options)
+        self.rig = Rig(
+            ScriptedEngine(),
+            hooks=self.hooks,
+            wall=self.clock.unix,
+            now=self.hooks.now,
+            sleep=self.sleep,
+            **options,
+        )
         self.secrets: dict[str, str] = {}
         begin_webhooks(self.rig.context)
 

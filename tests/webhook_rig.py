@@ -76,6 +76,9 @@ class ScriptedSender:
     def hold(self, url):
         self.held[url] = asyncio.Event()
 
+    def release(self, url):
+        self.held.pop(url).set()
+
     async def send(self, post):
         self.posts.append(post)
         self.running += 1

@@ -220,6 +220,7 @@ def http_app(
             tools=tools,
             mcp=mcp,
             hooks=hooks,
+            now=None if hooks is None else hooks.now,
         )
 
     return build

@@ -1,108 +1,26 @@
-"""Webhook tools on real disks and a real network: the server is killed, receivers misbehave, and each call
-has one result or a defined error."""
+"""Webhook tools on real disks and a real network: the server is killed, receivers misbehave, clocks are set,
+and each call has one effect and one result or a defined error."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.agents_machine import shown
-from tests.agents_rig import SESSIONS, body
-from tests.hooks_rig import ACTION, ENDPOINTS, webhook_tool
+from tests.agents_rig import CANCEL
+from tests.hooks_rig import ENDPOINTS, webhook_tool
+from tests.process.hooks_life import PATIENCE, Server, free_port
 from tests.process.test_proc_webhooks import Receiver
 
 pytestmark = pytest.mark.process
 
-HERE = Path(__file__).parent
-PATIENCE = 60.0
-POINTS = (
-    *("accept.before", "accept.after", "attempt.before", "attempt.after"),
-    *("end.before", "end.after", "acknowledge.after"),
-)
-
-
-class Server:
-    def __init__(self, folder: Path, armed: str = "-") -> None:
-        self.folder = folder
-        self.start(armed)
-
-    def start(self, armed: str = "-") -> None:
-        command = [sys.executable, str(HERE / "hooks_server.py"), str(self.folder / "data")]
-        paths = os.pathsep.join(filter(None, (str(HERE.parents[1]), os.environ.get("PYTHONPATH"))))
-        self.process = subprocess.Popen(
-            [*command, str(self.folder / "prompts"), armed],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": paths},
-        )
-        assert self.process.stdout is not None
-        self.client = httpx.Client(base_url=self.process.stdout.readline().strip(), timeout=PATIENCE)
-
-    def kill(self) -> None:
-        self.client.close()
-        self.process.kill()
-        self.process.communicate()
-
-    def stop(self) -> None:
-        """As its operator does: what is delivered goes on in the next server."""
-        self.client.close()
-        self.process.terminate()
-        self.process.communicate(timeout=PATIENCE)
-
-    def endpoint(self, port: int, path: str, **fields: Any) -> str:
-        made = {"name": path, "url": f"http://127.0.0.1:{port}/{path}", "event_types": [ACTION], **fields}
-        reply = self.client.post(ENDPOINTS, json=made)
-        assert reply.status_code == 200, reply.text
-        id_: str = reply.json()["id"]
-        return id_
-
-    def session(self, endpoint: str, **tool: Any) -> str:
-        """Without a turn, so that its id is known whatever happens then."""
-        reply = self.client.post(SESSIONS, json=body({"tools": [webhook_tool(endpoint, **tool)]}))
-        assert reply.status_code == 200, reply.text
-        id_: str = reply.json()["id"]
-        return id_
-
-    def ask(self, session: str) -> None:
-        content = [{"role": "user", "content": "Weather?"}]
-        events = [{"type": "agent.session.input.message", "input": content}]
-        try:
-            reply = self.client.post(f"{SESSIONS}/{session}/events", json={"events": events})
-            assert reply.status_code == 202, reply.text
-        except httpx.TransportError:
-            pass  # it killed itself meanwhile
-
-    def items(self, session: str) -> list[Any]:
-        self.until(lambda: self.client.get(f"{SESSIONS}/{session}").json()["status"] == "idle")
-        data: list[Any] = self.client.get(f"{SESSIONS}/{session}/items?order=asc").json()["data"]
-        return data
-
-    def output(self, session: str) -> Any:
-        items = self.items(session)
-        assert [item["type"] for item in items] == [
-            "message", "function_call", "function_call_output", "message"
-        ]  # fmt: skip
-        return items[2]["error"] if items[2]["output"] is None else items[2]["output"]
-
-    def prompts(self) -> list[str]:
-        return (self.folder / "prompts").read_text().splitlines()
-
-    @staticmethod
-    def until(done: Any) -> None:
-        ends = time.monotonic() + PATIENCE
-        while not done():
-            assert time.monotonic() < ends
-            time.sleep(0.02)
+STEPS = ("turn", "said", "accept", "attempt", "end", "held", "item", "over")
+POINTS = [f"{step}.{side}" for step in STEPS for side in ("before", "after")]
 
 
 @pytest.fixture(scope="module")
@@ -112,50 +30,84 @@ def receiver() -> Iterator[Receiver]:
     made.close()
 
 
+@pytest.fixture
+def receivers() -> Iterator[Callable[..., Receiver]]:
+    """More of them."""
+    made: list[Receiver] = []
+    yield lambda *args: made.append(Receiver(*args)) or made[-1]
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path, receiver: Receiver) -> Iterator[Server]:
+    receiver.got()
+    made = Server(tmp_path, receiver)
+    yield made
+    made.kill()
+
+
 @pytest.fixture(scope="module")
 def undisturbed(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[str]]:
-    server = Server(tmp_path_factory.mktemp("undisturbed"))
-    session = server.session(server.endpoint(receiver.port, "good"))
+    server = Server(tmp_path_factory.mktemp("undisturbed"), receiver)
+    session = server.session(webhook_tool(server.endpoint("good")))
     server.ask(session)
     items = shown(server.items(session))
     server.kill()
     return items, server.prompts()
 
 
-@pytest.mark.parametrize("point", POINTS)
+def calls_of(got: list[list[str]]) -> dict[str, set[str]]:
+    """Ids of events, by session and call, of requests that were signed rightly."""
+    seen: dict[str, set[str]] = {}
+    for _, id_, content, right in got:
+        data = json.loads(content)["data"]
+        assert right == "right\n"
+        call = data["required_action"].get("call_id", "")
+        seen.setdefault(f"{data['id']} {call}", set()).add(id_)
+    return seen
+
+
+@pytest.mark.parametrize("point", [*POINTS, "acknowledge.after"])
 def test_a_server_that_is_killed_at_a_point(
-    receiver: Receiver, undisturbed: tuple[Any, list[str]], tmp_path: Path, point: str
+    receiver: Receiver, undisturbed: tuple[Any, list[str]], server: Server, point: str
 ) -> None:
-    receiver.got()
-    server = Server(tmp_path, point)
-    session = server.session(server.endpoint(receiver.port, "good"))
+    before = receiver.effects()
+    server.kill()
+    server.start(point)
+    session = server.session(webhook_tool(server.endpoint("good")))
+    server.follow(session)
     server.ask(session)
-    server.process.wait(PATIENCE)
+    server.died()
     server.start()
     items = server.items(session)
     assert (shown(items), list(dict.fromkeys(server.prompts()))) == undisturbed
-    got = receiver.got()
-    assert len({event for _, event, *_ in got}) == 1  # so its effect is one
-    server.until(lambda: server.client.get("/health").json()["webhooks"]["owed"] == 0)
-    server.kill()
+    server.check_told(items)
+    assert [len(ids) for ids in calls_of(receiver.got()).values()] == [1]
+    assert sum((receiver.effects() - before).values()) == 1
+    server.nothing_owed()
+
+
+def callback_of(receiver: Receiver) -> tuple[str, str]:
+    """Where the result of the call goes that comes next, and its event's id."""
+    event = json.loads(receiver.lines.get(timeout=PATIENCE).split(maxsplit=3)[2])
+    return event["data"]["required_action"]["callback_url"], event["id"]
 
 
 def test_a_result_that_is_posted_to_the_next_server(
-    receiver: Receiver, undisturbed: tuple[Any, list[str]], tmp_path: Path
+    receiver: Receiver, undisturbed: tuple[Any, list[str]], server: Server
 ) -> None:
-    receiver.got()
-    server = Server(tmp_path)
-    session = server.session(server.endpoint(receiver.port, "later", payload="full"))
+    endpoint = server.endpoint("later", payload="full")
+    session = server.session(webhook_tool(endpoint))
+    server.follow(session)
     server.ask(session)
-    event = json.loads(receiver.lines.get(timeout=PATIENCE).split(maxsplit=3)[2])
-    url = event["data"]["required_action"]["callback_url"]
-    log = server.client.get(ENDPOINTS).json()["data"][0]["id"]
-    path = f"{ENDPOINTS}/{log}/deliveries"
-    server.until(lambda: server.client.get(path).json()["data"][0]["status"] == "delivered")
+    url, event = callback_of(receiver)
+    server.until(lambda: server.deliveries(endpoint)[0]["status"] == "delivered")
     for end in (server.kill, server.stop):
         end()
         server.start()
-        assert server.client.get(f"{SESSIONS}/{session}").json()["status"] == "requires_action"
+        server.waits(session)
+    server.follow(session)
     forged = url[:-4] + "AAAA"
     assert server.client.post(forged, json={"output": "result: forged"}).status_code == 404
     assert server.client.post(url, json={"output": "good"}).status_code == 202
@@ -164,11 +116,41 @@ def test_a_result_that_is_posted_to_the_next_server(
     server.start()
     assert server.client.post(url, json={"output": "good"}).status_code == 202
     assert server.client.post(url, json={"output": "sun"}).status_code == 409
-    assert (shown(server.items(session)), list(dict.fromkeys(server.prompts()))) == undisturbed
-    assert {id_ for _, id_, *_ in receiver.got()} <= {event["id"]}  # the first kill may have come too soon
-    server.kill()
+    items = server.items(session)
+    assert (shown(items), list(dict.fromkeys(server.prompts()))) == undisturbed
+    server.check_told(items)
+    assert {id_ for _, id_, *_ in receiver.got()} <= {event}  # the first kill may have come too soon
 
 
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_reply_to_the_next_server(
+    receivers: Callable[..., Receiver], undisturbed: tuple[Any, list[str]], server: Server, end: str
+) -> None:
+    """While the receiver of one call stands still, and that of the other is away."""
+    still, port = receivers(), free_port()
+    endpoints = [server.endpoint("good", still), server.endpoint("good", port=port)]
+    sessions = [server.session(webhook_tool(endpoint)) for endpoint in endpoints]
+    still.fork.signal(signal.SIGSTOP)
+    for session in sessions:
+        server.ask(session)
+        server.waits(session)
+    getattr(server, end)()
+    server.start()
+    for session in sessions:
+        server.waits(session)
+    still.fork.signal(signal.SIGCONT)
+    back = receivers(port)
+    back.knows("good", server.secrets[endpoints[1]])
+    for session in sessions:
+        items = server.items(session)
+        assert (shown(items), list(dict.fromkeys(server.prompts()))) == undisturbed
+    for one in (still, back):
+        assert len({id_ for _, id_, *_ in one.got()}) == 1
+        assert list(one.effects().values()) == [1]
+    server.nothing_owed()
+
+
+TIMED_OUT = {"The tool's webhook did not take the call in time.", "The tool did not answer within 2 s."}
 RESULTS = {
     "good": {"good"},
     "slow": {"slow"},
@@ -176,57 +158,124 @@ RESULTS = {
     "cut": {"whole"},
     "dropped": {"whole"},
     "busy": {"busy"},
-    "hangs": {"The tool's webhook did not take the call in time.", "The tool did not answer within 2 s."},
-    "silent": {"The tool's webhook did not take the call in time.", "The tool did not answer within 2 s."},
-    "redirect": {"The tool's webhook did not take the call in time.", "The tool did not answer within 2 s."},
-    "down": {"The tool's webhook did not take the call in time.", "The tool did not answer within 2 s."},
+    "early": {"early"},
+    "mended": {"good"},
+    "skewed": TIMED_OUT,
+    "hangs": TIMED_OUT,
+    "silent": TIMED_OUT,
+    "redirect": TIMED_OUT,
+    "down": TIMED_OUT,
     "huge": {"The tool's webhook answered with what is no result."},
     "garbage": {"The tool's webhook answered with what is no result."},
     "gone": {"The tool's webhook is disabled."},
     "later": {"posted"},
 }
-SHORT = ("hangs", "silent", "redirect", "down")
+NO_EFFECT = ("skewed", "down")
 
 
-def test_whatever_receivers_do_and_a_kill_in_the_middle_of_it(receiver: Receiver, tmp_path: Path) -> None:
-    receiver.got()
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        port = nobody.getsockname()[1]
-    server = Server(tmp_path)
+def test_whatever_receivers_do_and_a_kill_in_the_middle_of_it(receiver: Receiver, server: Server) -> None:
+    """Two calls to each, one that the kill hits and one after it; the results of those that take their time
+    come in another order, and twice."""
+    before, port = receiver.effects(), free_port()
     endpoints = {
-        name: server.endpoint(port if name == "down" else receiver.port, name, payload="full")
-        for name in RESULTS
+        name: server.endpoint(name, port=port if name == "down" else 0, payload="full") for name in RESULTS
     }
     sessions = {
-        name: [server.session(endpoint, timeout=2 if name in SHORT else 30) for _ in range(2)]
+        name: [
+            server.session(webhook_tool(endpoint, timeout=2 if RESULTS[name] == TIMED_OUT else 30))
+            for _ in range(2)
+        ]
         for name, endpoint in endpoints.items()
     }
     for first, _ in sessions.values():
         server.ask(first)
-    for name in ("slow", "flaky", "busy"):  # while they are being delivered
-        path = f"{ENDPOINTS}/{endpoints[name]}/rotate_secret"
-        assert server.client.post(path, json={"keep_old_secret_active_for_24_hours": True}).status_code == 200
+    for name in ("slow", "flaky", "busy", "later"):  # while they are being delivered
+        server.rotate(endpoints[name], name)
     server.kill()
     server.start()
     for _, second in sessions.values():
         server.ask(second)
     urls: dict[str, str] = {}  # of the calls whose receiver takes its time
-    seen: dict[str, set[str]] = {}
+    got: list[list[str]] = []
     while len(urls) < 2:
-        path, id_, content, _ = receiver.lines.get(timeout=PATIENCE).split(maxsplit=3)
-        data = json.loads(content)["data"]
-        seen.setdefault(data["id"], set()).add(id_)
-        if path == "/later":
+        got.append(receiver.lines.get(timeout=PATIENCE).split(maxsplit=3))
+        data = json.loads(got[-1][2])["data"]
+        if got[-1][0] == "/later":
             urls[data["id"]] = data["required_action"]["callback_url"]
-    for session in (*reversed(sessions["later"]), *sessions["later"]):  # in another order, and again
+    for session in (*reversed(sessions["later"]), *sessions["later"]):
         assert server.client.post(urls[session], json={"output": "posted"}).status_code == 202
     for name, both in sessions.items():
         for session in both:
-            assert server.output(session) in RESULTS[name], name
-    for _, id_, content, _ in receiver.got():
-        seen.setdefault(json.loads(content)["data"]["id"], set()).add(id_)
-    assert all(len(ids) == 1 for ids in seen.values())  # a call is one event, however often it came
-    server.until(lambda: server.client.get("/health").json()["webhooks"]["owed"] == 0)
+            assert set(server.outputs(session)) <= RESULTS[name], name
+    got += receiver.got()
+    right = [one for one in got if one[3] == "right\n"]
+    calls = calls_of(right)
+    assert all(len(ids) == 1 for ids in calls.values())  # a call is one event, however often it came
+    effects = receiver.effects() - before
+    assert set(effects) == {id_ for ids in calls.values() for id_ in ids}
+    assert set(effects.values()) == {1}
+    acted = {call.split()[0] for call in calls}
+    for name, both in sessions.items():
+        if name != "gone":  # one 410 was for both
+            assert acted.issuperset(both) == (name not in NO_EFFECT), name
+    server.nothing_owed()
     assert server.client.get(f"{ENDPOINTS}/{endpoints['gone']}").json()["disabled"]
+
+
+@pytest.mark.parametrize("jump", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_while_calls_wait(receiver: Receiver, server: Server, jump: float) -> None:
+    """The server's; before and after a kill."""
+    later, flaky = server.endpoint("later", payload="full"), server.endpoint("flaky")
+    first, second = (server.session(webhook_tool(later, timeout=60)) for _ in range(2))
+    server.ask(first)
+    url, event = callback_of(receiver)
+    server.until(lambda: server.deliveries(later)[0]["status"] == "delivered")
+    server.set_clock(jump)
+    server.receiver.fork.signal(signal.SIGSTOP)  # attempts fail until it goes on: nothing is lost meanwhile
+    server.ask(second)
+    server.waits(second)
     server.kill()
+    server.start()
+    server.receiver.fork.signal(signal.SIGCONT)
+    other, other_event = callback_of(receiver)
+    while other_event == event:
+        other, other_event = callback_of(receiver)
+    third = server.session(webhook_tool(flaky, timeout=1))
+    for session, where in ((second, other), (first, url)):
+        assert server.status(session) == "requires_action"
+        assert server.client.post(where, json={"output": "rain"}).status_code == 202
+        assert server.outputs(session) == ["rain"]
+    server.set_clock(-jump)
+    server.ask(third)  # its receiver takes no signature of another time
+    assert set(server.outputs(third)) <= {text.replace("2 s", "1 s") for text in TIMED_OUT}
+    for _, id_, *_ in receiver.got():
+        assert id_ not in {event, other_event} or receiver.effects()[id_] <= 1
+    server.nothing_owed()
+
+
+def test_a_cancel_in_mid_delivery_and_a_kill(receiver: Receiver, server: Server) -> None:
+    """Of a turn with two calls, one of which has its result: the session takes the next message."""
+    tools = [
+        webhook_tool(server.endpoint("good")),
+        webhook_tool(server.endpoint("later", payload="full"), name="now"),
+    ]
+    session = server.session(*tools)
+    server.ask(session)
+    while (
+        json.loads((line := receiver.lines.get(timeout=PATIENCE)).split(maxsplit=3)[2])["data"][
+            "required_action"
+        ].get("name")
+        != "now"
+    ):
+        pass
+    url = json.loads(line.split(maxsplit=3)[2])["data"]["required_action"]["callback_url"]
+    server.waits(session)
+    server.send(session, CANCEL)
+    server.kill()
+    server.start()
+    assert server.client.post(url, json={"output": "noon"}).status_code == 410
+    assert server.status(session) == "idle"
+    server.ask(session)
+    items = server.items(session)
+    assert items[-1]["role"] == "assistant"
+    server.nothing_owed()

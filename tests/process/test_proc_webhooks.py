@@ -10,17 +10,21 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from tests.process import webhook_receiver, webhook_sender
+from tests.process.forks import Fork
 from tests.process.webhook_sender import POINTS
 from tools_bridge.webhooks.address import AddressPolicy
 from tools_bridge.webhooks.attempt import HttpSender, Post, SendLimits
-from tools_bridge.webhooks.courier import Courier, LoopTime
+from tools_bridge.webhooks.clock import LoopTime
+from tools_bridge.webhooks.courier import Courier
 from tools_bridge.webhooks.dial import SystemResolver
 from tools_bridge.webhooks.outbox import Outbox
 from tools_bridge.webhooks.replies import Answered, Failed, Fault
@@ -29,7 +33,6 @@ from tools_bridge.webhooks.types import Delivered, Disabled, Endpoint, GaveUp, O
 
 pytestmark = pytest.mark.process
 
-HERE = Path(__file__).parent
 PATIENCE = 60.0
 SECRET = make_secret(bytes(range(32)))
 
@@ -38,19 +41,14 @@ class Receiver:
     """The process, and what it got."""
 
     def __init__(self, port: int = 0) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "webhook_receiver.py"), SECRET, str(port)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
+        self.fork = Fork(webhook_receiver.run, SECRET, port)
+        self.port = int(self.fork.line())
         self.lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
 
     def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self.fork.lines():
             self.lines.put(line)
 
     def got(self) -> list[list[str]]:
@@ -60,9 +58,18 @@ class Receiver:
             found.append(self.lines.get().split(maxsplit=3))
         return found
 
+    def effects(self) -> Counter[str]:
+        """How often it did what an event asks for."""
+        return Counter(httpx.get(f"http://127.0.0.1:{self.port}/effects", timeout=PATIENCE).json())
+
+    def knows(self, path: str, secret: str) -> None:
+        """What is signed with is this from now on, for a path."""
+        httpx.post(f"http://127.0.0.1:{self.port}/secret/{path}", content=secret).raise_for_status()
+
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.fork.kill()
+        self._thread.join()
+        self.fork.close()
 
 
 @pytest.fixture(scope="module")
@@ -210,14 +217,10 @@ async def test_a_certificate_is_checked_by_the_hosts_name(certificate: tuple[Pat
 
 
 def run_sender(folder: Path, port: int, point: str, *events: str) -> tuple[list[str], int]:
-    done = subprocess.run(
-        [sys.executable, str(HERE / "webhook_sender.py"), str(folder), str(port), SECRET, point, *events],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    return done.stdout.splitlines(), done.returncode
+    fork = Fork(webhook_sender.run, str(folder), port, SECRET, point, *events)
+    lines, code = list(fork.lines()), fork.wait()
+    fork.close()
+    return lines, code
 
 
 def test_a_sender_that_is_killed_at_any_point_loses_nothing(tmp_path: Path, receiver: Receiver) -> None:
@@ -254,26 +257,12 @@ def test_kill_dash_nine_from_outside(tmp_path: Path, receiver: Receiver) -> None
     told: set[str] = set()
     for life in range(4):
         events = [f"k{life}x{n}" for n in range(200)]
-        sender = subprocess.Popen(
-            [
-                sys.executable,
-                str(HERE / "webhook_sender.py"),
-                str(tmp_path),
-                str(receiver.port),
-                SECRET,
-                "-",
-                *events,
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert sender.stdout is not None
-        lines = [sender.stdout.readline() for _ in range(10 + 17 * life)]
+        sender = Fork(webhook_sender.run, str(tmp_path), receiver.port, SECRET, "-", *events)
+        lines = [sender.line() for _ in range(10 + 17 * life)]
         sender.kill()
-        lines += sender.stdout.readlines()
-        sender.wait()
-        sender.stdout.close()
-        whole = [line.split() for line in lines if line.endswith("\n")]
+        lines += sender.lines()
+        sender.close()
+        whole = [line.split() for line in lines]
         accepted |= {words[1] for words in whole if words[0] == "accepted"}
         told |= {words[1] for words in whole if words[0] == "ended"}
     lines, code = run_sender(tmp_path, receiver.port, "-")

@@ -1,6 +1,6 @@
 """A sender of webhooks in a process of its own, that can be made to kill itself at a point.
 
-Arguments: its folder, the receiver's port, the endpoint's secret, the point (or `-`), then events. It says
+`run`: its folder, the receiver's port, the endpoint's secret, the point (or `-`), then events. It says
 `accepted ID` when an event is kept, and `ended ID …` when it heard of its end, and acknowledges that.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tools_bridge.webhooks.address import AddressPolicy
 from tools_bridge.webhooks.attempt import HttpSender
-from tools_bridge.webhooks.courier import Courier, LoopTime
+from tools_bridge.webhooks.clock import LoopTime
+from tools_bridge.webhooks.courier import Courier
 from tools_bridge.webhooks.dial import SystemResolver
 from tools_bridge.webhooks.outbox import Outbox
 from tools_bridge.webhooks.replies import Reply
@@ -30,16 +31,12 @@ POINTS = (
     *("acknowledge.before", "acknowledge.after"),
     *("start.filled", "start.replaced"),
 )
+Say = Callable[[str], None]
 ENDPOINT = "we_" + "00" * 12
 
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def say(line: str) -> None:
-    """At once and whole: a thread of this process may be about to end it."""
-    os.write(1, f"{line}\n".encode())
 
 
 class ArmedStore(Store):
@@ -132,7 +129,7 @@ class ArmedSender:
         return reply
 
 
-async def main(folder: str, port: str, secret: str, armed: str, *events: str) -> None:
+async def main(say: Say, folder: str, port: int, secret: str, armed: str, *events: str) -> None:
     ArmedStore.armed = armed
     clock = LoopTime()
     policy = AddressPolicy(allow_private=True)
@@ -167,5 +164,5 @@ async def main(folder: str, port: str, secret: str, armed: str, *events: str) ->
     await box.close()
 
 
-if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+def run(*args: Any) -> None:
+    asyncio.run(main(*args))

@@ -8,6 +8,7 @@ import pytest
 from tools_bridge.webhooks.signing import (
     BadSignature,
     Secret,
+    active,
     hint,
     key_of,
     make_secret,
@@ -99,8 +100,9 @@ def test_what_is_shown_of_a_secret_tells_it_from_others_and_little_else():
 def test_rotation_ends_when_it_said():
     secrets = rotated([Secret(OLD)], NEW, now=100.0, keep=50.0)
     assert [secret.text for secret in secrets] == [NEW, OLD]
-    assert len(signed(secrets, "e", 149.9, b"")["webhook-signature"].split()) == 2
-    assert len(signed(secrets, "e", 150.0, b"")["webhook-signature"].split()) == 1
+    for now, count in ((149.9, 2), (150.0, 1)):
+        headers = signed(active(secrets, now), "e", 1e9, b"")
+        assert len(headers["webhook-signature"].split()) == count
     assert [secret.text for secret in rotated(secrets, OTHER, now=160.0, keep=0.0)] == [OTHER]
 
 
@@ -124,4 +126,4 @@ def test_ids_that_cannot_be_signed(event):
 
 def test_without_a_secret_nothing_is_sent():
     with pytest.raises(ValueError, match="no secret"):
-        signed([Secret(NEW, until=5.0)], "e", 5.0, b"")
+        signed(active([Secret(NEW, until=5.0)], 5.0), "e", 5.0, b"")

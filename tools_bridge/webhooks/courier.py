@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from tools_bridge.webhooks.lanes import Lanes, Places
 from tools_bridge.webhooks.outbox import Outbox
 from tools_bridge.webhooks.replies import Again, Answered, Failed, Fault, Gone, Never, Reply, Taken, judge
 from tools_bridge.webhooks.schedule import LIFECYCLE, TOOL, next_attempt
-from tools_bridge.webhooks.signing import signed
+from tools_bridge.webhooks.signing import active, signed
 from tools_bridge.webhooks.types import (
     Attempt,
     Delivered,
@@ -42,22 +41,6 @@ from tools_bridge.webhooks.types import (
 log = logging.getLogger(__name__)
 
 _LONGEST_SLEEP = 3600.0  # seconds
-
-
-class LoopTime:
-    """The machine's clock and the running event loop's timers."""
-
-    def __init__(self) -> None:
-        self._ahead = time.time() - time.monotonic()
-
-    def now(self) -> float:
-        return time.monotonic() + self._ahead
-
-    def unix(self) -> float:
-        return time.time()
-
-    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        return asyncio.get_running_loop().call_later(seconds, call).cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +195,10 @@ class Courier:
         """The clock that deadlines are told by."""
         return self._clock.now()
 
+    def unix(self, at: float) -> float:
+        """A moment of that clock, by the machine's as it is now."""
+        return at + self._clock.unix() - self._clock.now()
+
     def circuit(self, endpoint_id: str) -> Circuit:
         return self._lanes.circuit(endpoint_id, self._clock.now())
 
@@ -302,7 +289,8 @@ class Courier:
     async def _post(
         self, endpoint: Endpoint, event: str, body: bytes, seconds: float, wants_body: bool
     ) -> Reply:
-        headers = signed(endpoint.secrets, event, self._clock.unix(), body)
+        secrets = active(endpoint.secrets, self._clock.now())
+        headers = signed(secrets, event, self._clock.unix(), body)
         return await self._sender.send(Post(endpoint.url, headers, body, seconds, wants_body))
 
     def _came(self, delivery: Delivery, reply: Reply, attempt: Attempt) -> Delivery | None:

@@ -81,9 +81,10 @@ def rotated(secrets: Sequence[Secret], new: str, now: float, keep: float) -> tup
 
 
 def signed(secrets: Sequence[Secret], event: str, at: float, body: bytes) -> dict[str, str]:
-    """The three headers of an attempt made at `at`. ValueError: an id that cannot be signed."""
+    """The three headers of an attempt made at `at`, by the receiver's clock as far as is known; `secrets`
+    are active, by ours. ValueError: none is, or an id that cannot be signed."""
     check_event_id(event)
-    keys = [key_of(secret.text) for secret in active(secrets, at)]
+    keys = [key_of(secret.text) for secret in secrets]
     if not keys:
         raise ValueError("no secret is active")
     stamp = str(int(at))

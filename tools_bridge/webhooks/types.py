@@ -181,7 +181,7 @@ class Time(Protocol):
     """The clock and the timer of whoever delivers."""
 
     def now(self) -> float:
-        """Unix time as it was at the start and has passed since: never goes back."""
+        """Unix time that passes as time does: nobody sets it."""
         ...
 
     def unix(self) -> float:

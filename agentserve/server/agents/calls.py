@@ -12,9 +12,11 @@ from agentserve.server.agents.ports import Line
 from agentserve.server.agents.records import CallItem, Decision, Output, OutputItem, Turn
 from agentserve.server.agents.runners import INTERRUPTED, ToolCall, ToolOutcome, ToolRunner
 from agentserve.server.agents.texts import BROKE, DENIED, STARTED, TOO_LONG, UNDECIDED, timed_out
+from agentserve.server.sessions.transcript import result_digest
 
 log = logging.getLogger(__name__)
 
+_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds between attempts to bring a result
 MOST_OUTPUT_CHARS = 4 << 20  # of a tool that runs here; clients' are bounded as all bodies are
 
 
@@ -63,7 +65,7 @@ class Calls:
                 self._running[call.call] = asyncio.create_task(self._run(call))
         ends = [call.deadline for call in waiting if call.deadline is not None]
         if waiting and len(ends) == len(waiting):
-            self._line.expect(max(0.0, max(ends) - self._means.wall()))
+            self._line.expect(max(0.0, max(ends) - self._means.now()))
 
     def stop(self) -> None:
         for task in self._running.values():
@@ -143,7 +145,7 @@ class Calls:
     def deadline(self, name: str) -> float | None:
         """Of a call that is made now."""
         tool = self._history.config.tool(name)
-        return None if tool is None or tool.timeout is None else self._means.wall() + tool.timeout
+        return None if tool is None or tool.timeout is None else self._means.now() + tool.timeout
 
     async def _run(self, call: CallItem) -> None:
         """One call, from its start to its result in the session."""
@@ -156,19 +158,33 @@ class Calls:
             outcome = ToolOutcome(error=f"This server cannot run tools of kind {call.kind!r}.")
         else:
             outcome = await self._in_time(runner, call)
-        try:
-            if call.call not in self._line.held():
+        await self._bring(call, outcome)
+        self._heard()
+
+    async def _bring(self, call: CallItem, outcome: ToolOutcome) -> None:
+        """Until the session has a result of the call, this one or another: nobody else has this one. A disk
+        that does not take it is waited for."""
+        pause = _PAUSE
+        while self._awaited(call):
+            try:
                 await self._line.hold({call.call: outcome.content})
                 self._outcomes.setdefault(call.call, outcome)
-        except Exception as error:
-            if self._line.explain(error) is None:
-                log.exception("the result of a tool could not be taken")
-        self._heard()
+            except Exception as error:
+                if self._line.explain(error) is None:
+                    log.exception("the result of a tool could not be taken")
+                    return
+                await self._means.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _awaited(self, call: CallItem) -> bool:
+        """The session waits for it, and has no result."""
+        pending = (waiting.id for waiting in self._line.pending())
+        return call.call in pending and call.call not in self._line.held()
 
     async def _in_time(self, runner: ToolRunner, call: CallItem) -> ToolOutcome:
         tool = self._history.config.tool(call.name)
         timeout = (tool.timeout if tool is not None else None) or self._means.most_wait
-        left = timeout if call.deadline is None else max(0.0, call.deadline - self._means.wall())
+        left = timeout if call.deadline is None else max(0.0, call.deadline - self._means.now())
         work = asyncio.ensure_future(runner.run(self._tool_call(call)))
         timer = asyncio.ensure_future(self._means.sleep(left))
         try:
@@ -191,7 +207,8 @@ class Calls:
 
     def _answered(self, call: CallItem, outcome: ToolOutcome) -> None:
         output = None if outcome.error is not None else outcome.output
-        item = OutputItem(self._means.new_id("fco"), call.call, output, outcome.error)
+        name = self._history.output_id(self._turn.id, call.call)
+        item = OutputItem(name, call.call, output, outcome.error)
         self._means.shelf.add(self._history, self._turn, item)
         self._means.teller.added(self._history, self._turn, item)
         self._means.teller.call_done(self._history, self._turn, call.call)
@@ -200,7 +217,14 @@ class Calls:
 def _bounded(outcome: ToolOutcome) -> ToolOutcome:
     content = outcome.content
     size = len(content) if isinstance(content, str) else sum(len(str(part)) for part in content)
-    return outcome if size <= MOST_OUTPUT_CHARS else ToolOutcome(error=TOO_LONG)
+    if size > MOST_OUTPUT_CHARS:
+        return ToolOutcome(error=TOO_LONG)
+    try:
+        result_digest(content)
+    except ValueError as error:  # half a surrogate pair, parts that are none
+        log.warning("a tool returned what no model can read: %s", type(error).__name__)
+        return ToolOutcome(error=BROKE)
+    return outcome
 
 
 def _read(content: Output) -> ToolOutcome:

@@ -29,10 +29,16 @@ LAST_PATIENCE = 10.0  # seconds the last writes may take when the server leaves
 class Disk:
     """A `AgentsBook`. Its methods are called on the event loop, or before there is one."""
 
-    def __init__(self, folder: Path, wall: Callable[[], float], patience: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        wall: Callable[[], float],
+        patience: float,
+        open_store: Callable[[Path], SessionStore] = SessionStore,
+    ) -> None:
         """ValueError, in one line, where nothing can be kept there. `patience`: seconds that a client waits
         for the disk."""
-        self._store = SessionStore(folder)
+        self._store = open_store(folder)
         self._writer = GroupWriter(self._store.write, wall, patience)
         self.content_of: Callable[[str], bytes | None] = lambda name: None  # of a record, as it is now
 

@@ -217,7 +217,8 @@ class Driver:
     async def _generate(self, generation: Generation) -> None:
         """One model call, from its lease to what it leaves in the history."""
         history, turn, means = self.history, self.turn, self._means
-        fold = Fold(history.config, means.new_id, history.said_by(turn.id), self._calls.deadline)
+        names = history.namer(turn)
+        fold = Fold(history.config, names, history.said_by(turn.id), self._calls.deadline)
         told, self._told = self._told, ()
         turn.steps += 1
         finished = False
@@ -327,9 +328,12 @@ class Driver:
         seen = max([turn.base, *(batch.step or 0 for batch in history.batches if batch.turn == turn.id)])
         if reply is not None and reply[0] > seen:  # committed, and then the server died
             number, message = reply
-            items = items_of_message(history.config, message, means.new_id, self._calls.deadline)
+            names = history.namer(turn)
+            items = items_of_message(history.config, message, names, self._calls.deadline)
             turn.steps += 1
             await booked(means.shelf.add(history, turn, *items, step=number))
+        turn.lives += 1
+        await booked(means.shelf.keep_turn(history, turn))
         last = history.last_reply(turn)
         if last is None:
             asked = [user_message(item) for item in history.asked(turn)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,6 +26,7 @@ from agentserve.server.agents.records import (
     Turn,
     Usage,
     UserItem,
+    derived_id,
 )
 
 _ITEM_BYTES = 200
@@ -161,6 +163,22 @@ class History:
 
     def asked(self, turn: Turn) -> list[UserItem]:
         return [item for item, _ in self.items(turn.id) if isinstance(item, UserItem)]
+
+    def namer(self, turn: Turn) -> Callable[[str], str]:
+        """Names the items of the turn's next reply: as they are told before anything of it is kept, and as
+        they are made again of what the session kept. What died with its server, its name died with."""
+        place = sum(batch.turn == turn.id and batch.step is not None for batch in self.batches)
+        given: Counter[str] = Counter()
+
+        def name(prefix: str) -> str:
+            given[prefix] += 1
+            return derived_id(prefix, self.id, turn.id, turn.lives, place, given[prefix])
+
+        return name
+
+    def output_id(self, turn: str, call: str) -> str:
+        """The name of a call's result, which is told before it is kept."""
+        return derived_id("fco", self.id, turn, call)
 
     def last_reply(self, turn: Turn) -> Batch | None:
         replies = (b for b in reversed(self.batches) if b.turn == turn.id and b.step is not None)

@@ -21,6 +21,7 @@ class Means:
     teller: Teller
     runners: Mapping[str, ToolRunner]  # by kind of tool
     wall: Callable[[], float]  # Unix time
+    now: Callable[[], float]  # the same, but that nobody sets it: deadlines are told by it
     sleep: Sleep  # seconds
     new_id: NewId
     mcp: McpTools  # lists what its servers have

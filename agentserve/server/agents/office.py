@@ -98,7 +98,7 @@ class Office:
     ) -> None:
         """A result that nobody waits for: the model reads it with its next call."""
         output = None if outcome.error is not None else outcome.output
-        item = OutputItem(self.means.new_id("fco"), call.call, output, outcome.error)
+        item = OutputItem(history.output_id(turn.id, call.call), call.call, output, outcome.error)
         kept = self.shelf.add(history, turn, item)
         self.means.teller.added(history, turn, item)
         self.means.teller.call_done(history, turn, call.call)

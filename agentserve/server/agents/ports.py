@@ -40,7 +40,7 @@ class Line(Protocol):
         ...
 
     def held(self) -> Mapping[str, Output]:
-        """Results that were taken for them."""
+        """Results that were taken for them, and cannot be lost."""
         ...
 
     async def begin(self, config: AgentConfig, messages: Sequence[JsonObject], *, first: bool) -> Generation:

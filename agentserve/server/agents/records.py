@@ -32,6 +32,13 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
+def derived_id(prefix: str, *names: str | int) -> str:
+    """The same whenever it is asked for: what was told of a thing before the server died is true of it
+    afterwards."""
+    said = msgspec.json.encode(names)
+    return f"{prefix}_{hashlib.blake2b(said, digest_size=12).hexdigest()}"
+
+
 class AgentTool(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool as the session was given it: what its definition says later changes nothing here."""
 
@@ -163,6 +170,7 @@ class Turn(msgspec.Struct, omit_defaults=True):
     steps: int = 0  # model calls
     base: int = 0  # turns of the session up to this number were before it
     key: str | None = None  # the Idempotency-Key it came with
+    lives: int = 0  # servers that died while it ran
 
     @property
     def over(self) -> bool:

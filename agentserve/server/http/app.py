@@ -102,6 +102,7 @@ def create_app(
     metrics: Metrics | None = None,
     clock: Clock | None = None,
     wall: Callable[[], float] = time.time,
+    now: Callable[[], float] | None = None,
 ) -> Starlette:
     """The application on a running engine. Thread pools live as long as its lifespan.
 
@@ -109,7 +110,8 @@ def create_app(
     canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
     `directory`; it is closed when the application ends, as are `agents` and `hooks`. `keyring`: without one
     it has the keys of `options`. `tools` are the Python functions that agents may call; `mcp` is how they
-    have the tools of remote servers, `sleep` how their time is measured.
+    have the tools of remote servers, `sleep` how their time is measured. `now`: as `wall`, but that nobody
+    sets it.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -145,6 +147,7 @@ def create_app(
         mcp=mcp,
         context=lambda: context,
         wall=wall,
+        now=now or wall,
         most_wait=options.tool_wait_seconds,
         hooks=hooks,
         sleep=sleep,

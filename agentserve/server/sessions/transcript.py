@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 
 import msgspec
@@ -110,6 +111,7 @@ class Transcripts:
     def __init__(self, max_bytes: int = MOST_BYTES) -> None:
         self._max_bytes = max_bytes
         self.on_drop: Callable[[SessionId], None] = lambda key: None  # of one there was no room for
+        self._unsure: dict[SessionId, frozenset[str]] = {}
         self._kept: OrderedDict[SessionId, Transcript] = OrderedDict()
         self._bytes = 0
 
@@ -165,6 +167,22 @@ class Transcripts:
         """Hold results until the session's turn begins. The transcript must be there."""
         kept = self._kept[key]
         self._put(_with_held(kept, {**kept.held, **results}))
+
+    @contextmanager
+    def writing(self, key: SessionId, calls: Iterable[str]) -> Iterator[None]:
+        """Results of these calls are held, and not on disk yet. One at a time for a session."""
+        self._unsure[key] = frozenset(calls)
+        try:
+            yield
+        finally:
+            del self._unsure[key]
+
+    def certain(self, key: SessionId) -> dict[str, Held]:
+        """The results held for a session that cannot be lost any more: who has told of one, or has let go of
+        where it came from, is not proved wrong by the end of the server."""
+        kept, unsure = self._kept.get(key), self._unsure.get(key, frozenset())
+        held = {} if kept is None else kept.held
+        return {call: result for call, result in held.items() if call not in unsure}
 
     def put_back(self, before: Transcript) -> None:
         """Undo `take`: hold what was held before it, unless a turn was committed since."""

@@ -55,6 +55,10 @@ class Hooks:
         self._tasks: set[asyncio.Task[None]] = set()
         self._reader: asyncio.Task[None] | None = None
 
+    def now(self) -> float:
+        """Unix time that passes as time does: deadlines are told by it."""
+        return self.courier.now()
+
     @property
     def outbox(self) -> Outbox:
         return self.courier.outbox
@@ -130,9 +134,9 @@ class Hooks:
         return self._keys.get(event)
 
     async def deliver(self, key: Key, kind: str, body: Callable[[], bytes], deadline: float) -> Ending:
-        """How the delivery of a call ends, `deadline` (Unix time, as `wall`) at the latest. One that was
-        accepted before goes on. Errors of `Courier.call`. Cancelled: it is withdrawn, unless the server
-        leaves."""
+        """How the delivery of a call ends, `deadline` (as `now`) at the latest. One that was
+        accepted before goes on. Errors of `Courier.call`. Cancelled, it goes on until `settled`: until what
+        came instead cannot be lost."""
         known = self._early.pop(key, None)
         if known is not None:
             return known
@@ -144,14 +148,9 @@ class Hooks:
             if found is not None and found.state is State.LOGGED and found.ending is not None:
                 return found.ending  # and its receiver may still post the result
             if found is None:
-                left = deadline - self.wall()
-                await self.courier.call(key.endpoint, key.event, kind, body(), self.courier.now() + left)
+                await self.courier.call(key.endpoint, key.event, kind, body(), deadline)
                 self.counts["calls"] += 1
             return await future
-        except asyncio.CancelledError:
-            if not self.leaving:
-                self._spawn(self._withdraw(key))
-            raise
         finally:
             del self._waiting[key]
 

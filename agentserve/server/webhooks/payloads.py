@@ -44,8 +44,9 @@ def thin_action(session: str) -> JsonObject:
     return {"id": session, "required_action": {"type": "function_call"}}
 
 
-def full_action(call: ToolCall, callback_url: str) -> JsonObject:
-    """All that a receiver needs to run the call; `callback_url`: where the result may be posted later."""
+def full_action(call: ToolCall, callback_url: str, ends: float | None) -> JsonObject:
+    """All that a receiver needs to run the call; `callback_url`: where the result may be posted later, until
+    `ends` (Unix time)."""
     action: JsonObject = {
         "type": "function_call",
         "call_id": call.id,
@@ -54,8 +55,8 @@ def full_action(call: ToolCall, callback_url: str) -> JsonObject:
         "turn_id": call.turn,
         "callback_url": callback_url,
     }
-    if call.item.deadline is not None:
-        action["expires_at"] = int(call.item.deadline)
+    if ends is not None:
+        action["expires_at"] = int(ends)
     return {"id": call.session, "required_action": action}
 
 

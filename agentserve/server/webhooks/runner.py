@@ -68,7 +68,7 @@ class WebhookTools:
     async def run(self, call: ToolCall) -> ToolOutcome:
         hooks, item = self._hooks, call.item
         id_ = event_id_of(call)
-        deadline = hooks.wall() + self._most_wait if item.deadline is None else item.deadline
+        deadline = hooks.now() + self._most_wait if item.deadline is None else item.deadline
         try:
             key = hooks.owed(id_) or Key(hooks.named(call.owner, item.webhook or "").id, id_)
             ending = await hooks.deliver(key, ACTION_REQUIRED, lambda: self._body(key, call), deadline)
@@ -98,7 +98,8 @@ class WebhookTools:
         data = thin_action(call.session)
         if self._hooks.ledger.endpoint(key.endpoint).form == FULL:
             token = self._hooks.tokens.issue(callback_of(call.session, call.item, call.number))
-            data = full_action(call, self._hooks.callback_url(token))
+            ends = None if call.item.deadline is None else self._hooks.courier.unix(call.item.deadline)
+            data = full_action(call, self._hooks.callback_url(token), ends)
         return event(key.event, ACTION_REQUIRED, self._hooks.wall(), data)
 
 

@@ -65,14 +65,11 @@ class ChatLine:
         return () if session is None else list(session.pending.values())
 
     def held(self) -> Mapping[str, Output]:
-        session, kept = self.session, self._kept()
-        if session is None or kept is None:
+        session = self.session
+        if session is None:
             return {}
-        return {
-            call: msgspec.json.decode(kept.held[call].content)
-            for call in session.pending
-            if call in kept.held
-        }
+        held = self._context.chronicle.transcripts.certain(session.key)
+        return {call: msgspec.json.decode(held[call].content) for call in session.pending if call in held}
 
     async def begin(self, config: AgentConfig, messages: Sequence[JsonObject], *, first: bool) -> Generation:
         session = self.session

@@ -75,12 +75,7 @@ async def take(
         driven = context.agents.has(session.tenant, session.public_id)  # then its agent goes on with them
         begins = kept is not None and session.running is None and session.pending and not driven
         if not begins or taking.outstanding(session, kept):
-            try:
-                await context.keep_words(session)
-            except BaseException:
-                if taken.before is not None:
-                    context.give_back(session, taken.before)
-                raise
+            await _keep(context, session, taken)
             return _receipts(context, session, taken)
         assert kept is not None
         try:
@@ -98,14 +93,20 @@ async def hold(context: ServerContext, session: Session, results: Sequence[Incom
     """Take all results or none; whoever goes on with them does so elsewhere. On disk when this returns. The
     caller has the session's lock."""
     taken = _take(context, session, results, go_on=False)
-    try:
-        await context.keep_words(session)
-    except BaseException:
-        if taken.before is not None:
-            context.give_back(session, taken.before)
-        raise
+    await _keep(context, session, taken)
     _tell(context, session, taken)
     return taken
+
+
+async def _keep(context: ServerContext, session: Session, taken: Taken) -> None:
+    """On disk when this returns; where it raises, nothing was taken. The caller has the session's lock."""
+    with context.chronicle.transcripts.writing(session.key, taken.results.fresh):
+        try:
+            await context.keep_words(session)
+        except BaseException:
+            if taken.before is not None:
+                context.give_back(session, taken.before)
+            raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ async def tool_callback(request: Request) -> Response:
     if output is not None:
         before = ToolOutcome("" if output.output is None else output.output, output.error)
         if result_digest(before.content) != result_digest(outcome.content):
-            if item.deadline is not None and context.wall() >= item.deadline:
+            if item.deadline is not None and context.hooks.now() >= item.deadline:
                 raise _over("its time is over")
             raise ApiError("The call has another result already.", status=409, code="result_conflict")
     elif (driver := context.agents.driver(history)) is None or turn.over:

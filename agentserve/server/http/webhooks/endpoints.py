@@ -136,12 +136,14 @@ async def event_types(request: Request) -> Response:
 
 async def list_deliveries(request: Request) -> Response:
     """What is owed to the endpoint, and the latest of what was: newest first."""
-    found = hooks_of(request).ledger.of_endpoint(endpoint_of(request).id)
-    return json_response(page([delivery_object(one) for one in reversed(found)], wanted(request)))
+    hooks = hooks_of(request)
+    found = hooks.ledger.of_endpoint(endpoint_of(request).id)
+    shown = [delivery_object(one, hooks.courier.unix) for one in reversed(found)]
+    return json_response(page(shown, wanted(request)))
 
 
 async def get_delivery(request: Request) -> Response:
-    return json_response(delivery_object(_delivery_of(request)))
+    return json_response(delivery_object(_delivery_of(request), hooks_of(request).courier.unix))
 
 
 async def replay_delivery(request: Request) -> Response:
@@ -149,7 +151,7 @@ async def replay_delivery(request: Request) -> Response:
     hooks, delivery = hooks_of(request), _delivery_of(request)
     try:
         await hooks.courier.replay(delivery.key)
-        return json_response(delivery_object(hooks.ledger.delivery(delivery.key)))
+        return json_response(delivery_object(hooks.ledger.delivery(delivery.key), hooks.courier.unix))
     except WebhookError as error:
         raise told(error) from None
 
@@ -190,7 +192,7 @@ def _check_types(types: Sequence[str], param: str = "event_types") -> None:
 
 
 def _shown(hooks: Hooks, endpoint: Endpoint, secret: str | None = None) -> JsonObject:
-    return endpoint_object(endpoint, hooks.courier.circuit(endpoint.id), secret)
+    return endpoint_object(endpoint, hooks.courier.circuit(endpoint.id), hooks.courier.unix, secret)
 
 
 def _told(hooks: Hooks, endpoint: Endpoint, secret: str | None = None) -> Response:
