@@ -1,5 +1,5 @@
 """The real server, seen from within: `/fuzz/state` tells what it holds and what held its loop up. Run as a
-script: a folder for its own notes, and the flags of `serve` as JSON."""
+script: a folder for its own notes, the flags of `serve` as JSON, and its configuration file or nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ def state_of(app: Starlette, watch: LoopWatch) -> Callable[[Request], Any]:
             watch.start()
         context = app.state.context
         names = Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())  # type: ignore[union-attr]
-        pages = Path("/proc/self/statm").read_text().split()
         return JSONResponse(
             {
                 "stalls": stalls,
@@ -62,7 +61,7 @@ def state_of(app: Starlette, watch: LoopWatch) -> Callable[[Request], Any]:
                 "background": len(context.background),
                 "fds": len(os.listdir("/proc/self/fd")),
                 "threads": threading.active_count(),
-                "rss": int(pages[1]) * os.sysconf("SC_PAGE_SIZE"),
+                "rss": resident(),
                 "objects": len(gc.get_objects()),
             }
         )
@@ -70,12 +69,17 @@ def state_of(app: Starlette, watch: LoopWatch) -> Callable[[Request], Any]:
     return state
 
 
+def resident() -> int:
+    """Bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 if __name__ == "__main__":
-    folder, flags = Path(sys.argv[1]), json.loads(sys.argv[2])
+    folder, flags, file = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
     worker = (sys.executable, str(Path(__file__).with_name("fuzz_worker.py")))
     try:
         run(
-            load(flags),
+            load(flags, Path(file) if file else None),
             lambda config: prepare(config, folder),
             lambda ready: print(f"ready on {ready.url}", flush=True),
             worker,

@@ -80,10 +80,11 @@ class LoopWatch:
             now - then for now, then in zip(self._spent(), self._before, strict=True)
         )
         # Neither computing nor in line for a core: it slept, for a lock (whose holder may be in line itself)
-        # or for the disk.
-        slept = max(0.0, late + INTERVAL - cpu - waited - others)
-        fault = min(late, cpu + slept)
-        self.stalls.append(Stall(*(round(x, 4) for x in (late, fault, cpu, process, waited)), self._where()))
+        # or for the disk; or the machine stood still, and then so did the thread that writes stacks down.
+        where, stopped = self._where(late)
+        slept = max(0.0, late + INTERVAL - cpu - waited - max(0.0, others) - stopped)
+        fault = min(late, max(0.0, cpu + slept))
+        self.stalls.append(Stall(*(round(x, 4) for x in (late, fault, cpu, process, waited)), where))
         if len(self.stalls) > 2 * MOST:
             self.stalls.sort(key=lambda stall: stall.fault, reverse=True)
             del self.stalls[MOST:]
@@ -95,18 +96,19 @@ class LoopWatch:
         others = sum(_in_line(int(task)) for task in os.listdir("/proc/self/task")) - waited
         return time.thread_time(), time.process_time(), waited, others
 
-    def _where(self) -> str:
-        """From the dump, whose first line is a heading, and whose threads each have one."""
+    def _where(self, late: float) -> tuple[str, float]:
+        """The stack from the dump (whose threads each have a heading), and how late that was itself."""
         self._file.flush()
+        written = time.time() - os.fstat(self._file.fileno()).st_mtime  # ago
         self._file.seek(0)
         text = self._file.read()
         self._file.seek(0)
         self._file.truncate()
-        if f"0x{self._python_thread:016x}" not in text:
-            return ""
-        _, _, text = text.rpartition(f"0x{self._python_thread:016x}")
-        lines = [line.strip() for line in text.split("\n\n")[0].splitlines()[1:13]]
-        return " < ".join(_short(line) for line in lines)
+        mark = f"0x{self._python_thread:016x}"
+        if mark not in text:
+            return "", max(0.0, late - LOOK)
+        lines = [line.strip() for line in text.rpartition(mark)[2].split("\n\n")[0].splitlines()[1:13]]
+        return " < ".join(map(_short, lines)), max(0.0, late - LOOK - written)
 
 
 def _in_line(thread: int) -> float:

@@ -176,7 +176,7 @@ class Mutator:
         method = rng.choice(METHODS) if rng.random() < 0.03 else route.method
         headers = {"host": "localhost", "connection": "close"}
         body = b""
-        if route.body is not None or method != "GET" and rng.random() < 0.1:
+        if route.body is not None or (method != "GET" and rng.random() < 0.1):
             body = self._body(route)
             if rng.random() < 0.9:
                 headers["content-type"] = "application/json"
@@ -244,7 +244,7 @@ class Mutator:
     def _changed(self, value: Any, route: Route) -> Any:
         """One place of it changed."""
         rng = self._rng
-        places = list(_places(value))
+        places = list(places_of(value))
         if not places or rng.random() < 0.02:
             return self._junk()
         holder, key = rng.choice(places)
@@ -261,7 +261,7 @@ class Mutator:
             holder.extend(copy.deepcopy(holder[: rng.randint(1, 3)]) * rng.choice((1, 1, 20)))
         elif kind == 7:
             other = rng.choice(SEEDS[rng.choice(list(SEEDS))])
-            others = list(_places(other))
+            others = list(places_of(other))
             if others:
                 source, name = rng.choice(others)
                 holder[key] = copy.deepcopy(source[name])
@@ -307,13 +307,13 @@ class Mutator:
         return data[:at] + data[at : at + 40] * 3 + data[at + 40 :]
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def places_of(value: Any) -> Iterator[tuple[Any, Any]]:
     """Every (holder, key or index) within it."""
     if isinstance(value, dict):
         for key in value:
             yield value, key
-            yield from _places(value[key])
+            yield from places_of(value[key])
     elif isinstance(value, list):
         for index in range(len(value)):
             yield value, index
-            yield from _places(value[index])
+            yield from places_of(value[index])

@@ -71,7 +71,7 @@ class Target:
 
 
 @asynccontextmanager
-async def target(folder: Path, **flags: Any) -> AsyncIterator[Target]:
+async def target(folder: Path, config: Path | str = "", **flags: Any) -> AsyncIterator[Target]:
     """A server on a tiny model with KV in all tiers; in the end it is told to go, and goes well."""
     model = folder / "model"
     if not model.exists():
@@ -80,7 +80,7 @@ async def target(folder: Path, **flags: Any) -> AsyncIterator[Target]:
     given = FLAGS | {"model": str(model), "data_dir": str(folder / "data")} | flags
     with log.open("w") as file:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(SCRIPT), str(folder), json.dumps(given),
+            sys.executable, str(SCRIPT), str(folder), json.dumps(given), str(config),
             stdout=asyncio.subprocess.PIPE, stderr=file,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT),
                 os.environ.get("PYTHONPATH"))))},
