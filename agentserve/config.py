@@ -70,6 +70,7 @@ class HttpConfig(msgspec.Struct, frozen=True):
     max_headers: int = 100
     max_url: int = 8 << 10  # bytes
     header_seconds: float = 10.0  # in which they must have come
+    unread_seconds: float = 30.0  # then a client that does not read what lies there for it is cut off
     max_connections: int = 4096  # or as many as the process may have files
     max_connections_per_address: int | None = None  # None: half of all
     force_usage: bool = False  # add usage to every stream, asked for or not
@@ -206,6 +207,7 @@ _FILE_ONLY = (
     _Key("http", "max_headers", at_least(1, 10_000)),
     _Key("http", "max_url", size),
     _Key("http", "header_seconds", positive_seconds),
+    _Key("http", "unread_seconds", positive_seconds),
     _Key("http", "max_connections", at_least(1, 1_000_000)),
     _Key("http", "max_connections_per_address", optional(at_least(1, 1_000_000))),
 )

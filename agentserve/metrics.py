@@ -18,6 +18,7 @@ _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30,
 _LONG = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 80, 160, 320, 640)
 
 
+_STALLS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 
 
@@ -140,6 +141,18 @@ class Metrics:
         self._waiting = Gauge("agentserve_engine_waiting", "Turns in the queue", registry=made)
         self.tiers = TierMetrics(made)
         self.tenants = TenantMetrics(made)
+        self._stalls = Histogram(
+            "agentserve_event_loop_stall_seconds",
+            "Times that the API process' event loop was held up for 10 ms or more",
+            buckets=_STALLS,
+            registry=made,
+        )
+        self._longest_stall = Gauge(
+            "agentserve_event_loop_longest_stall_seconds",
+            "The longest of them since the start",
+            registry=made,
+        )
+        self._longest = 0.0
         self._below: Callable[[], bytes] = bytes  # what else the page shows
         self._errors = Counter(
             "agentserve_http_errors", "Error replies, by status class", ["status"], registry=made
@@ -177,6 +190,13 @@ class Metrics:
 
     def http_error(self, status: int) -> None:
         self._errors.labels(f"{status // 100}xx").inc()
+
+    def stalled(self, seconds: float) -> None:
+        """The event loop did nothing else for so long."""
+        self._stalls.observe(seconds)
+        if seconds > self._longest:
+            self._longest = seconds
+            self._longest_stall.set(seconds)
 
     def set_sessions(self, by_state: Mapping[SessionState, int], directory_bytes: int) -> None:
         for state, count in by_state.items():

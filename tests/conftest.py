@@ -15,3 +15,5 @@ for name, value in KERNEL_THREADS.items():
 def pytest_addoption(parser: pytest.Parser) -> None:
     told = "where to write what the 200 kills came to, as JSON"
     parser.addoption("--crash-report", metavar="FILE", help=told)
+    told = "where to write what the fuzz of a whole server came to, as JSON"
+    parser.addoption("--fuzz-report", metavar="FILE", help=told)

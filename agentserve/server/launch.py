@@ -122,6 +122,7 @@ def wire_bounds(http: HttpConfig) -> WireBounds:
         headers=http.max_headers,
         url_bytes=http.max_url,
         head_seconds=http.header_seconds,
+        unread_seconds=http.unread_seconds,
         connections=most,
         per_address=max(1, most // 2) if each is None else each,
     )

@@ -61,6 +61,7 @@ max_header = "32KiB"
 max_headers = 50
 max_url = "4KiB"
 header_seconds = 5
+unread_seconds = 6
 max_connections = 100
 max_connections_per_address = 9
 force_usage = true

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+import msgspec
+
 from agentserve.server.errors import ApiError
 from agentserve.server.http.schemas import ChatRequest, ResponseFormat
 from agentserve.server.http.tool_choice import tool_choice
@@ -95,5 +97,7 @@ def response_schema(wanted: ResponseFormat | None, limits: Limits) -> tuple[bool
 
 
 def _bounded(schema: JsonObject, param: str, limits: Limits) -> None:
-    if len(json.dumps(schema)) > limits.schema_bytes:
-        raise ApiError(f"{param}: a schema may have at most {limits.schema_bytes} bytes", param=param)
+    most = limits.schema_bytes
+    # The first is never longer, and twenty times as fast: what is far too large holds nobody up.
+    if len(msgspec.json.encode(schema)) > most or len(json.dumps(schema)) > most:
+        raise ApiError(f"{param}: a schema may have at most {most} bytes", param=param)

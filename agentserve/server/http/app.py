@@ -60,6 +60,7 @@ from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
+from agentserve.server.stalls import StallWatch
 from agentserve.server.tenants.accounts import Accounts, quotas
 from agentserve.server.tenants.audit import Audit, AuditLog
 from agentserve.server.tenants.keyring import Keyring
@@ -233,12 +234,15 @@ def _lifespan(
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        stalls = StallWatch(context.metrics.stalled, context.clock.now)
+        stalls.start()
         expiry = asyncio.create_task(_look(context))
         begin_webhooks(context)
         context.agents.resume()
         try:
             yield
         finally:
+            stalls.stop()
             expiry.cancel()
             await asyncio.gather(expiry, return_exceptions=True)
             context.hooks.leave()

@@ -47,6 +47,7 @@ def message_dicts(
 
 def _shown(message: Message) -> Iterator[str]:
     """The texts every template shows; past reasoning many of them drop."""
+    yield from (call.name for call in message.calls)
     for text in message.parts:
         yield text.rpartition("</think>")[2] if message.role == "assistant" else text
 
@@ -77,6 +78,8 @@ def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObje
         return []
     if len(tools) > limits.tools:
         raise ApiError(f"tools: {len(tools)} tools, at most {limits.tools} are allowed", param="tools")
+    shown = (tool.function for tool in tools if tool.function and not tool.defer_loading)
+    check_text((function.description or "" for function in shown), limits, "tools")
     found: list[JsonObject] = []
     names: set[str] = set()
     for i, tool in enumerate(tools):

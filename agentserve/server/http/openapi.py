@@ -147,9 +147,15 @@ OPERATIONS: Mapping[object, Operation] = {
 
 async def openapi(request: Request) -> Response:
     """OpenAPI 3.1."""
-    routes: Sequence[BaseRoute] = request.app.routes
-    options = context_of(request).options
-    return json_response(document(routes, options.version, [options.model, *options.aliases]))
+    state = request.app.state
+    if not hasattr(state, "openapi"):  # it is made once: that takes long enough to be noticed by streams
+        context = context_of(request)
+        options = context.options
+        models = [options.model, *options.aliases]
+        made = await context.off_loop(document, request.app.routes, options.version, models)
+        state.openapi = json_response(made)
+    shown: Response = state.openapi
+    return Response(shown.body, media_type=shown.media_type)
 
 
 def document(routes: Sequence[BaseRoute], version: str, models: Sequence[str]) -> JsonObject:

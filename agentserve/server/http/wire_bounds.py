@@ -3,6 +3,9 @@
 The parser has none: a header without end, or a thousand connections that say nothing, would cost memory
 until there is none. Bytes that bring neither a whole head nor a body are bounded, whatever they are
 (headers, trailers, chunk extensions), and so is the time in which a head must come.
+
+What is sent is bounded, too: a reply waits while its client leaves more than a little of it unread, and a
+client that goes on so, or reads the end of a reply never, is cut off.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from agentserve.server.errors import ApiError
 from agentserve.server.http.names import REQUEST_HEADER
 from agentserve.server.json_line import dump_json
 
+TAKEN = 16 << 10  # bytes: who reads so much in a while reads
+
 
 @dataclass(frozen=True, slots=True)
 class WireBounds:
@@ -28,6 +33,7 @@ class WireBounds:
     url_bytes: int = 8 << 10
     head_seconds: float = 10.0  # from a connection's, or a request's, first sign to its last header
     linger_seconds: float = 5.0  # for the rest of a request that was answered before it was whole
+    unread_seconds: float = 30.0  # in which a client takes some of what lies there for it
     connections: int = 4096
     per_address: int = 2048
 
@@ -40,6 +46,7 @@ class Connections:
         self._of: Counter[str] = Counter()
         self._all = 0
         self.refused = 0
+        self.unread = 0  # that were cut off because nobody read
 
     def __len__(self) -> int:
         return self._all
@@ -82,6 +89,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._verdict: ApiError | None = None  # why the parser was stopped
         self._over = False  # all is said; what still comes is not looked at
         self._timer: asyncio.TimerHandle | None = None
+        self._reader: asyncio.TimerHandle | None = None  # until when something of it has to be read
+        self._unsent = 0  # bytes, when that began
 
     # --- the connection ----------------------------------------------------------------
 
@@ -99,6 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._was_read()
         if self._admitted:
             self._admitted = False
             self._shared.left(self._address)
@@ -116,6 +126,50 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("")
         elif self._idle_bytes and self._whole and self._timer is None:
             self._arm(self._bounds.head_seconds)  # of the next request there is a part
+
+    # --- who does not read ---------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """More lies there than the transport wants to hold."""
+        super().pause_writing()
+        self._must_be_read()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._was_read()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._closes()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._closes()
+
+    def _closes(self) -> None:
+        """Closing waits for what is unsent, for ever."""
+        if self.transport.is_closing():
+            self._must_be_read()
+
+    def _must_be_read(self) -> None:
+        if self._reader is None and self._admitted:
+            self._unsent = self.transport.get_write_buffer_size()
+            self._reader = self.loop.call_later(self._bounds.unread_seconds, self._look)
+
+    def _was_read(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+
+    def _look(self) -> None:
+        """Has it read meanwhile? Nothing is written while much is unsent, so that only shrinks."""
+        self._reader = None
+        if self._unsent - self.transport.get_write_buffer_size() >= TAKEN:
+            self._must_be_read()
+        else:
+            self._shared.unread += 1
+            self.transport.abort()
 
     # --- the parser's ------------------------------------------------------------------
 
@@ -156,6 +210,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._closes()
         answered = self.cycle.response_complete  # the last request that came; others may be before it
         if answered and not self._whole and not self.transport.is_closing():
             self._disarm()
@@ -165,7 +220,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """What is no request, or too much of one. Where an answer has begun nothing more can be said."""
         verdict = self._verdict or ApiError("Invalid HTTP request received.", code="invalid_http")
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()
+            self._close()
         else:
             self._say(verdict)
 
@@ -174,6 +229,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _stop(self, verdict: ApiError) -> None:
         self._verdict = verdict
         raise httptools.HttpParserError(verdict.message)  # it comes back as `send_400_response`
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._closes()
 
     def _arm(self, seconds: float) -> None:
         self._timer = self.loop.call_later(seconds, self._late)
@@ -188,13 +247,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._over:
-            self.transport.close()
+            self._close()
         elif self._whole and self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False  # an answer is still being given: it closes then
         elif self._whole and self._idle_bytes:
             self._say(_head_too_slow(self._bounds))
         else:
-            self.transport.close()
+            self._close()
 
     def _say(self, error: ApiError) -> None:
         """A whole reply, and the end of the connection, but not at once: a client that is still sending would

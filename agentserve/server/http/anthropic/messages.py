@@ -39,7 +39,8 @@ async def messages(request: Request) -> Response:
     fields = decode(await read_body(request, limits.body_bytes), MessagesRequest, limits)
     if fields.max_tokens == 0 and fields.stream:
         raise ApiError("max_tokens: 0 is not for streams", param="max_tokens")
-    ours = await continued(context, tenant_of(request), asked(fields), fields.thread)
+    ours = await context.off_loop(asked, fields)
+    ours = await continued(context, tenant_of(request), ours, fields.thread)
     async with _told_as(ours):
         if fields.max_tokens == 0:
             return await _warmed(context, request, ours)
@@ -52,7 +53,8 @@ async def count_tokens(request: Request) -> Response:
     context = context_of(request)
     limits = context.options.limits
     fields = decode(await read_body(request, limits.body_bytes), CountRequest, limits)
-    ours = await continued(context, tenant_of(request), asked(fields), fields.thread)
+    ours = await context.off_loop(asked, fields)
+    ours = await continued(context, tenant_of(request), ours, fields.thread)
     async with _told_as(ours):
         prompt = await prompt_of(context, request, ours.chat)
     return json_response({"input_tokens": len(prompt.ids)})

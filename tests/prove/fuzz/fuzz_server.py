@@ -1,0 +1,88 @@
+"""The real server, seen from within: `/fuzz/state` tells what it holds and what held its loop up. Run as a
+script: a folder for its own notes, the flags of `serve` as JSON, and its configuration file or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agentserve.cli.output import fail
+from agentserve.config import ServeConfig, load
+from agentserve.server.engine_port import Engine
+from agentserve.server.launch import LaunchError, Prepared, run
+from agentserve.server.wiring import prepare_app
+from tests.prove.fuzz.loop_watch import LoopWatch
+
+
+def prepare(config: ServeConfig, folder: Path) -> Prepared:
+    prepared = prepare_app(config)
+    watch = LoopWatch(folder / "stacks")
+
+    def build(engine: Engine) -> Starlette:
+        app = prepared.build(engine)
+        assert isinstance(app, Starlette)
+        app.router.routes.append(Route("/fuzz/state", state_of(app, watch)))
+        asyncio.get_running_loop().call_soon(watch.start)
+        return app
+
+    return Prepared(prepared.model, build)
+
+
+def state_of(app: Starlette, watch: LoopWatch) -> Callable[[Request], Any]:
+    async def state(request: Request) -> Response:
+        """`?clean`: after all that can be let go of has been, which takes a while."""
+        stalls = watch.take()
+        if "clean" in request.query_params:
+            watch.stop()
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
+            watch.start()
+        context = app.state.context
+        names = Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())  # type: ignore[union-attr]
+        return JSONResponse(
+            {
+                "stalls": stalls,
+                "ticks": watch.ticks,
+                "tasks": names,
+                "background": len(context.background),
+                "fds": len(os.listdir("/proc/self/fd")),
+                "threads": threading.active_count(),
+                "rss": resident(),
+                "objects": len(gc.get_objects()),
+            }
+        )
+
+    return state
+
+
+def resident() -> int:
+    """Bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    folder, flags, file = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+    worker = (sys.executable, str(Path(__file__).with_name("fuzz_worker.py")))
+    try:
+        run(
+            load(flags, Path(file) if file else None),
+            lambda config: prepare(config, folder),
+            lambda ready: print(f"ready on {ready.url}", flush=True),
+            worker,
+        )
+    except LaunchError as failure:
+        fail(str(failure))

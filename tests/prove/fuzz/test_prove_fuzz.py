@@ -1,0 +1,68 @@
+"""A real server under 10,000 mutated requests over all of its routes, bodies as large as may be and larger,
+a thousand slow clients and half-finished calls: no crash, no 5xx, nothing left, no long stall."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.prove.fuzz.fuzz import NAMES, Fuzz, Report, Size, check, half_calls
+from tests.prove.fuzz.target import target
+
+pytestmark = pytest.mark.process
+
+SMALL = Size(requests=150, clients=6, heavy=0, slow=27, slow_seconds=2.5, calls=0)
+FULL = Size(requests=10_000, clients=10, heavy=24, slow=1000, slow_seconds=60.0, calls=40)
+LONGEST_STALL = 0.1  # seconds of the server's own fault
+SLOW: dict[str, Any] = {"header_seconds": 4, "body_seconds": 10, "unread_seconds": 8}
+
+
+def settings(folder: Path) -> Path:
+    """Waits that are short, so that slow clients are seen to be ended."""
+    file = folder / "config.toml"
+    file.write_text("[http]\n" + "".join(f"{name} = {value}\n" for name, value in SLOW.items()))
+    return file
+
+
+async def fuzzed(folder: Path, size: Size, seed: int) -> Report:
+    async with target(folder, config=settings(folder)) as server:
+        report = await Fuzz(server, size, seed).run()
+    check(report)
+    return report
+
+
+def test_fuzz_slice(tmp_path: Path, tell: Callable[[str], None]) -> None:
+    report = asyncio.run(fuzzed(tmp_path, SMALL, 1))
+    tell(report.line())
+
+
+@pytest.mark.prove
+def test_fuzz(tmp_path: Path, tell: Callable[[str], None], request: pytest.FixtureRequest) -> None:
+    report = asyncio.run(fuzzed(tmp_path, FULL, 2))
+    tell(report.line())
+    file = request.config.getoption("--fuzz-report")
+    if file is not None:
+        Path(file).write_text(json.dumps(asdict(report), indent=1) + "\n")
+    assert report.longest_stall.get("fault", 0.0) < LONGEST_STALL, report.stalls[:3]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("family", NAMES)
+def test_half_finished_calls(family: str, tmp_path: Path, tell: Callable[[str], None]) -> None:
+    async def run() -> None:
+        async with target(tmp_path, tool_parser=family) as server:
+            await server.state("start")
+            server.stalls.clear()
+            ends = await half_calls(server, family, FULL.calls, 3)
+            server.check()
+            worst = max(server.stalls, key=lambda stall: stall["fault"], default={"fault": 0.0})
+            tell(f"{family}: {dict(ends)}, longest stall {worst['fault'] * 1000:.0f} ms {worst.get('where')}")
+            assert worst["fault"] < LONGEST_STALL, worst
+
+    asyncio.run(run())

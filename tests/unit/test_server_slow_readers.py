@@ -1,0 +1,188 @@
+"""Clients that do not read what they asked for: what lies there for them is bounded, and so is how long."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.server import ServerState
+
+from agentserve.server.http.sse import EventStream
+from agentserve.server.http.wire_bounds import (
+    TAKEN,
+    BoundedProtocol,
+    Connections,
+    WireBounds,
+    bounded_protocol,
+)
+from tests.api_rig import settled
+
+SOON = 0.05
+LONG = 60.0  # never in a test
+FRAME = b"data: " + b"x" * 30_000 + b"\n\n"
+WHOLE = b"y" * (12 << 20)  # more than the sockets of both sides hold
+
+
+class App:
+    def __init__(self) -> None:
+        self.made = self.closed = 0
+
+    async def stream(self, request: Request) -> Response:
+        async def frames() -> AsyncIterator[bytes]:
+            while True:
+                self.made += 1
+                yield FRAME
+
+        async def close() -> None:
+            self.closed += 1
+
+        return EventStream(frames(), keep_alive=LONG, close=close)  # type: ignore[arg-type]
+
+    async def whole(self, request: Request) -> Response:
+        return Response(WHOLE)
+
+
+@asynccontextmanager
+async def client(app: App, path: str, unread: float) -> AsyncIterator[tuple[socket.socket, Connections]]:
+    """A connection that has asked and read nothing yet."""
+    bounds = WireBounds(head_seconds=LONG, linger_seconds=LONG, unread_seconds=unread)
+    connections = Connections(bounds)
+    routes = [Route("/stream", app.stream), Route("/whole", app.whole)]
+    running = uvicorn.Server(
+        uvicorn.Config(
+            Starlette(routes=routes),
+            host="127.0.0.1",
+            port=0,
+            log_level="error",
+            http=bounded_protocol(bounds, connections),
+            ws="none",
+            timeout_keep_alive=1,
+        )
+    )
+    task = asyncio.create_task(running.serve())
+    try:
+        await settled(lambda: running.started)
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, running.servers[0].sockets[0].getsockname())
+            await loop.sock_sendall(sock, f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+            yield sock, connections
+    finally:
+        running.should_exit = True
+        await task
+
+
+async def test_a_stream_that_nobody_reads_waits_and_then_ends() -> None:
+    app = App()
+    async with client(app, "/stream", unread=4 * SOON) as (_, connections):
+        await settled(lambda: app.closed == 1)
+        assert app.made * len(FRAME) < 32 << 20  # what the system holds, and little more
+        await settled(lambda: not len(connections))
+        assert connections.unread == 1
+
+
+async def test_a_whole_reply_that_nobody_reads_does_not_stay() -> None:
+    async with client(App(), "/whole", unread=SOON) as (_, connections):
+        await settled(lambda: len(connections) == 1)
+        await settled(lambda: not len(connections))
+        assert connections.unread == 1
+
+
+class Timers:
+    """A loop's timers, which run when a test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[asyncio.TimerHandle] = []
+        self.loop = asyncio.get_running_loop()
+
+    def call_later(self, seconds: float, call: Callable[..., None], *given: object) -> asyncio.TimerHandle:
+        self.waiting.append(self.loop.call_later(LONG, call, *given))
+        return self.waiting[-1]
+
+    def pass_(self) -> None:
+        """The time of all that wait."""
+        waiting, self.waiting = self.waiting, []
+        for timer in waiting:
+            if not timer.cancelled():
+                timer._run()  # type: ignore[attr-defined]
+                timer.cancel()
+
+
+class Transport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.unsent = 0
+        self.closing = self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = self.aborted = True
+
+
+async def connected() -> tuple[BoundedProtocol, Transport, Timers, Connections]:
+    bounds = WireBounds()
+    connections = Connections(bounds)
+    config = uvicorn.Config(App().whole, http=bounded_protocol(bounds, connections), log_config=None)
+    config.load()
+    protocol = bounded_protocol(bounds, connections)(config, ServerState(), {})  # type: ignore[call-arg]
+    assert isinstance(protocol, BoundedProtocol)
+    transport, timers = Transport(), Timers()
+    protocol.loop = timers  # type: ignore[assignment]
+    protocol.connection_made(transport)
+    timers.waiting.clear()
+    return protocol, transport, timers, connections
+
+
+async def test_who_reads_however_slowly_is_not_cut_off() -> None:
+    protocol, transport, timers, connections = await connected()
+    transport.unsent = 10 * TAKEN
+    protocol.pause_writing()
+    for _ in range(9):
+        transport.unsent -= TAKEN
+        timers.pass_()
+        assert not transport.aborted
+    transport.unsent -= TAKEN - 1
+    timers.pass_()
+    assert transport.aborted
+    assert connections.unread == 1
+
+
+async def test_who_has_read_may_wait_for_what_comes_next() -> None:
+    protocol, transport, timers, connections = await connected()
+    transport.unsent = 10 * TAKEN
+    protocol.pause_writing()
+    transport.unsent = 0
+    protocol.resume_writing()
+    timers.pass_()
+    assert not transport.aborted
+    assert connections.unread == 0
+
+
+async def test_the_rest_of_a_connection_that_was_closed_does_not_stay() -> None:
+    """Closing waits for what is unsent, be it little."""
+    protocol, transport, timers, connections = await connected()
+    transport.unsent = 5
+    protocol.timeout_keep_alive_handler()
+    assert transport.closing
+    assert not transport.aborted
+    timers.pass_()
+    assert transport.aborted
+    protocol.connection_lost(None)
+    assert (len(connections), connections.unread) == (0, 1)
