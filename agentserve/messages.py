@@ -50,8 +50,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tokens: bytes  # pack_tokens
     sampling: Sampling
     namespace: str = ""  # isolates prefix-cache hits; the tenant's cache salt, adapter, ...
-    priority: int = 0  # larger is more urgent
+    priority: int = 0  # larger is more urgent, among its tenant's turns
     generated: int = 0  # how many of the last `tokens` this turn has generated already (a moved turn)
+    tenant: str = ""  # whose it is: order and what is learned are each tenant's own
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
