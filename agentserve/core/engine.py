@@ -163,9 +163,7 @@ class EngineCore:
             now,
             session.tokens,
         )
-        self.sessions.begin_turn(
-            session, turn, tokens, self.namespaces.of(command.namespace), command.tenant
-        )
+        self.sessions.begin_turn(session, turn, tokens, self.namespaces.of(command.namespace), command.tenant)
         self.ahead.submitted(session)
         self.scheduler.enqueue(session)
         if self.tiers is not None:

@@ -12,8 +12,8 @@ from typing import Protocol
 import msgspec
 
 from agentserve.core.kv import KVManager
-from agentserve.core.line import arrival, exchanged
 from agentserve.core.ledger import Known, Ledger, Stage
+from agentserve.core.line import arrival, exchanged
 from agentserve.core.nodes import Node
 from agentserve.core.session import Session
 from agentserve.types import SessionId

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
 
@@ -55,6 +56,13 @@ class _Rendered:
     spliced: Mapping[str, Sequence[int]]
 
 
+@dataclass(slots=True)
+class _Memory:
+    """Frames of turns, by whose request they were learned for."""
+
+    frames: dict[tuple[str, str], Frames] = field(default_factory=dict)
+
+
 class ChatTemplate:
     """A model's chat template. Stateless: one conversation always renders to the same ids
     (templates that print today's date aside)."""
@@ -82,7 +90,8 @@ class ChatTemplate:
         self._call_end: int | None = None  # what a turn with calls ends with, if it is no end of others
         self.stop_ids: frozenset[int] = self._ends_of_turns(self._chat) if self._chat else frozenset()
         self._end_ids = self.stop_ids | tokenizer.eos_ids
-        self._known_frames: dict[str, Frames] = {}
+        self._memory = _Memory()
+        self._owner = ""
 
     @property
     def available(self) -> bool:
@@ -131,6 +140,12 @@ class ChatTemplate:
             rendered.text, restore=rendered.restore, spliced=rendered.spliced
         )
         return array("i", ids)
+
+    def apart(self, owner: str) -> ChatTemplate:
+        """The same template, which finds nothing that was rendered or encoded for others."""
+        other = copy(self)
+        other._owner, other._tokenizer = owner, self._tokenizer.apart(owner)
+        return other
 
     def _numbered(self, messages: Sequence[Message], spliced: Mapping[int, Sequence[int]]) -> list[Message]:
         """With ids of calls as Kimi has them: a result answers the id that stands in the turn's tokens."""
@@ -211,14 +226,14 @@ class ChatTemplate:
     def _frames(self, chat: Chat, kwargs: Mapping[str, Json], tools: bool) -> Frames:
         """Remembered for the last few kinds of requests."""
         key = json.dumps([kwargs, tools], sort_keys=True)
-        known = self._known_frames
-        frames = known.get(key)
+        place, known = (self._owner, key), self._memory.frames
+        frames = known.get(place)
         if frames is None:
             frames = chat.frames(Placeholders([*chat.sources, key]).take(), kwargs, tools=tools)
             if len(known) >= _MOST_FRAMES:
                 known = {}
             # Several threads render: none may change what another one walks through.
-            self._known_frames = known | {key: frames}
+            self._memory.frames = known | {place: frames}
         return frames
 
     def _turn_ends(self, text: str) -> Iterator[int]:

@@ -16,6 +16,7 @@ from agentserve.server.errors import json_response
 from agentserve.server.http.access import RULES, Access, guard, undeclared
 from agentserve.server.http.app import _routes
 from agentserve.server.http.callers import tenant_of
+from agentserve.server.http.endings import OpenRequests
 from agentserve.server.http.gate import Gate, Guards
 from agentserve.server.tenants.accounts import Accounts
 from agentserve.server.tenants.audit import Entry
@@ -103,7 +104,7 @@ async def test_a_route_that_nobody_declared_is_refused() -> None:
     rig = Tenants(ScriptedEngine())
     app = Starlette(routes=routes, exception_handlers=rig.app.exception_handlers)
     nothing: frozenset[str] = frozenset()
-    guards = Guards(MadeUpKeys(), accounts, nothing, nothing, lambda: 0.0, lambda: 0.0)  # type: ignore[arg-type]
+    guards = Guards(MadeUpKeys(), accounts, nothing, nothing, lambda: 0.0, lambda: 0.0, OpenRequests())  # type: ignore[arg-type]
     app.add_middleware(Gate, options=rig.context.options, metrics=rig.context.metrics, guards=guards)
     rig.a._transport.app = app  # type: ignore[attr-defined]
     assert (await rig.a.get("/known")).json() == {"tenant": "a"}

@@ -49,7 +49,7 @@ class LearnedByTenant:
 
     @property
     def predicted(self) -> dict[str, tuple[int, int, int]]:
-        """By tool, for operators: waits that ended, and how many of them by their predicted median and P90."""
+        """By tool, for operators: waits that ended, how many of them by their predicted median and P90."""
         told: dict[str, Counter[int]] = {}
         for learned in self._of.values():
             for name, numbers in learned.curves.predicted.items():

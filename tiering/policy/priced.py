@@ -188,8 +188,8 @@ class PricedPolicy:
 
         Senior programs end sooner and fewer contexts are alive at once; but theirs are the longest, and
         where computing is what limits, long contexts cost turns. So it is off unless tuned. A priority
-        counts as having come a little earlier or later, by how far it is from what its tenant's say on average;
-        who has said nothing yet is average.
+        counts as having come a little earlier or later, by how far it is from what its tenant's clients say
+        on average; who has said nothing yet is average.
         """
         entry = self._ledger.get(session)
         if entry is None:
