@@ -56,11 +56,13 @@ class OpenRequests:
                 task.uncancel()
 
     def cut(self, holds: Callable[[str], bool]) -> int:
-        """End what runs for keys that no longer hold: how many these are."""
+        """End what runs for keys that no longer hold: how many these are. Who revokes its own key still
+        gets the answer."""
+        mine = asyncio.current_task()
         gone = [key for key in self._of if not holds(key)]
         cut = 0
         for one in [one for key in gone for one in self._of[key]]:
-            if _ENDED not in one.scope["state"]:
+            if one.task is not mine and _ENDED not in one.scope["state"]:
                 one.scope["state"][_ENDED] = key_revoked()
                 one.task.cancel()
                 cut += 1
