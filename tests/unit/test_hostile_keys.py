@@ -130,9 +130,10 @@ async def test_a_key_in_a_url_is_refused_and_written_down_nowhere(
     rig = Rig(ScriptedEngine(), api_keys=(GIVEN,) if closed else (), audit=told.append)
     assert await status(rig, (AUTH, GOOD), path=f"/v1/models?{query}") == (400, "key_in_url")
     reply = await rig.client.get(f"/v1/models?{query}", headers=with_key(GIVEN))
-    for text in (reply.text, repr(told), *(record.getMessage() for record in caplog.records[1:])):
-        assert GIVEN not in text or "httpx" in caplog.text
-        assert "a" * 64 not in text or text.startswith("HTTP Request")  # the client's own log
+    ours = [record.getMessage() for record in caplog.records if not record.name.startswith("http")]
+    for text in (reply.text, repr(told), *ours):  # but not the client's own log
+        assert GIVEN not in text
+        assert "a" * 64 not in text
     assert await status(rig, (AUTH, GOOD), path="/v1/models?limit=3&after=now") == (200, None)
 
 
