@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 import sys
 from collections import Counter
 from copy import copy
@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from agentserve.server.agents.records import AgentConfig, Head
+from agentserve.server.agents.shelf import Shelf
 from agentserve.server.http.responses.desk import Bounds, Desk
 from agentserve.server.http.wire_bounds import Connections, WireBounds, counted_as
 from agentserve.text import Tokenizer, hf_vocab
@@ -23,6 +25,8 @@ from tools_bridge.grammar import ResponseFormat, ToolChoice
 from tools_bridge.registry import ReplyForm
 from tools_bridge.reply_request import GrammarRequest, grammar_request
 
+MOST_CALLS = 3  # of some hundreds, between an id of another's and one that never was
+AgentBounds = type(Shelf()._bounds)
 SECRET = "The code of the vault is 4711."
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 
@@ -207,4 +211,35 @@ async def test_ids_of_another_take_the_path_of_ids_that_never_were() -> None:
     assert all(abs(difference) <= MOST_CALLS for difference in apart.values()), apart
 
 
-MOST_CALLS = 3
+async def test_places_of_agents_tell_each_tenant_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentserve.server.agents.office.MOST_RUNNING", 8)
+    rig = Tenants(ScriptedEngine(say("hello", hold_at=1)), agents=Shelf(AgentBounds(agents=8)))
+    agent = {"model": "tiny"}
+    asked = {"agent": agent, "environment": {"type": "none"}, "input": "hi"}
+
+    async def tried(client: Any, path: str, body: Any, times: int) -> tuple[list[int], str]:
+        replies = [await client.post(path, json=body) for _ in range(times)]
+        return [reply.status_code for reply in replies], replies[-1].json()["error"]["message"]
+
+    status, said = await tried(rig.a, "/v1/agents/sessions", asked, 8)
+    assert (status, said[:11]) == ([200] * 7 + [429], "7 turns run")
+    assert await tried(rig.b, "/v1/agents/sessions", asked, 2) == ([200, 503], "The server is busy.")
+    status, said = await tried(rig.a, "/v1/agents", agent, 8)
+    assert (status, "7 agents" in said) == ([200] * 7 + [503], True)
+    status, said = await tried(rig.b, "/v1/agents", agent, 2)
+    assert status == [200, 503]
+    assert not re.search(r"\d", said)
+    await rig.context.agents.stop()
+
+
+def test_one_tenant_s_agents_sessions_push_out_its_own_only() -> None:
+    def head(name: str, tenant: str) -> Head:
+        return Head(name, tenant, AgentConfig("g", "tiny"), created=0.0, active=0.0)
+
+    for bounds in (AgentBounds(sessions=10), AgentBounds(bytes=40_000)):
+        shelf = Shelf(bounds)
+        first = shelf.open(head("b0", "b"))
+        for number in range(200):
+            shelf.open(head(f"a{number}", "a"))
+        assert shelf.has(first)
+        assert 3 < len(shelf.sessions("a")) < 200
