@@ -21,6 +21,7 @@ from tiering.stores.private import make_folder, new_file
 FOLDER = "tenants"  # below the data directory
 VERSION = 1
 MOST_KEYS = 10_000
+MOST_GRACE = 7 * 86400.0  # seconds that a key may be let in beside the one in its place
 _PEPPER = 32  # bytes
 
 

@@ -17,11 +17,10 @@ from agentserve.server.http.callers import about
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import decode
-from agentserve.server.tenants.keyfile import KeyFile, KeysError
+from agentserve.server.tenants.keyfile import MOST_GRACE, KeyFile, KeysError
 from agentserve.server.tenants.keys import KeyRecord
 from agentserve.server.text_port import JsonObject
 
-MOST_GRACE = 7 * 86400.0  # seconds
 NOT_KEPT = {"cache-control": "no-store"}
 Result = TypeVar("Result")
 
