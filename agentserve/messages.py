@@ -15,7 +15,7 @@ import msgspec
 from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
 from tiering.policy.base import Departure, Hints, Residency, Signal
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 def pack_tokens(tokens: array[int]) -> bytes:

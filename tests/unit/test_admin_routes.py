@@ -1,56 +1,18 @@
-"""Keys and limits over HTTP, with an admin's key; and what a revoked key still has: nothing."""
+"""Keys and limits over HTTP, with an admin's key."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from agentserve.server.tenants.audit import Entry
-from agentserve.server.tenants.keyfile import KeyFile, KeysError
-from agentserve.server.tenants.keyring import Keyring
+from agentserve.server.tenants.keyfile import KeysError
 from agentserve.server.tenants.terms import Terms
-from agentserve.tenant_limits import TenantLimits, TenantsConfig
-from tests.api_rig import CHAT, Rig, settled, user
-from tests.fakes import ScriptedEngine, say
+from tests.admins_rig import CONFIG, KEYS, TENANTS, TURN, Admins
+from tests.api_rig import CHAT, Rig, user
 from tests.tenants_rig import with_key
-
-KEYS, TENANTS = "/agentserve/admin/keys", "/agentserve/admin/tenants"
-TURN = {"model": "tiny", "messages": [user("hi")], "max_tokens": 50}
-CONFIG = TenantsConfig(TenantLimits(requests_per_minute=1000), {"loud": TenantLimits(sessions=7)})
-
-
-class Admins(Rig):
-    def __init__(self, folder: Path, engine: ScriptedEngine | None = None, **more: Any) -> None:
-        self.file = KeyFile(folder / "tenants")
-        self.time = 1000.0
-        _, self.boss = self.file.create(None, 1.0)
-        super().__init__(
-            engine or ScriptedEngine(say("hello")),
-            keyring=Keyring(file=self.file, wall=lambda: self.time),
-            terms=Terms(CONFIG, self.file.folder),
-            wall=lambda: self.time,
-            tenants=CONFIG,
-            **more,
-        )
-
-    async def ask(self, method: str, path: str, body: Any = None, key: str | None = None) -> httpx.Response:
-        content = None if body is None else json.dumps(body).encode()
-        return await self.client.request(method, path, content=content, headers=with_key(key or self.boss))
-
-    async def made(self, tenant: str) -> dict[str, Any]:
-        reply = await self.ask("POST", KEYS, {"tenant": tenant})
-        assert reply.status_code == 200, reply.text
-        assert reply.headers["cache-control"] == "no-store"
-        told: dict[str, Any] = reply.json()
-        return told
-
-    async def models(self, key: str) -> int:
-        return (await self.client.get("/v1/models", headers=with_key(key))).status_code
 
 
 @pytest.fixture
@@ -211,82 +173,3 @@ async def test_the_audit_log_says_which_key_or_tenant_it_was_about(tmp_path: Pat
     assert [entry.about for entry in told] == [made["id"], "acme", made["id"]]
     assert [entry.route for entry in told] == [KEYS, f"{TENANTS}/{{tenant}}", f"{KEYS}/{{id}}"]
     assert made["key"].rpartition("_")[2] not in repr(told)
-
-
-# --- what runs for a key that is revoked ---------------------------------------------------
-
-
-async def until_open(rig: Rig, number: int) -> None:
-    await settled(lambda: len(rig.context.open_requests) == number)
-
-
-async def test_a_stream_ends_with_its_key_and_its_turn_is_taken_back(tmp_path: Path) -> None:
-    script = say("hello", hold_at=2)
-    rig = Admins(tmp_path, ScriptedEngine(script))
-    mine, other = await rig.made("acme"), await rig.made("acme")
-    turn = TURN | {"stream": True}
-    streams = [
-        asyncio.create_task(rig.client.post(CHAT, json=turn, headers=with_key(one["key"])))
-        for one in (mine, other)
-    ]
-    await settled(lambda: len(rig.engine.submits) == 2)
-    await rig.ask("DELETE", f"{KEYS}/{mine['id']}")
-    cut = await streams[0]
-    last = [line for line in cut.text.splitlines() if line.startswith("data: ")][-1]
-    assert json.loads(last[6:])["error"]["code"] == "key_revoked"
-    script.release.set()
-    assert (await streams[1]).text.rstrip().endswith("[DONE]")
-    sessions = rig.context.directory.sessions("acme")
-    assert [session.committed for session in sessions] == [1]  # the other's
-    assert not rig.engine.live
-    assert len(rig.context.open_requests) == 0
-
-
-async def test_a_whole_answer_is_a_401_in_the_dialect_that_was_spoken(tmp_path: Path) -> None:
-    rig = Admins(tmp_path, ScriptedEngine(say("hello", hold_at=1)))
-    made = await rig.made("acme")
-    asked = [
-        asyncio.create_task(rig.client.post(path, json=TURN, headers=with_key(made["key"])))
-        for path in (CHAT, "/v1/messages")
-    ]
-    await settled(lambda: len(rig.engine.submits) == 2)
-    rig.file.revoke(lambda record: record.tenant == "acme", 1000.0)  # by the command line
-    rig.context.look_at_keys()
-    openai, anthropic = await asyncio.gather(*asked)
-    assert (openai.status_code, openai.json()["error"]["code"]) == (401, "key_revoked")
-    assert (anthropic.status_code, anthropic.json()["type"]) == (401, "error")
-    assert anthropic.json()["error"]["type"] == "authentication_error"
-    assert not rig.engine.live
-
-
-async def test_readers_of_events_are_cut_off_and_what_is_the_tenant_s_goes_on(tmp_path: Path) -> None:
-    script = say("hello", hold_at=1)
-    rig = Admins(tmp_path, ScriptedEngine(script))
-    one, two = await rig.made("acme"), await rig.made("acme")
-    head = with_key(one["key"])
-    behind = {"model": "tiny", "input": "hi", "background": True}
-    response = (await rig.client.post("/v1/responses", json=behind, headers=head)).json()
-    agent = {"agent": {"model": "tiny"}, "environment": {"type": "none"}, "input": "hi"}
-    working = (await rig.client.post("/v1/agents/sessions", json=agent, headers=head)).json()
-    await settled(lambda: len(rig.engine.submits) == 2)
-    paths = (
-        f"/v1/agents/sessions/{working['id']}/events",
-        f"/v1/responses/{response['id']}?stream=true",
-        f"/agentserve/sessions/{working['id']}/events",
-    )
-    readers = [asyncio.create_task(rig.client.get(path, headers=head)) for path in paths]
-    await until_open(rig, 3)
-    rig.file.rotate(one["id"], 1000.0, 5.0)
-    rig.context.look_at_keys()
-    await asyncio.sleep(0)
-    assert len(rig.context.open_requests) == 3  # until its grace is over
-    rig.time = 1005.0
-    rig.context.look_at_keys()
-    for reader in readers:
-        assert "key_revoked" in (await reader).text
-    script.release.set()
-    mine = with_key(two["key"])
-    await settled(lambda: rig.context.responses.live(response["id"]).over)
-    told = (await rig.client.get(f"/v1/responses/{response['id']}", headers=mine)).json()
-    assert told["status"] == "completed"
-    await settled(lambda: rig.context.agents.shelf.get("acme", working["id"]).status == "idle")
