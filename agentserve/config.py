@@ -7,6 +7,7 @@ stops the start with its place and the reason: nothing falls back silently.
 from __future__ import annotations
 
 import ipaddress
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -211,6 +212,7 @@ _FILE_ONLY = (
     _Key("http", "max_connections", at_least(1, 1_000_000)),
     _Key("http", "max_connections_per_address", optional(at_least(1, 1_000_000))),
 )
+_KEY = re.compile(r"[!-~]{1,512}")
 _SECRET = frozenset({"api_keys", "admin_keys"})  # shown to nobody, not even where they are wrong
 
 
@@ -297,6 +299,9 @@ def _check(config: ServeConfig) -> None:
     http, engine = config.http, config.engine
     if any(not key for key in (*http.api_keys, *http.admin_keys)):
         raise ConfigError("api_keys: an empty key would let everyone in")
+    for name, keys in (("api_keys", http.api_keys), ("admin_keys", http.admin_keys)):
+        if any(not _KEY.fullmatch(key) for key in keys):
+            raise ConfigError(f"{name}: a key is 1 to 512 visible ASCII characters: no header brings another")
     if set(http.api_keys) & set(http.admin_keys):
         raise ConfigError("admin_keys: an admin's key cannot be a tenant's too")
     if not is_loopback(http.host) and not (http.api_keys or http.admin_keys or has_keys(config.storage)):

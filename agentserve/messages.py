@@ -15,7 +15,7 @@ import msgspec
 from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
 from tiering.policy.base import Departure, Hints, Residency, Signal
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 def pack_tokens(tokens: array[int]) -> bytes:
@@ -50,8 +50,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tokens: bytes  # pack_tokens
     sampling: Sampling
     namespace: str = ""  # isolates prefix-cache hits; the tenant's cache salt, adapter, ...
-    priority: int = 0  # larger is more urgent
+    priority: int = 0  # larger is more urgent, among its tenant's turns
     generated: int = 0  # how many of the last `tokens` this turn has generated already (a moved turn)
+    tenant: str = ""  # whose it is: order and what is learned are each tenant's own
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

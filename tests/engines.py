@@ -65,12 +65,15 @@ class Rig:
         self.plans: list[Plan] = []
         self._turns: dict[str, int] = {}
 
-    def submit(self, name: str, tokens: Sequence[int], *, priority: int = 0, **sampling: object) -> TurnId:
+    def submit(
+        self, name: str, tokens: Sequence[int], *, priority: int = 0, tenant: str = "", **sampling: object
+    ) -> TurnId:
         turn = TurnId(self._turns.get(name, 0) + 1)
         self._turns[name] = turn
         settings = Sampling(**{"max_tokens": 8, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
         packed = pack_tokens(array("i", tokens))
-        self.core.handle(Submit(SessionId(name), turn, packed, settings, priority=priority), self.now)
+        submit = Submit(SessionId(name), turn, packed, settings, priority=priority, tenant=tenant)
+        self.core.handle(submit, self.now)
         self._collect()
         return turn
 

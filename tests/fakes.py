@@ -66,6 +66,9 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def apart(self, owner: str) -> ByteTokenizer:
+        return self
+
     def encode_completion(self, text: str) -> list[int]:
         return self.encode(text)
 
@@ -81,6 +84,9 @@ class ByteTemplate:
     """ChatML over bytes; calls are rendered as JSON, tools in front."""
 
     stop_ids = (END,)
+
+    def apart(self, owner: str) -> ByteTemplate:
+        return self
 
     def render(
         self,
@@ -137,7 +143,7 @@ class NoGrammars:
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
-    def source(self, form: Any, prompt_end: str) -> Any:
+    def source(self, form: Any, prompt_end: str, owner: str = "") -> Any:
         self.asked.append(form)
         if form.schema is not None and form.schema.get("type") == "nonsense":
             raise ValueError("type 'nonsense' is not a JSON type")

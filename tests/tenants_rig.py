@@ -26,6 +26,9 @@ class MadeUpKeys:
     def caller(self, key: str) -> Caller | None:
         return CALLERS.get(key)
 
+    def holds(self, id_: str) -> bool:
+        return True
+
     def look(self) -> None:
         pass
 

@@ -149,6 +149,11 @@ class WaitCurves:
         return iter(tuple(self._samples))
 
     @property
+    def known(self) -> int:
+        """How many these are."""
+        return len(self._samples)
+
+    @property
     def waiting(self) -> int:
         return len(self._open)
 

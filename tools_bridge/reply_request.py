@@ -30,13 +30,15 @@ class Asked(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class GrammarRequest:
-    """An encoded `Asked`. Equal ones have equal ids, in every process."""
+    """An encoded `Asked`. Equal ones of one owner have equal ids, in every process."""
 
     data: bytes
+    owner: str = ""  # who alone is to find what was made of it
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "id", hashlib.sha256(self.data).hexdigest()[:32])
+        owner = b"" if not self.owner else b"%d:%s" % (len(self.owner.encode()), self.owner.encode())
+        object.__setattr__(self, "id", hashlib.sha256(owner + self.data).hexdigest()[:32])
 
 
 def grammar_request(
@@ -47,13 +49,14 @@ def grammar_request(
     parallel: bool,
     response: ResponseFormat,
     thinking: Thinking,
+    owner: str = "",
 ) -> GrammarRequest:
     """ValueError, RecursionError: something in it cannot be written down (a number beyond 64 bits, a half of
     a character, too deep a schema)."""
     think = (form.think.open, form.think.close) if form.think else None
     asked = Asked(form.family.name, think, tools, choice, parallel, response, thinking)
     try:
-        return GrammarRequest(msgspec.msgpack.encode(asked))
+        return GrammarRequest(msgspec.msgpack.encode(asked), owner)
     except OverflowError:
         raise ValueError("a schema's whole numbers may have at most 64 bits") from None
 

@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 
 from agentserve.cli.output import fail
-from agentserve.server.tenants.keyfile import FOLDER, KeyFile, KeysError
+from agentserve.server.tenants.keyfile import FOLDER, MOST_GRACE, KeyFile, KeysError
 from agentserve.server.tenants.keys import KeyRecord, is_tenant
 
 DataDir = Annotated[Path, typer.Option(help="As the server's --data-dir.")]
 
-keys = typer.Typer(help="API keys: make, list and revoke them.", no_args_is_help=True)
+keys = typer.Typer(help="API keys: make, list, rotate and revoke them.", no_args_is_help=True)
 
 
 @keys.command("create")
@@ -44,7 +44,9 @@ def list_keys(
         records = _file(data_dir).records()
     for record in records:
         if tenant is None or record.tenant == tenant:
-            ended = f"revoked {_day(record.revoked)}" if record.revoked is not None else "holds"
+            ended = "holds" if record.revoked is None else f"revoked {_day(record.revoked)}"
+            if record.revoked is not None and record.holds(time.time()):
+                ended = f"holds until {_day(record.revoked)}"
             typer.echo(f"{record.id}  {_whose(record):<24} made {_day(record.created)}  {ended}")
 
 
@@ -54,7 +56,7 @@ def revoke(
     key: Annotated[str | None, typer.Argument(help="Its id, as `list` shows it.", metavar="ID")] = None,
     tenant: Annotated[str | None, typer.Option(help="All keys of this tenant.")] = None,
 ) -> None:
-    """Let a key in no longer, or all of a tenant's. What runs for it runs to its end."""
+    """Let a key in no longer, or all of a tenant's. What runs for it ends."""
     if (key is None) == (tenant is None):
         fail("say the key's id or --tenant NAME, one of the two")
     if tenant is not None and not is_tenant(tenant):
@@ -69,6 +71,24 @@ def revoke(
         fail("no such key that holds")
     for record in gone:
         typer.echo(f"{record.id}, {_whose(record)}: revoked")
+
+
+@keys.command("rotate")
+def rotate(
+    data_dir: DataDir,
+    key: Annotated[str, typer.Argument(help="Its id, as `list` shows it.", metavar="ID")],
+    grace_seconds: Annotated[float, typer.Option(help="That the old key is let in yet.")] = 0.0,
+) -> None:
+    """Make a key in the place of another and show it, this once."""
+    if not 0 <= grace_seconds <= MOST_GRACE:
+        fail(f"--grace-seconds must be 0 to {MOST_GRACE:g}")
+    with _told():
+        made = _file(data_dir).rotate(key, time.time(), grace_seconds)
+    if made is None:
+        fail("no such key that holds")
+    record, text = made
+    typer.echo(text)
+    typer.echo(f"id {record.id}, {_whose(record)}, in the place of {key}", err=True)
 
 
 def _file(data_dir: Path) -> KeyFile:

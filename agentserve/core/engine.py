@@ -163,7 +163,7 @@ class EngineCore:
             now,
             session.tokens,
         )
-        self.sessions.begin_turn(session, turn, tokens, self.namespaces.of(command.namespace))
+        self.sessions.begin_turn(session, turn, tokens, self.namespaces.of(command.namespace), command.tenant)
         self.ahead.submitted(session)
         self.scheduler.enqueue(session)
         if self.tiers is not None:
@@ -203,7 +203,7 @@ class EngineCore:
         if parent.phase is Phase.RUNNING:
             self.kv.share_tail(parent.id, parent.tokens, parent.computed)
         opened = self.sessions.open(child)
-        self.sessions.adopt_tokens(opened, parent.tokens[:length], parent.namespace)
+        self.sessions.adopt_tokens(opened, parent.tokens[:length], parent.namespace, parent.tenant)
         if self.tiers is not None:
             self.tiers.ended(opened, now)
 

@@ -43,6 +43,7 @@ class Known:
     id: SessionId
     program: float  # when its first turn arrived
     namespace: bytes = b""
+    tenant: str = ""
     tokens: array[int] = field(default_factory=lambda: array("i"))
     keys: list[bytes] = field(default_factory=list)  # of its leading full blocks, as far as asked for
     stage: Stage = Stage.RESTING

@@ -13,6 +13,7 @@ import msgspec
 
 from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known, Ledger, Stage
+from agentserve.core.line import arrival, exchanged
 from agentserve.core.nodes import Node
 from agentserve.core.session import Session
 from agentserve.types import SessionId
@@ -152,7 +153,7 @@ class Valuation:
         return known.residency
 
     def ranked(self, waiting: Sequence[Session]) -> list[Session]:
-        """Waiting turns by priority, then as the policy says."""
+        """Waiting turns as they came; those of one tenant by priority, then as the policy says."""
         if len(waiting) < 2:
             return list(waiting)
         market = self.market()
@@ -161,7 +162,7 @@ class Valuation:
             turn = session.running_turn
             return (turn.rank[0], *self._policy.rank(session.id, turn.arrived, market))
 
-        return sorted(waiting, key=place)
+        return exchanged(sorted(waiting, key=arrival), sorted(waiting, key=place))
 
     # --- worth -----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ computed; a step hands out tokens until a limit binds:
    had, the youngest running session is preempted, and if that is the session itself, it waits.
 2. running sessions that lag by more, those that one step can finish first: a chunk as large as the
    limits allow.
-3. unless somebody was preempted in this step, waiting sessions by rank, short ones first: turns of
+3. unless somebody was preempted in this step, waiting sessions in line, short ones first: turns of
    which all but one step's tokens have KV, as after a tool. (2) leaves them room in the step.
    Nobody is passed who has waited for PATIENCE seconds.
 
@@ -26,6 +26,7 @@ from typing import Protocol
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.kv import KVManager
+from agentserve.core.line import arrival, first_of, let_through, lined_up
 from agentserve.core.plan import Chunk, PageCopy, Plan, SampleSpec
 from agentserve.core.radix import common_prefix
 from agentserve.core.session import Session, SessionTable
@@ -36,10 +37,6 @@ WAITING_EXAMINED = 64  # waiting sessions looked at per step: the rest stand beh
 SHORT_EXAMINED = 16  # of these, how many may turn out to be short
 PASSED = ("prefix", "loading")  # it waits for KV that is on its way: others may pass
 PATIENCE = 4.0  # seconds for which short turns may pass one that came before
-
-
-def rank(session: Session) -> tuple[int, int]:
-    return session.running_turn.rank
 
 
 @dataclass(slots=True)
@@ -106,8 +103,8 @@ class Scheduler:
     def __init__(self, config: CoreConfig, sessions: SessionTable, kv: KVManager, cost: StepCost) -> None:
         self.config = config
         self.cost = cost
-        self.running: list[Session] = []  # in rank order
-        self.waiting: list[Session] = []  # in rank order; preempted sessions keep their rank
+        self.running: list[Session] = []  # in line (`line.py`)
+        self.waiting: list[Session] = []  # by arrival; preempted sessions keep theirs
         self._sessions = sessions
         self._kv = kv
         self.gate: Gate | None = None  # set when there are tiers below
@@ -118,11 +115,18 @@ class Scheduler:
     # --- queues ------------------------------------------------------------------------------
 
     def enqueue(self, session: Session) -> None:
-        insort(self.waiting, session, key=rank)
+        insort(self.waiting, session, key=arrival)
 
     def remove(self, session: Session) -> None:
         """The turn is over, wherever it stood. Call it before the turn is ended."""
-        (self.running if session.phase is Phase.RUNNING else self.waiting).remove(session)
+        if session.phase is Phase.RUNNING:
+            self.running.remove(session)
+            self._line_up_running()
+        else:
+            self.waiting.remove(session)
+
+    def _line_up_running(self) -> None:
+        self.running = lined_up(self.running)
 
     @property
     def has_work(self) -> bool:
@@ -169,14 +173,11 @@ class Scheduler:
         if seats < 1 or not self.waiting:
             return [Place(session, "seats", 0) for session in self.waiting[:1]]
         # Nobody enters twice, so no more than this can be passed over or enter.
-        candidates = self.waiting[: WAITING_EXAMINED + self.config.max_num_seqs]
+        candidates = first_of(self.waiting, WAITING_EXAMINED + self.config.max_num_seqs)
         if self.gate is not None:
             candidates = self.gate.ranked(candidates, now)
         short = self._short_ones(candidates[:SHORT_EXAMINED])
-        candidates = sorted(
-            candidates,
-            key=lambda s: (s.running_turn.rank[0], s.id not in short and not self._impatient(s, now)),
-        )
+        candidates = let_through(candidates, lambda s: s.id in short or self._impatient(s, now))
         if self.gate is not None:
             self.gate.lined_up(candidates)
         line: list[Place] = []
@@ -322,9 +323,10 @@ class Scheduler:
         Its sealed pages stay in the tree, evictable: if nobody takes them, it resumes from them.
         """
         self.running.remove(victim)
+        self._line_up_running()
         self._kv.park(victim.id, victim.tokens, victim.computed)
         self._sessions.preempt(victim)
-        insort(self.waiting, victim, key=rank)
+        insort(self.waiting, victim, key=arrival)
         draft.preempted.append(victim)
         draft.reasons.append((victim.id, "preempted"))
 
@@ -342,7 +344,7 @@ class Scheduler:
             if not self._enter(session, draft, now):
                 return  # first come, first served: nobody passes a session that lacks pages
             self.waiting.remove(session)
-            insort(self.running, session, key=rank)
+            self.running = lined_up([*self.running, session])
 
     def _prefix_is_coming(self, session: Session) -> bool:
         """Is somebody else computing a prefix of this session that it could share a little later?

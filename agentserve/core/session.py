@@ -26,7 +26,7 @@ class Turn:
     prompt: int
     sampling: Sampling
     limit: int  # the session ends with LENGTH when it has this many tokens
-    rank: tuple[int, int]  # (-priority, arrival number): smaller goes first
+    rank: tuple[int, int]  # (-priority, arrival number): smaller goes first, among its tenant's
     arrived: float
     before: array[int]  # the tokens to go back to if the turn is rolled back
     admitted: float = 0.0
@@ -60,6 +60,7 @@ class Turn:
 class Session:
     id: SessionId
     namespace: bytes = b""
+    tenant: str = ""
     tokens: array[int] = field(default_factory=lambda: array("i"))
     computed: int = 0
     phase: Phase = Phase.IDLE
@@ -111,14 +112,17 @@ class SessionTable:
             found = self._sessions[session] = Session(session)
         return found
 
-    def adopt_tokens(self, session: Session, tokens: array[int], namespace: bytes) -> None:
+    def adopt_tokens(self, session: Session, tokens: array[int], namespace: bytes, tenant: str = "") -> None:
         """Give a session at rest its history (fork, re-open)."""
         session.tokens, session.namespace, session.computed = tokens, namespace, 0
+        session.tenant = tenant
 
-    def begin_turn(self, session: Session, turn: Turn, tokens: array[int], namespace: bytes) -> None:
+    def begin_turn(
+        self, session: Session, turn: Turn, tokens: array[int], namespace: bytes, tenant: str = ""
+    ) -> None:
         session.phase = after(session.phase, Happening.SUBMIT)
         session.turn, session.last_turn = turn, turn.id
-        self.adopt_tokens(session, tokens, namespace)
+        self.adopt_tokens(session, tokens, namespace, tenant)
 
     def admit(self, session: Session, hit: int, now: float) -> None:
         """The session got a seat; its first `hit` tokens have KV."""

@@ -76,6 +76,7 @@ class Tiers:
                 self._tell(known)
             self.policy.resumed(session.id, now, max(0.0, now - known.since))
         self.spills.stop(session.id)
+        known.tenant = session.tenant
         self.ledger.rename(known, session.namespace, session.tokens)
         self._marks.value_again(known)
         known.stage, known.since, known.told = Stage.WAITING, now, False
@@ -121,6 +122,7 @@ class Tiers:
         known = self.ledger.open(session.id, now)
         self.probes.dismiss(session.id)
         self.restores.dismiss(session.id)
+        known.tenant = session.tenant
         self.ledger.rename(known, session.namespace, session.tokens)
         known.stage, known.since, known.told = Stage.RESTING, now, False
         known.rest, known.tools, known.turn = Rest.IDLE, (), session.last_turn
@@ -208,6 +210,7 @@ class Tiers:
                 known.program,
                 known.service,
                 known.hints,
+                known.tenant,
             )
         )
         known.told = True
@@ -358,7 +361,7 @@ class Tiers:
         return self.restores.lacking(self.ledger.known[session.id])
 
     def ranked(self, waiting: Sequence[Session], now: float) -> list[Session]:
-        """The order in which turns are admitted: by priority, then as the policy says."""
+        """The order in which turns are admitted (`Valuation.ranked`)."""
         self._at(now)
         return self._value.ranked(waiting)
 

@@ -43,6 +43,10 @@ class Tokenizer(Protocol):
         """As a prompt of its own: with BOS if the model wants one."""
         ...
 
+    def apart(self, owner: str) -> Tokenizer:
+        """The same, which remembers nothing that others have had encoded."""
+        ...
+
     def decode(self, ids: Sequence[int], skip_control: bool = True) -> str: ...
 
     def detokenizer(self, *, skip_control: bool = True, continues: bool = False) -> Detokenizer:
@@ -54,6 +58,10 @@ class ChatTemplate(Protocol):
     @property
     def stop_ids(self) -> Collection[int]:
         """Control tokens that end an assistant message."""
+        ...
+
+    def apart(self, owner: str) -> ChatTemplate:
+        """The same, which remembers nothing of what was rendered for others."""
         ...
 
     def render(

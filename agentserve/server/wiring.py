@@ -38,6 +38,7 @@ from agentserve.server.tenants.audit import Audit, AuditLog, to_log
 from agentserve.server.tenants.keyfile import FOLDER as KEYS_FOLDER
 from agentserve.server.tenants.keyfile import KeyFile
 from agentserve.server.tenants.keyring import Keyring
+from agentserve.server.tenants.terms import Terms
 from agentserve.server.text_port import JsonObject
 from agentserve.server.webhooks.hooks import Hooks
 from agentserve.server.webhooks.making import make_hooks
@@ -70,6 +71,7 @@ class Keepers:
 
     keyring: Keyring
     audit: Audit | None
+    terms: Terms
 
 
 def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Prepared:
@@ -115,13 +117,14 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
     kept, records, audit, shelf = None, None, None, Shelf()
     file = None if folder is None else KeyFile(folder / KEYS_FOLDER)
     keyring = Keyring(config.api_keys, config.http.admin_keys, file)
+    terms = Terms(options.tenants, None if file is None else file.folder)
     if folder is not None:
         audit = AuditLog(folder / AUDIT_FOLDER)
         patience = options.limits.storage_seconds
-        kept = open_sessions(open_store(folder / "sessions"), text, options, patience)
+        kept = open_sessions(open_store(folder / "sessions"), text, options, patience, terms)
         records = open_records(folder / "responses", patience)
         shelf = open_shelf(folder / "agents", patience)
-    guards = Keepers(keyring, audit or (to_log if keyring.closed else None))
+    guards = Keepers(keyring, audit or (to_log if keyring.closed else None), terms)
     desk = Desk(time.time, bounds, records)
     tools = load_tools(config.http.tools)
     mcp = RemoteMcp(AddressPolicy(hosts=config.http.private_hosts), unread, version=__version__)
@@ -142,7 +145,13 @@ def _listening(http: HttpConfig) -> str:
     return f"http://{http.host}:{http.port}"
 
 
-def open_sessions(store: SessionStore, text: TextModel, options: ServerOptions, patience: float) -> Kept:
+def open_sessions(
+    store: SessionStore,
+    text: TextModel,
+    options: ServerOptions,
+    patience: float,
+    terms: Terms | None = None,
+) -> Kept:
     """All sessions of the store, as they were but for turns that ran. `patience`: seconds that a client
     waits for the disk."""
     clock = WallClock()
@@ -151,7 +160,7 @@ def open_sessions(store: SessionStore, text: TextModel, options: ServerOptions, 
         new_session_id,
         max_wait=options.tool_wait_seconds,
         book=journal,
-        quota=quotas(options.tenants),
+        quota=quotas(terms or options.tenants),
     )
     directory.restore(journal.sessions(), clock.now())
     if len(directory) or journal.skipped:
@@ -216,6 +225,7 @@ def http_app(
             responses=responses,
             keyring=keepers.keyring if keepers else None,
             audit=keepers.audit if keepers else None,
+            terms=keepers.terms if keepers else None,
             agents=agents,
             tools=tools,
             mcp=mcp,

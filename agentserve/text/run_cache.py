@@ -1,4 +1,7 @@
-"""Remembers the ids of runs of text: a conversation is encoded again at every turn."""
+"""Remembers the ids of runs of text: a conversation is encoded again at every turn.
+
+Each owner's runs are found by that owner alone: how long an encoding takes would tell others what was said.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import threading
 from array import array
 from collections import OrderedDict
 
+Key = tuple[str, int, str]  # owner, encoder, text
 _OVERHEAD = 250  # bytes of Python objects per entry, roughly
 
 
@@ -14,11 +18,11 @@ class RunCache:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._entries: OrderedDict[tuple[int, str], array[int]] = OrderedDict()
+        self._entries: OrderedDict[Key, array[int]] = OrderedDict()
         self._lock = threading.Lock()
         self.size_bytes = 0
 
-    def get(self, key: tuple[int, str]) -> array[int] | None:
+    def get(self, key: Key) -> array[int] | None:
         """The ids of a run, not to be changed; None when it is not remembered."""
         with self._lock:
             ids = self._entries.get(key)
@@ -26,7 +30,7 @@ class RunCache:
                 self._entries.move_to_end(key)
             return ids
 
-    def put(self, key: tuple[int, str], ids: array[int]) -> None:
+    def put(self, key: Key, ids: array[int]) -> None:
         cost = self._cost(key, ids)
         if cost > self._limit:
             return
@@ -39,7 +43,7 @@ class RunCache:
                 self.size_bytes -= self._cost(*self._entries.popitem(last=False))
 
     @staticmethod
-    def _cost(key: tuple[int, str], ids: array[int]) -> int:
-        text = key[1]
+    def _cost(key: Key, ids: array[int]) -> int:
+        text = key[2]
         width = 1 if text.isascii() else 4  # an upper bound of Python's own width
         return _OVERHEAD + width * len(text) + ids.itemsize * len(ids)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
 
@@ -56,6 +57,13 @@ class _Rendered:
     spliced: Mapping[str, Sequence[int]]
 
 
+@dataclass(slots=True)
+class _Memory:
+    """Frames of turns, by whose request they were learned for."""
+
+    frames: dict[tuple[str, str], Frames] = field(default_factory=dict)
+
+
 class ChatTemplate:
     """A model's chat template. Stateless: one conversation always renders to the same ids
     (templates that print today's date aside)."""
@@ -83,7 +91,8 @@ class ChatTemplate:
         self._call_end: int | None = None  # what a turn with calls ends with, if it is no end of others
         self.stop_ids: frozenset[int] = self._ends_of_turns(self._chat) if self._chat else frozenset()
         self._end_ids = self.stop_ids | tokenizer.eos_ids
-        self._known_frames: dict[str, Frames] = {}
+        self._memory = _Memory()
+        self._owner = ""
 
     @property
     def available(self) -> bool:
@@ -149,6 +158,12 @@ class ChatTemplate:
         hidden = {key: hider.json(value) for key, value in (kwargs or {}).items()}
         tail = self._frames(chat, hidden, bool(tools)).behind(str(messages[-1].get("role"))).tail
         return "" if any(chr(code) in tail for code in hider.restore) else tail
+
+    def apart(self, owner: str) -> ChatTemplate:
+        """The same template, which finds nothing that was rendered or encoded for others."""
+        other = copy(self)
+        other._owner, other._tokenizer = owner, self._tokenizer.apart(owner)
+        return other
 
     def _numbered(self, messages: Sequence[Message], spliced: Mapping[int, Sequence[int]]) -> list[Message]:
         """With ids of calls as Kimi has them: a result answers the id that stands in the turn's tokens."""
@@ -236,14 +251,14 @@ class ChatTemplate:
     def _frames(self, chat: Chat, kwargs: Mapping[str, Json], tools: bool) -> Frames:
         """Remembered for the last few kinds of requests."""
         key = json.dumps([kwargs, tools], sort_keys=True)
-        known = self._known_frames
-        frames = known.get(key)
+        place, known = (self._owner, key), self._memory.frames
+        frames = known.get(place)
         if frames is None:
             frames = chat.frames(Placeholders([*chat.sources, key]).take(), kwargs, tools=tools)
             if len(known) >= _MOST_FRAMES:
                 known = {}
             # Several threads render: none may change what another one walks through.
-            self._known_frames = known | {key: frames}
+            self._memory.frames = known | {place: frames}
         return frames
 
     def _turn_ends(self, text: str) -> Iterator[int]:

@@ -42,6 +42,7 @@ class Tokenizer:
         self._suffix = vocabulary.suffix_ids
         self._strip = vocabulary.strips_leading_space
         self._cache = RunCache(cache_bytes)
+        self._owner = ""
         self._control = vocabulary.control
         self.matcher = ControlMatcher(vocabulary.control)
         self.token_bytes: Sequence[bytes] = vocabulary.token_bytes
@@ -58,6 +59,13 @@ class Tokenizer:
         shown = {self.control[text] for text in texts if text in self.control}
         other = copy(self)
         other.special_ids = self.special_ids - shown
+        return other
+
+    def apart(self, owner: str) -> Tokenizer:
+        """The same tokenizer, which finds nothing that others have had encoded. The room for what is
+        remembered is one for all."""
+        other = copy(self)
+        other._owner = owner
         return other
 
     def digest(self) -> bytes:
@@ -136,7 +144,7 @@ class Tokenizer:
 
     def _run(self, text: str, encoder: Encoder) -> array[int]:
         """Ids of one run of plain text."""
-        key = (id(encoder), text)
+        key = (self._owner, id(encoder), text)
         ids = self._cache.get(key)
         if ids is None:
             try:

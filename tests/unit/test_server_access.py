@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,9 +18,12 @@ from agentserve.server.errors import json_response
 from agentserve.server.http.access import RULES, Access, guard, undeclared
 from agentserve.server.http.app import _routes
 from agentserve.server.http.callers import tenant_of
+from agentserve.server.http.endings import OpenRequests
 from agentserve.server.http.gate import Gate, Guards
 from agentserve.server.tenants.accounts import Accounts
 from agentserve.server.tenants.audit import Entry
+from agentserve.server.tenants.keyfile import KeyFile
+from agentserve.server.tenants.keyring import Keyring
 from agentserve.tenant_limits import TenantLimits, TenantsConfig
 from tests.api_rig import CHAT, Rig, user
 from tests.fakes import ScriptedEngine, say
@@ -43,40 +48,74 @@ def test_open_routes_tell_nothing_of_tenants_and_take_nothing() -> None:
     assert opened == {"/health", "/ready", "/ping", "/version", CALLBACK}
 
 
+@dataclass(frozen=True)
+class Keys:
+    """Real ones."""
+
+    ring: Keyring
+    tenant: str
+    admin: str
+    revoked: str
+    old_admin: str
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    file = KeyFile(tmp_path_factory.mktemp("keys") / "tenants")
+    made = [file.create(tenant, 1.0) for tenant in ("a", None, "a", None)]
+    gone = {record.id for record, _ in made[2:]}
+    file.revoke(lambda record: record.id in gone, 2.0)
+    return Keys(Keyring(["given"], file=file), *(key for _, key in made))
+
+
 @pytest.mark.parametrize(("method", "path", "declared"), ROUTES)
-async def test_every_route_without_a_key_with_a_wrong_one_and_with_the_wrong_kind(
-    method: str, path: str, declared: str
+async def test_every_route_without_a_key_with_a_wrong_one_a_revoked_one_and_the_wrong_kind(
+    method: str, path: str, declared: str, keys: Keys
 ) -> None:
-    rig = Tenants(ScriptedEngine())
+    rig = Rig(ScriptedEngine(), keyring=keys.ring)
     access = RULES[declared].access
 
-    async def status(headers: dict[str, str]) -> int:
-        reply = await rig.client.request(method, path, headers=headers, content=b"{}")
-        assert "x-request-id" in reply.headers
-        return reply.status_code
+    async def reply(headers: dict[str, str]) -> httpx.Response:
+        told = await rig.client.request(method, path, headers=headers, content=b"{}")
+        assert "x-request-id" in told.headers
+        return told
 
+    key = keys.tenant
     wrong = (
         {},
         with_key(WRONG),
         {"x-api-key": WRONG},
-        {"authorization": A},
-        {"authorization": f"Basic {A}"},
-        {"authorization": f"Bearer {A}x"},
-        {"authorization": f"Bearer {WRONG}", "x-api-key": A},
+        {"authorization": key},
+        {"authorization": f"Basic {key}"},
+        with_key(f"{key}x"),
+        with_key(key[:-1]),
+        with_key(keys.revoked),
+        with_key(keys.old_admin),
+        with_key(WRONG) | {"x-api-key": key},
+        with_key(key) | {"x-api-key": keys.admin},
     )
-    for headers in wrong:
-        found = await status(headers)
-        if declared == CALLBACK:  # the token is the key, and this is none
-            assert found == 404, headers
-            continue
-        assert (found < 400) if access is Access.OPEN else (found == 401), headers
-    admin = await rig.admin.request(method, path, content=b"{}")
-    tenant = await rig.a.request(method, path, content=b"{}")
+    told = [await reply(headers) for headers in wrong]
+    if declared == CALLBACK:  # the token is the key, and this is none
+        assert {one.status_code for one in told} == {404}
+        return
+    if access is Access.OPEN:
+        assert all(one.status_code < 400 for one in told)
+        return
+    assert {one.status_code for one in told} == {401}
+    assert {one.headers["www-authenticate"] for one in told} == {"Bearer"}
+    # A key that was revoked is told what one that never was is told.
+    said = {re.sub(r"req-[0-9a-f]+", "", one.text) for one in told[:-2]}
+    assert len(said) == 1
+    anthropic = path.startswith("/v1/messages")
+    assert told[0].json().get("type") == ("error" if anthropic else None)
+    assert told[0].json()["error"]["type"] == "authentication_error"
+
+    admin, tenant = await reply(with_key(keys.admin)), await reply(with_key(key))
     if access is Access.TENANT:
         assert (admin.status_code, "admin" in admin.text) == (403, True)
         assert tenant.status_code not in (401, 403)
-    elif access is Access.ADMIN:
-        assert admin.status_code == 200
+    else:
+        assert admin.status_code not in (401, 403)
         assert (tenant.status_code, tenant.json()["error"]["code"]) == (403, "admin_key_needed")
     assert not rig.engine.submits
 
@@ -103,7 +142,7 @@ async def test_a_route_that_nobody_declared_is_refused() -> None:
     rig = Tenants(ScriptedEngine())
     app = Starlette(routes=routes, exception_handlers=rig.app.exception_handlers)
     nothing: frozenset[str] = frozenset()
-    guards = Guards(MadeUpKeys(), accounts, nothing, nothing, lambda: 0.0, lambda: 0.0)  # type: ignore[arg-type]
+    guards = Guards(MadeUpKeys(), accounts, nothing, nothing, lambda: 0.0, lambda: 0.0, OpenRequests())  # type: ignore[arg-type]
     app.add_middleware(Gate, options=rig.context.options, metrics=rig.context.metrics, guards=guards)
     rig.a._transport.app = app  # type: ignore[attr-defined]
     assert (await rig.a.get("/known")).json() == {"tenant": "a"}

@@ -98,7 +98,7 @@ async def test_of_responses(fields: dict[str, Any], message: str) -> None:
 class Refusing:
     """No schema of a tool can be held."""
 
-    def source(self, form: Any, prompt_end: str) -> Any:
+    def source(self, form: Any, prompt_end: str, owner: str = "") -> Any:
         name = form.tools[-1]["function"]["name"]
         raise ValueError(f"tools.{name}.parameters.properties.a: 'contains' cannot be held")
 

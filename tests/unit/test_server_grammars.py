@@ -25,7 +25,7 @@ class Maker:
         self.gate, self.started, self.runs = threading.Event(), threading.Event(), []
         self.looked_up = asyncio.Semaphore(0)
 
-    def source(self, form, prompt_end):
+    def source(self, form, prompt_end, owner=""):
         return GrammarSource(form.schema["title"])
 
     def cached(self, source):

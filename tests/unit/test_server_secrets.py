@@ -13,7 +13,7 @@ import pytest
 from agentserve.config import HttpConfig, ServeConfig
 from agentserve.server.http.app import _routes
 from agentserve.server.http.context import ServerOptions
-from agentserve.server.tenants.audit import AuditLog
+from agentserve.server.tenants.audit import AuditLog, Entry
 from agentserve.server.tenants.keyfile import KeyFile
 from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.workers.spec import worker_spec
@@ -73,6 +73,23 @@ def texts(folder: Path) -> list[str]:
 
 async def broken(*arguments: Any) -> Any:
     raise RuntimeError("the engine is broken")
+
+
+async def test_a_token_in_a_path_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A callback's URL is all that its receiver needs: it is a key, wherever it breaks."""
+    caplog.set_level(logging.DEBUG)
+    told: list[Entry] = []
+    rig = Rig(api_keys=("one",), audit=told.append)
+    rig.context.hooks.__class__ = type("Broken", (), {})
+    path = f"/v1/tool_callbacks/{CANARY}"
+    assert (await rig.client.post(path, content=b"{}")).status_code == 500
+    assert (await rig.client.get(path)).status_code in (404, 405)
+    assert (await rig.client.get(f"/v1/models?after={CANARY}", headers={"x-api-key": "one"})).is_success
+    logged = [record for record in caplog.records if not record.name.startswith("http")]
+    assert any("/v1/tool_callbacks/{token} failed" in record.getMessage() for record in logged)
+    formatter = logging.Formatter()
+    assert CANARY not in "".join(map(formatter.format, logged))
+    assert CANARY not in repr(told)
 
 
 def test_keys_are_in_no_dump_of_settings() -> None:

@@ -164,6 +164,23 @@ def test_the_command_line_makes_lists_and_revokes(tmp_path: Path) -> None:
     assert run("list", *at)[1].count("revoked") == 2
 
 
+def test_the_command_line_rotates(tmp_path: Path) -> None:
+    at = ("--data-dir", str(tmp_path))
+    old = run("create", "--tenant", "acme", *at)[1].strip()
+    code, out, told = run("rotate", str(key_id(old)), "--grace-seconds", "3600", *at)
+    new = out.strip()
+    assert (code, key_id(new) is not None, "shown" in told or str(key_id(old)) in told) == (0, True, True)
+    ring = Keyring(file=KeyFile(tmp_path / "tenants"))
+    assert [ring.caller(key) is not None for key in (old, new)] == [True, True]
+    assert [line.split("  ")[-1].partition(" 2")[0] for line in run("list", *at)[1].splitlines()] == [
+        "holds until",
+        "holds",
+    ]
+    assert run("rotate", str(key_id(old)), *at)[0] == 0  # at once: its grace is over, too
+    ring.look()
+    assert ring.caller(old) is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -174,6 +191,9 @@ def test_the_command_line_makes_lists_and_revokes(tmp_path: Path) -> None:
         (("revoke",), "one of the two"),
         (("revoke", "--tenant", "a/b"), "no tenant's name"),
         (("revoke", "123"), "no such key"),
+        (("rotate", "123"), "no such key"),
+        (("rotate", "123", "--grace-seconds", "-1"), "must be 0 to"),
+        (("rotate", "123", "--grace-seconds", "1e9"), "must be 0 to"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:

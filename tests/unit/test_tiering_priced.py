@@ -226,8 +226,9 @@ def test_a_preempted_session_keeps_a_copy_if_that_is_cheaper_than_computing() ->
     scarce = market(device_free=0, demand=50, waiting=1, queue=1.0)
     assert policy.decide("s", on_device(), scarce).choice is Choice.HOST
     policy.resumed("s", 1.0, 1.0)
-    assert policy.outlook.curves.waiting == 0
-    assert list(policy.outlook.curves.names()) == []  # the scheduler's own waiting is not a tool's
+    curves = policy.outlook.learned.heard("").curves
+    assert curves.waiting == 0
+    assert list(curves.names()) == []  # the scheduler's own waiting is not a tool's
 
 
 def test_copies_go_on_to_disk_the_sooner_the_shorter_the_slab() -> None:

@@ -77,6 +77,7 @@ class Park(msgspec.Struct, frozen=True):
     program: float  # when the session's first turn arrived
     service: float = 0.0  # seconds of steps it has taken part in so far
     hints: Hints = Hints()
+    tenant: str = ""  # what is learned of a session is its tenant's
 
 
 class Residency(msgspec.Struct, frozen=True):

@@ -88,7 +88,6 @@ class ContinuumPolicy:
         self._known = KnownSessions()
         self._leases: dict[str, _Lease] = {}
         self._samples: dict[str, deque[float]] = {}
-        self._everything: deque[float] = deque(maxlen=MOST_SAMPLES)
         self._turns = Correlation()
         self._programs = 0
         self._delay = 0.0  # T: mean queueing delay, fading
@@ -109,8 +108,8 @@ class ContinuumPolicy:
         if lease is not None:
             lease.kept = at <= lease.until
         if entry is not None and entry.park.tools and math.isfinite(waited):
-            self._sample(name_of(entry.park.tools)).append(waited)
-            self._everything.append(waited)
+            for name in _names(entry.park):
+                self._sample(name).append(waited)
 
     def signalled(self, session: str, signal: Signal, at: float, hints: Hints) -> None:
         pass
@@ -155,7 +154,7 @@ class ContinuumPolicy:
 
     def _ttl(self, entry: Entry, residency: Residency, market: Market) -> float:
         p, prices, blocks = self.parameters, market.prices, entry.park.blocks
-        own = self._samples.get(name_of(entry.park.tools), deque())
+        own, everything = (self._samples.get(name, deque()) for name in _names(entry.park))
         if p.public_code:
             mean = sum(own) / len(own) if own else math.inf
             return p.public_ttl if mean <= p.public_ttl else 0.0
@@ -163,7 +162,7 @@ class ContinuumPolicy:
         if market.host > 0:
             reload = min(reload, prices.seconds(prices.load, blocks))
         benefit = self._delay * self.eta + reload
-        for samples in (own, self._everything):
+        for samples in (own, everything):
             if len(samples) > p.samples:
                 return best_ttl(samples, benefit)
         return exponential_ttl(p.default_mean, benefit)
@@ -176,3 +175,8 @@ class ContinuumPolicy:
         while len(self._samples) > MOST_TOOLS:
             del self._samples[next(iter(self._samples))]
         return samples
+
+
+def _names(park: Park) -> tuple[str, str]:
+    """Under which a wait is learned: of these tools, and of all; what a tenant's tools take is its own."""
+    return f"{park.tenant} {name_of(park.tools)}", park.tenant

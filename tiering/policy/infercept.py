@@ -67,7 +67,7 @@ class InferCeptPolicy:
     def resumed(self, session: str, at: float, waited: float) -> None:
         entry = self._known.resumed(session, at)
         if entry is not None and entry.park.tools:
-            name = name_of(entry.park.tools)
+            name = _name(entry.park)
             count, mean = self._means.pop(name, (0, 0.0))
             self._means[name] = (count + 1, mean + (waited - mean) / (count + 1))
             while len(self._means) > MOST_TOOLS:
@@ -113,7 +113,7 @@ class InferCeptPolicy:
 
     def _by_thresholds(self, entry: Entry, residency: Residency, market: Market) -> Decision:
         p, at, now = self.parameters, entry.park.at, market.now
-        known = self._means.get(name_of(entry.park.tools))
+        known = self._means.get(_name(entry.park))
         wait = known[1] if known is not None else now - at
         if wait < p.preserve_below:
             until = math.inf if known is not None else at + p.preserve_below
@@ -133,3 +133,8 @@ class InferCeptPolicy:
             return False
         self._budget -= min(blocks, most)
         return True
+
+
+def _name(park: Park) -> str:
+    """Under which a wait is learned: what a tenant's tools take is its own."""
+    return f"{park.tenant} {name_of(park.tools)}"

@@ -2,7 +2,7 @@
 
 Learned waits (`tiering.waits`), what clients said (hints, early signals) by how far they can be
 believed (`tiering.credit`), and how often sessions come back at all. A hint is one kind of wait in a
-mixture: the longer it turns out wrong, the less it weighs.
+mixture: the longer it turns out wrong, the less it weighs. What is learned is each tenant's own.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tiering.credit import Credit, Said, believed
+from tiering.credit import Said, believed
 from tiering.policy.base import Departure, Hints, Park, Signal
+from tiering.policy.learned import Learned, LearnedByTenant
 from tiering.survival import EDGES, Curve, Wait, around, clean, mixture
-from tiering.waits import WaitCurves, name_of
+from tiering.waits import name_of
 
 MOST_NAMES = 256
 
@@ -46,18 +47,19 @@ class _View:
 class Outlook:
     """The owner of expectations. Sessions that it does not know are not expected."""
 
-    def __init__(self, curves: WaitCurves, belief: Belief | None = None) -> None:
-        self.curves = curves
+    def __init__(self, belief: Belief | None = None) -> None:
+        self.learned = LearnedByTenant()
         self._belief = belief or Belief()
         self._views: dict[str, _View] = {}
-        self._credit = Credit()
-        self._returns: dict[str, tuple[float, float]] = {}  # name -> (came back, did not)
+        self._tenants: dict[str, str] = {}  # session -> whose it is
 
     # --- what happens ------------------------------------------------------------------------
 
     def parked(self, park: Park) -> None:
-        self.curves.started(park.session, park.tools, park.at)
-        curve = self.curves.curve(park.tools, park.at)
+        learned = self.learned.heard(park.tenant)
+        self._tenants[park.session] = park.tenant
+        learned.curves.started(park.session, park.tools, park.at)
+        curve = learned.curves.curve(park.tools, park.at)
         view = _View(name_of(park.tools), park.at, park.at, curve, curve.quantile(0.99), park.hints)
         self._views[park.session] = view
         self._hear(park.session, view, park.hints, park.at)
@@ -75,30 +77,35 @@ class Outlook:
             self._rebase(view, at, [(chance, around(self._belief.soon)), (1.0 - chance, rest)])
 
     def came(self, session: str, waited: float) -> None:
-        view = self._views.pop(session, None)
-        self.curves.came(session, waited)
+        view, learned = self._views.pop(session, None), self._learned(session)
+        if learned is None:
+            return
+        learned.curves.came(session, waited)
         if view is None:
             return
-        self._count(view.name, 1.0, 0.0)
+        _count(learned, view.name, 1.0, 0.0)
         for said in view.said:
-            self._credit.ended(session, said, clean(waited))
+            learned.credit.ended(session, said, clean(waited))
 
     def gone(self, session: str, at: float, why: Departure) -> None:
         """A wait that was given up is longer than so far; one that was superseded says nothing."""
-        view = self._views.get(session)
-        if why is Departure.ABANDONED:
-            if view is not None:
-                self.curves.lost(session, at)
-                self._count(view.name, 0.0, 1.0)
-        else:
-            self.curves.forget(session)
+        view, learned = self._views.get(session), self._learned(session)
+        if learned is not None:
+            if why is not Departure.ABANDONED:
+                learned.curves.forget(session)
+            elif view is not None:
+                learned.curves.lost(session, at)
+                _count(learned, view.name, 0.0, 1.0)
         if why is Departure.FINISHED:
             self.forget(session)
 
     def forget(self, session: str) -> None:
-        self.curves.forget(session)
+        learned = self._learned(session)
+        if learned is not None:
+            learned.curves.forget(session)
+            learned.credit.forget(session)
         self._views.pop(session, None)
-        self._credit.forget(session)
+        self._tenants.pop(session, None)
 
     # --- what is expected --------------------------------------------------------------------
 
@@ -116,7 +123,8 @@ class Outlook:
         view = self._views.get(session)
         if view is None or view.hints.final or gone not in (None, Departure.ABANDONED):
             return 0.0
-        came, lost = self._returns.get(view.name, (0.0, 0.0))
+        learned = self._learned(session)
+        came, lost = (0.0, 0.0) if learned is None else learned.returns.get(view.name, (0.0, 0.0))
         weight = 20.0
         chance = (came + weight * self._belief.coming_back) / (came + lost + weight)
         # Beyond its P99 a wait is ever less a wait: the chance falls as a Pareto tail of index 1.
@@ -127,17 +135,24 @@ class Outlook:
 
     def trust(self, session: str) -> float:
         """The chance that this session's word about its wait is to be believed."""
-        return sum(self._credit.weights(session))
+        learned = self._learned(session)
+        return 0.0 if learned is None else sum(learned.credit.weights(session))
+
+    def loud(self, tenant: str) -> float:
+        """The mean priority of its parks as of late."""
+        learned = self.learned.of(tenant)
+        return 0.0 if learned is None else learned.loud
 
     # --- inside ------------------------------------------------------------------------------
 
     def _hear(self, session: str, view: _View, hints: Hints, at: float) -> None:
-        if hints.expected_wait is None:
+        learned = self._learned(session)
+        if hints.expected_wait is None or learned is None:
             return
         rest = remaining(view.wait, max(at - view.base, 0.0))
-        said = self._credit.said(clean(hints.expected_wait), at - view.since, rest)
+        said = learned.credit.said(clean(hints.expected_wait), at - view.since, rest)
         view.said.append(said)
-        self._rebase(view, at, believed(said, self._credit.weights(session)))
+        self._rebase(view, at, believed(said, learned.credit.weights(session)))
 
     def _rebase(self, view: _View, at: float, parts: Sequence[tuple[float, Curve]]) -> None:
         """From now on its wait is one of these, by their weights."""
@@ -145,12 +160,18 @@ class Outlook:
         view.base = at
         view.p99 = max(view.p99, at - view.since + view.wait.quantile(0.99))
 
-    def _count(self, name: str, came: float, lost: float) -> None:
-        before = self._returns.pop(name, (0.0, 0.0))
-        fade = 1.0 - 1.0 / 512
-        self._returns[name] = (before[0] * fade + came, before[1] * fade + lost)
-        while len(self._returns) > MOST_NAMES:
-            del self._returns[next(iter(self._returns))]
+    def _learned(self, session: str) -> Learned | None:
+        """Of its tenant; None: nothing is known, or no longer."""
+        tenant = self._tenants.get(session)
+        return None if tenant is None else self.learned.of(tenant)
+
+
+def _count(learned: Learned, name: str, came: float, lost: float) -> None:
+    before = learned.returns.pop(name, (0.0, 0.0))
+    fade = 1.0 - 1.0 / 512
+    learned.returns[name] = (before[0] * fade + came, before[1] * fade + lost)
+    while len(learned.returns) > MOST_NAMES:
+        del learned.returns[next(iter(learned.returns))]
 
 
 def remaining(wait: Wait, elapsed: float) -> Curve:

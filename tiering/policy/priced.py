@@ -43,7 +43,6 @@ from tiering.policy.valuation import (
 )
 from tiering.survival import HORIZON, PointWait, Wait
 from tiering.types import Tier
-from tiering.waits import WaitCurves
 
 Foresight = Callable[[str, int], float]  # (session, turn) -> the true wait in seconds; inf: never
 
@@ -80,7 +79,7 @@ class PricedPolicy:
         self.parameters = parameters or PricedParameters()
         if not 0 < self.parameters.robustness <= 1:
             raise ValueError("robustness must be in (0, 1]")
-        self.outlook = outlook or Outlook(WaitCurves())
+        self.outlook = outlook or Outlook()
         self._name = name
         self._foresight = foresight
         self._known = KnownSessions()
@@ -92,7 +91,6 @@ class PricedPolicy:
         self._shadow_lru = ShadowTiers()
         self._turn = 0.0  # seconds from a turn's arrival to its end, as of late
         self._going = 0.0  # mean value of a host block per second, of those that were put there
-        self._loud = 0.0  # mean priority of parks as of late: what everybody says is nothing special
 
     eager = True
 
@@ -112,7 +110,7 @@ class PricedPolicy:
     @property
     def predicted(self) -> dict[str, tuple[int, int, int]]:
         """By tool: waits that ended, and how many of them by their predicted median and P90."""
-        return self.outlook.curves.predicted
+        return self.outlook.learned.predicted
 
     @property
     def shadow_costs(self) -> tuple[float, float]:
@@ -130,7 +128,8 @@ class PricedPolicy:
             self._forget(forgotten)
         self._lru.parked(park)
         self._states[park.session] = _State(park.at)
-        self._loud += (_bounded(park.hints.priority, RANK_BOUND) - self._loud) / TURNS
+        learned = self.outlook.learned.heard(park.tenant)
+        learned.loud += (_bounded(park.hints.priority, RANK_BOUND) - learned.loud) / TURNS
         if park.rest is not Rest.PRESSURE:
             self.outlook.parked(park)
 
@@ -189,14 +188,15 @@ class PricedPolicy:
 
         Senior programs end sooner and fewer contexts are alive at once; but theirs are the longest, and
         where computing is what limits, long contexts cost turns. So it is off unless tuned. A priority
-        counts as having come a little earlier or later, by how far it is from what all say on average;
-        who has said nothing yet is average.
+        counts as having come a little earlier or later, by how far it is from what its tenant's clients say
+        on average; who has said nothing yet is average.
         """
         entry = self._known.get(session)
         if entry is None:
             return (arrived,)
         age = min(max(arrived - entry.park.program, 0.0), self.parameters.seniority)
-        return (arrived - age - _bounded(entry.park.hints.priority - self._loud, RANK_BOUND),)
+        louder = entry.park.hints.priority - self.outlook.loud(entry.park.tenant)
+        return (arrived - age - _bounded(louder, RANK_BOUND),)
 
     # --- deciding ----------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class PricedPolicy:
     def _urgency(self, park: Park, wait: Wait, elapsed: float, market: Market) -> float:
         """What its client's seconds count: between a half and two, whatever it says."""
         hints = self.outlook.hints(park.session)
-        urgency: float = 2.0 ** _bounded(hints.priority - self._loud, 1.0)
+        urgency: float = 2.0 ** _bounded(hints.priority - self.outlook.loud(park.tenant), 1.0)
         if hints.deadline is not None:
             left = hints.deadline - market.now
             if 0 <= left <= wait.expected_hold(elapsed, HORIZON):

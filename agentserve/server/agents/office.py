@@ -13,6 +13,7 @@ from agentserve.server.agents.means import Means
 from agentserve.server.agents.ports import Line
 from agentserve.server.agents.records import CallItem, Item, OutputItem, Turn, UserItem
 from agentserve.server.agents.runners import ToolOutcome
+from agentserve.server.agents.shelf import SPARE
 from agentserve.server.agents.texts import user_message
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.errors import SessionClosed
@@ -26,6 +27,11 @@ class Busy(Exception):
 
 class TooManyTurns(Exception):
     """As many turns run as may: no connection bounds them."""
+
+    def __init__(self, own: int | None) -> None:
+        """own: so many are the tenant's own, and it may have no more; None: no place is left."""
+        super().__init__()
+        self.own = own
 
 
 class Office:
@@ -48,8 +54,11 @@ class Office:
         Busy, TooManyTurns, SessionClosed, ServerMissing; what the line raises."""
         if history.active is not None or history.id in self._starting:
             raise Busy
+        own = sum(driver.history.head.tenant == history.head.tenant for driver in self._drivers.values())
+        if own >= MOST_RUNNING - MOST_RUNNING // SPARE:
+            raise TooManyTurns(own)
         if len(self._drivers) >= MOST_RUNNING:
-            raise TooManyTurns
+            raise TooManyTurns(None)
         means, now = self.means, self.means.wall()
         starting = self._starting[history.id] = asyncio.get_running_loop().create_future()
         try:

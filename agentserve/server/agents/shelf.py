@@ -7,7 +7,7 @@ A record is written when it changes, so a session costs what is new in it, howev
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -33,6 +33,9 @@ class AgentsBook(Protocol):
     def failure(self) -> Failure | None:
         """Why it keeps nothing now."""
         ...
+
+
+SPARE = 8  # one place of so many is for other tenants than the one that has most
 
 
 class Full(Exception):
@@ -154,8 +157,12 @@ class Shelf:
             self._book.drop(f"t:{history.id}:{turn.number}")
 
     def save_agent(self, agent: SavedAgent) -> Future[None] | None:
-        if agent.id not in self.agents and len(self.agents) >= self._bounds.agents:
-            raise Full(f"all {len(self.agents)} places for agents are taken")
+        if agent.id not in self.agents:
+            most, own = self._bounds.agents, sum(a.tenant == agent.tenant for a in self.agents.values())
+            if own >= most - most // SPARE:
+                raise Full(f"{own} agents are kept, and no more may be")
+            if len(self.agents) >= most:
+                raise Full("there is no place for another agent")
         self.agents[agent.id] = agent
         return self._put(f"a:{agent.id}", agent)
 
@@ -227,10 +234,20 @@ class Shelf:
 
     def _make_room(self) -> None:
         while len(self._sessions) >= self._bounds.sessions or self._bytes > self._bounds.bytes:
-            victim = next((h for h in self._sessions.values() if h.active is None), None)
+            victim = self._first_to_go(by_bytes=self._bytes > self._bounds.bytes)
             if victim is None:
-                raise Full(f"all {len(self._sessions)} sessions have a running turn")
+                raise Full("every session has a running turn")
             self.drop(victim)
+
+    def _first_to_go(self, *, by_bytes: bool) -> History | None:
+        """The longest unused of the tenant that has most: nobody's go for what another one keeps."""
+        have: Counter[str] = Counter()
+        idle: dict[str, History] = {}
+        for history in self._sessions.values():
+            have[history.head.tenant] += self._costs[history.id] if by_bytes else 1
+            if history.active is None:
+                idle.setdefault(history.head.tenant, history)
+        return max(idle.values(), key=lambda history: have[history.head.tenant], default=None)
 
 
 def _read(content: bytes, kind: type[Record]) -> Record:

@@ -43,6 +43,7 @@ _TURNS = Rule(Access.TENANT, turns=True)
 _SESSION = "/agentserve/sessions/{name}"
 _AGENT_SESSION = "/v1/agents/sessions/{id}"
 _ENDPOINTS = "/v1/webhook_endpoints"
+_ADMIN_ROUTES = "/agentserve/admin"
 _ENDPOINT = f"{_ENDPOINTS}/{{id}}"
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
@@ -102,6 +103,12 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "/load": _ADMIN,
         "/reset_prefix_cache": _ADMIN,
         "/flush_cache": _ADMIN,
+        f"{_ADMIN_ROUTES}/keys": _ADMIN,
+        f"{_ADMIN_ROUTES}/keys/{{id}}": _ADMIN,
+        f"{_ADMIN_ROUTES}/keys/{{id}}/rotate": _ADMIN,
+        f"{_ADMIN_ROUTES}/tenants": _ADMIN,
+        f"{_ADMIN_ROUTES}/tenants/{{tenant}}": _ADMIN,
+        f"{_ADMIN_ROUTES}/tenants/{{tenant}}/keys": _ADMIN,
     }
 )
 

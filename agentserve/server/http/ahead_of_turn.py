@@ -49,7 +49,7 @@ async def prompt_of(context: ServerContext, request: Request, fields: ChatReques
     same = 0 if session is None else common(session.chain, claim.keys)
     replies = {} if session is None else {i: ids for i, ids in session.replies.items() if i < same}
     tails = {} if session is None else dict(session.tails)
-    ids = await context.off_loop(render, template_of(context), fields, messages, tools, replies, tails=tails)
+    ids = await context.off_loop(render, template_of(context, tenant), fields, messages, tools, replies, tails=tails)
     return Prompt(ids, session, 0 if session is None else session.tokens_at(same))
 
 
@@ -62,7 +62,8 @@ async def warming(context: ServerContext, request: Request, fields: ChatRequest)
     prompt = await prompt_of(context, request, fields)
     with said_as(fields):
         asked = as_response_format(fields)
-        await grammar_of(context, asked, history.tool_dicts(asked.tools, limits))  # it is there then, too
+        tools = history.tool_dicts(asked.tools, limits)
+        await grammar_of(context, tenant, asked, tools)  # it is there then, too
     settings = sampling.build(
         fields, context.facts, limits, prompt=len(prompt.ids), max_tokens=1, seed=0, logprobs=None
     )

@@ -26,6 +26,7 @@ from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http import housekeeping, sessions_api
 from agentserve.server.http.access import Access, guard, paths
+from agentserve.server.http.admin.routes import routes as admin_routes
 from agentserve.server.http.agents.building import office_of
 from agentserve.server.http.agents.routes import routes as agents_routes
 from agentserve.server.http.agents.telling import Telling
@@ -64,6 +65,7 @@ from agentserve.server.stalls import StallWatch
 from agentserve.server.tenants.accounts import Accounts, quotas
 from agentserve.server.tenants.audit import Audit, AuditLog
 from agentserve.server.tenants.keyring import Keyring
+from agentserve.server.tenants.terms import Terms
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 from agentserve.server.webhooks.hooks import Hooks
 from agentserve.server.webhooks.making import make_hooks
@@ -94,6 +96,7 @@ def create_app(
     chronicle: Chronicle | None = None,
     responses: Desk | None = None,
     keyring: Keyring | None = None,
+    terms: Terms | None = None,
     audit: Audit | None = None,
     agents: Shelf | None = None,
     tools: Mapping[str, Tool] | None = None,
@@ -110,9 +113,9 @@ def create_app(
     `end_ids` are the tokens that end a turn (the workers must have the same), `chain` is the
     canonical key of a history, `tool_parser` makes one parser per answer. `journal` is the book of
     `directory`; it is closed when the application ends, as are `agents` and `hooks`. `keyring`: without one
-    it has the keys of `options`. `tools` are the Python functions that agents may call; `mcp` is how they
-    have the tools of remote servers, `sleep` how their time is measured. `now`: as `wall`, but that nobody
-    sets it.
+    it has the keys of `options`, as `terms` has their limits; `directory` asks the same `terms`. `tools` are
+    the Python functions that agents may call; `mcp` is how they have the tools of remote servers, `sleep` how
+    their time is measured. `now`: as `wall`, but that nobody sets it.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -132,11 +135,10 @@ def create_app(
         },
     )
     started, epoch = wall(), clock.now()
-    accounts = Accounts(options.tenants, clock.now)
+    terms = terms or Terms(options.tenants)
+    accounts = Accounts(terms, clock.now)
     if directory is None:  # one that is empty is false
-        directory = SessionDirectory(
-            new_session_id, max_wait=options.tool_wait_seconds, quota=quotas(options.tenants)
-        )
+        directory = SessionDirectory(new_session_id, max_wait=options.tool_wait_seconds, quota=quotas(terms))
     if mcp is None:
         mcp = RemoteMcp(AddressPolicy(), unread, version=options.version)
     hooks = hooks or make_hooks(wall=wall)
@@ -175,6 +177,7 @@ def create_app(
         new_seed=lambda: secrets.randbits(63),
         keyring=keyring or Keyring(options.api_keys, options.admin_keys),
         accounts=accounts,
+        terms=terms,
         text_pool=text_pool,
         journal=journal,
         responses=responses or Desk(wall),
@@ -206,6 +209,7 @@ def create_app(
         free_paths=paths(Access.OPEN, Access.ADMIN),
         wall=wall,
         now=clock.now,
+        open_requests=context.open_requests,
         audit=audit,
     )
     app.add_middleware(Gate, options=options, metrics=metrics, guards=guards)
@@ -276,7 +280,7 @@ async def _look(context: ServerContext) -> None:
             context.end_waits()
         if context.journal is not None and looks % DISK_LOOKS == 0:
             context.journal.look()
-        context.keyring.look()
+        context.look_at_keys()
 
 
 def _routes() -> list[Route]:
@@ -313,6 +317,7 @@ def _routes() -> list[Route]:
         *responses_routes(),
         *agents_routes(),
         *webhook_routes(),
+        *admin_routes(),
     ]
 
 

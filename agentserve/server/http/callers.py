@@ -8,6 +8,8 @@ from starlette.types import Scope
 from agentserve.server.errors import ApiError
 from agentserve.server.tenants.keys import Caller
 
+ASKS = {"www-authenticate": "Bearer"}
+_ABOUT = "about"
 _CALLER = "caller"  # in the scope's state; only the gate puts it there
 
 
@@ -32,8 +34,18 @@ def tenant_of(request: HTTPConnection) -> str:
     return caller.tenant
 
 
+def about(request: HTTPConnection, subject: str) -> None:
+    """For the audit log: which key or tenant an admin's request was about."""
+    request.scope["state"][_ABOUT] = subject
+
+
+def subject_of(scope: Scope) -> str | None:
+    found = scope["state"].get(_ABOUT)
+    return found if isinstance(found, str) else None
+
+
 def no_key() -> ApiError:
-    return ApiError("A valid API key is needed.", status=401, code="invalid_api_key")
+    return ApiError("A valid API key is needed.", status=401, code="invalid_api_key", headers=ASKS)
 
 
 def not_a_tenant() -> ApiError:

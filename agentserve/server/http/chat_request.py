@@ -109,8 +109,8 @@ async def prepare_turns(
     with said_as(fields):
         fields = as_response_format(fields)  # the transcript keeps what was sent
         tools = history.tool_dicts(fields.tools, limits)
-        form, grammar = await grammar_of(context, fields, tools)
-    template = template_of(context)
+        form, grammar = await grammar_of(context, tenant, fields, tools)
+    template = template_of(context, tenant)
     claim = await claim_of(context, tenant, fields, messages, cut=cut, whose=whose)
     await context.check_storage()
     lease = begin(claim)
@@ -161,14 +161,14 @@ async def prepare_turns(
 
 
 async def grammar_of(
-    context: ServerContext, fields: ChatRequest, tools: list[JsonObject]
+    context: ServerContext, tenant: str, fields: ChatRequest, tools: list[JsonObject]
 ) -> tuple[Form, str | None]:
     """What the answer must look like, and the id of the grammar for it, which the workers then have."""
     form = other_form(chat_form(fields, tools, context.options.limits), fields)
-    template = template_of(context)
+    template = template_of(context, tenant)
     ending = await context.off_loop(prompt_ending, context, template, fields) if form.constrained else ""
     try:
-        return form, await context.grammars.define(form, ending)
+        return form, await context.grammars.define(form, ending, tenant)
     except ApiError as error:
         raise _at_its_tool(error, fields) from None
 
@@ -257,10 +257,11 @@ def prompt_ending(context: ServerContext, template: ChatTemplate, fields: ChatRe
     return prompt_end(context, render(template, fields, anything, []))
 
 
-def template_of(context: ServerContext) -> ChatTemplate:
+def template_of(context: ServerContext, tenant: str) -> ChatTemplate:
+    """The model's, for one tenant's requests."""
     if context.template is None:
         raise ApiError("This model has no chat template; use /v1/completions.", code="no_chat_template")
-    return context.template
+    return context.template.apart(tenant)
 
 
 def check_supported(fields: ChatRequest) -> None:

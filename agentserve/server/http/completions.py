@@ -83,8 +83,8 @@ async def _prepare(context: ServerContext, tenant: str, fields: CompletionReques
         fields = as_response_format(fields)
         wants_json, schema = response_schema(fields.response_format, limits)
         form = other_form(Form(json=wants_json, schema=schema), fields)
-        grammar = await context.grammars.define(form)
-    encoded = [await _encoded(context, index, prompt) for index, prompt in enumerate(prompts)]
+        grammar = await context.grammars.define(form, tenant=tenant)
+    encoded = [await _encoded(context, tenant, index, prompt) for index, prompt in enumerate(prompts)]
     default_seed = context.new_seed()
 
     def group(prompt: array[int]) -> tuple[TurnSpec, ...]:
@@ -161,11 +161,11 @@ def _check_length(ids: Sequence[object], max_model_len: int) -> None:
         raise context_too_long(len(ids), max_model_len, "prompt")
 
 
-async def _encoded(context: ServerContext, index: int, prompt: str | list[int]) -> array[int]:
+async def _encoded(context: ServerContext, tenant: str, index: int, prompt: str | list[int]) -> array[int]:
     facts = context.facts
     if isinstance(prompt, str):
         check_text([prompt], context.options.limits, "prompt")
-        ids = await context.off_loop(context.tokenizer.encode_completion, prompt)
+        ids = await context.off_loop(context.tokenizer.apart(tenant).encode_completion, prompt)
     else:
         _check_length(prompt, facts.max_model_len)
         await context.off_loop(sampling.token_ids, f"prompt[{index}]", prompt, facts.vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from agentserve.server.agents.office import Office
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http.agents.telling import Telling
+from agentserve.server.http.endings import OpenRequests
 from agentserve.server.http.grammars import Grammars
 from agentserve.server.http.known_errors import bad_value
 from agentserve.server.http.reply_port import ParserMaker
@@ -35,11 +37,14 @@ from agentserve.server.sessions.transcript import Transcript
 from agentserve.server.sessions.turns import TurnRunner
 from agentserve.server.tenants.accounts import Accounts
 from agentserve.server.tenants.keyring import Keyring
+from agentserve.server.tenants.terms import Terms
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 from agentserve.server.webhooks.hooks import Hooks
 from agentserve.tenant_limits import TenantsConfig
 from agentserve.tools import Tool
 from tools_bridge.mcp.types import Mcp
+
+log = logging.getLogger(__name__)
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -91,11 +96,14 @@ class ServerContext:
     hooks: Hooks  # webhooks: endpoints, and what is delivered to them
     keyring: Keyring  # who is let in, and as whom
     accounts: Accounts  # what tenants have used of their limits
+    terms: Terms  # what each tenant may ask for
     agents: Office  # agents' sessions, and their turns
     telling: Telling  # the events of agents' sessions
     python_tools: Mapping[str, Tool]  # that agents may call in this process
     mcp: Mcp  # remote servers whose tools agents have
     text_pool: Executor  # rendering and encoding long prompts stays off the event loop
+    terms_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    open_requests: OpenRequests = field(default_factory=OpenRequests)  # that were let in, and are not over
     journal: Journal | None = None  # keeps the directory on disk; None: sessions end with the server
 
     @property
@@ -132,6 +140,12 @@ class ServerContext:
             self.directory.end_waits(self.clock.now())
             self.directory.expire(self.clock.now(), ttl)
         self.end_waits()
+
+    def look_at_keys(self) -> None:
+        """Take in what was done to keys, and end what runs for those that are gone."""
+        self.keyring.look()
+        if cut := self.open_requests.cut(self.keyring.holds):
+            log.info("%d request(s) ended with their keys", cut)
 
     def check_named(self, name: str | None) -> None:
         """OpenAI has a chat request without a model refused; some dialects do without."""

@@ -13,10 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve.config import is_loopback
 from agentserve.metrics import Metrics
-from agentserve.server.errors import ApiError, shutting_down
+from agentserve.server.errors import ApiError
 from agentserve.server.http.anthropic.errors import REQUEST_ID, speaks
-from agentserve.server.http.callers import caller_in, let_in, no_key
+from agentserve.server.http.callers import caller_in, let_in, no_key, subject_of
 from agentserve.server.http.context import ServerOptions
+from agentserve.server.http.endings import OpenRequests, why_ended
+from agentserve.server.http.given_key import given_key, refuse_keys_in
 from agentserve.server.http.names import REQUEST_HEADER, SESSION_HEADER, request_id
 from agentserve.server.http.pace import paced
 from agentserve.server.http.rates import over_limit, rate_headers
@@ -24,7 +26,7 @@ from agentserve.server.http.voice import error_response
 from agentserve.server.tenants.accounts import Accounts, OverLimit
 from agentserve.server.tenants.audit import Audit, Entry
 from agentserve.server.tenants.keyring import Keyring
-from agentserve.server.tenants.keys import ANYBODY
+from agentserve.server.tenants.keys import ANYBODY, Caller
 from agentserve.server.webhooks.hooks import CALLBACKS
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class Guards:
     free_paths: frozenset[str]  # that count as nobody's requests
     wall: Callable[[], float]  # Unix time
     now: Callable[[], float]
+    open_requests: OpenRequests
     audit: Audit | None = None
 
 
@@ -79,17 +82,26 @@ class Gate:
     async def _pass(
         self, scope: Scope, headers: Headers, receive: Receive, send: Send, reply: _Reply
     ) -> None:
-        refusal = self._refusal(scope, headers)
+        try:
+            refusal = self._refusal(scope, headers)
+        except ApiError as error:
+            refusal = error
         if refusal is not None:
             await error_response(refusal, scope)(scope, receive, send)
             return
+        caller = caller_in(scope)
+        with self._guards.open_requests.held(None if caller is None else caller.key, scope):
+            await self._let_through(scope, receive, send, reply)
+
+    async def _let_through(self, scope: Scope, receive: Receive, send: Send, reply: _Reply) -> None:
         try:
             await self._app(scope, paced(scope, receive, self._limits.body_seconds), send)
         except asyncio.CancelledError:
             # The HTTP server cancels what still runs when its drain is over, and does nothing after
-            # that: the cancellation ends here, with an answer where none has begun.
+            # that; or the request's key was revoked. The cancellation ends here, with an answer where none
+            # has begun.
             if not reply.status:
-                await error_response(shutting_down(), scope)(scope, receive, send)
+                await error_response(why_ended(scope), scope)(scope, receive, send)
         except ApiError as error:  # of a middleware behind this one
             if reply.status:
                 raise
@@ -97,7 +109,8 @@ class Gate:
         except Exception:
             if reply.status:
                 raise  # nothing can be said any more; the server closes the connection
-            log.exception("%s %s failed", scope["method"], scope["path"])
+            # As it was declared: what stands in its place may be a secret, as a callback's token is.
+            log.exception("%s %s failed", scope["method"], scope["state"].get("route", "(no route)"))
             fault = ApiError("Internal error.", status=500, code="internal_error")
             await error_response(fault, scope)(scope, receive, send)
 
@@ -132,11 +145,13 @@ class Gate:
                 route=state.get("route"),
                 session=reply.session or _session_in(scope),
                 address=client[0] if client else None,
+                about=subject_of(scope),
             )
         )
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """None: it may pass. Then the scope says whom it comes from, unless anybody may come."""
+        """None: it may pass, and the scope says whom it comes from, unless anybody may come. Or ApiError."""
+        refuse_keys_in(scope["query_string"])
         if scope["path"].startswith(CALLBACKS):  # the token in it is the key
             return None
         keyring = self._guards.keyring
@@ -146,7 +161,7 @@ class Gate:
             let_in(scope, ANYBODY)
             caller = ANYBODY
         else:
-            found = keyring.caller(_key(headers))
+            found = self._caller(scope, headers)
             if found is None:
                 return None if scope["path"] in self._guards.open_paths else no_key()
             let_in(scope, found)
@@ -157,6 +172,14 @@ class Gate:
             except OverLimit as error:
                 return over_limit(error)
         return None
+
+    def _caller(self, scope: Scope, headers: Headers) -> Caller | None:
+        try:
+            return self._guards.keyring.caller(given_key(headers))
+        except ApiError:
+            if scope["path"] in self._guards.open_paths:
+                return None
+            raise
 
     def _foreign(self, headers: Headers) -> ApiError | None:
         # Without keys the server trusts this machine, but not what web pages make a browser here
@@ -185,12 +208,6 @@ def _session_in(scope: Scope) -> str | None:
     """The session that a path names."""
     named = scope["state"].get("route", "").startswith(SESSION_PATH)
     return scope["path_params"]["name"] if named else None
-
-
-def _key(headers: Headers) -> str:
-    """The key that a request brings, by the names of both vendors."""
-    scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _host_name(host: str) -> str:

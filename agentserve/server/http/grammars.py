@@ -26,13 +26,14 @@ class Grammars:
         self._executor = executor
         self._under_way: dict[str, asyncio.Future[str]] = {}
 
-    async def define(self, form: Form, prompt_end: str = "") -> str | None:
+    async def define(self, form: Form, prompt_end: str = "", tenant: str = "") -> str | None:
         """The id to put into `Sampling.grammar`, or None where the form is free. `prompt_end`: what the
-        answer's prompt will end with."""
+        answer's prompt will end with. What was compiled, or refused, for another tenant is compiled again:
+        how long it takes would tell what others ask for."""
         if not form.constrained:
             return None
         try:
-            source = self._maker.source(form, prompt_end)
+            source = self._maker.source(form, prompt_end, tenant)
             compiled = self._maker.cached(source)
             if compiled is None:
                 compiled = await self._compiled(source)

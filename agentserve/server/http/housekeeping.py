@@ -13,7 +13,7 @@ from agentserve.server.errors import ApiError, json_response
 from agentserve.server.http import history, sampling
 from agentserve.server.http.anthropic.errors import speaks
 from agentserve.server.http.anthropic.models import anthropic_model
-from agentserve.server.http.callers import caller_in
+from agentserve.server.http.callers import caller_in, tenant_of
 from agentserve.server.http.chat_request import render, template_of
 from agentserve.server.http.choice_parts import token_text
 from agentserve.server.http.context import ServerContext, context_of
@@ -254,13 +254,15 @@ async def tokenize(request: Request) -> Response:
     context = context_of(request)
     limits = context.options.limits
     fields = decode(await read_body(request, limits.body_bytes), TokenizeRequest, limits)
+    tenant = tenant_of(request)
     context.check_model(fields.model)
     if (fields.prompt is None) == (fields.messages is None):
         raise ApiError("Give either prompt or messages.", param="prompt")
     if fields.prompt is not None:
         check_text([fields.prompt], limits, "prompt")
         plain = fields.add_special_tokens is False
-        encode = context.tokenizer.encode if plain else context.tokenizer.encode_completion
+        tokenizer = context.tokenizer.apart(tenant)
+        encode = tokenizer.encode if plain else tokenizer.encode_completion
         ids = await context.off_loop(encode, fields.prompt)
     else:
         chat = ChatRequest(
@@ -273,7 +275,7 @@ async def tokenize(request: Request) -> Response:
         written = context.tool_parser.written
         messages = await context.off_loop(history.message_dicts, chat.messages, limits, written=written)
         tools = history.tool_dicts(chat.tools, limits)
-        prompt = await context.off_loop(render, template_of(context), chat, messages, tools)
+        prompt = await context.off_loop(render, template_of(context, tenant), chat, messages, tools)
         ids = prompt.tolist()
     reply: JsonObject = {
         "count": len(ids),

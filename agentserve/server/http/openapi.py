@@ -13,6 +13,18 @@ from starlette.routing import BaseRoute, Route
 
 from agentserve.server.errors import json_response
 from agentserve.server.http import housekeeping
+from agentserve.server.http.access import RULES, Access, Rule
+from agentserve.server.http.admin import keys as admin_keys
+from agentserve.server.http.admin import tenants as admin_tenants
+from agentserve.server.http.admin.schemas import (
+    KeyList,
+    KeyReply,
+    KeyRequest,
+    LimitsRequest,
+    RotateKeyRequest,
+    TenantList,
+    TenantReply,
+)
 from agentserve.server.http.agents import inputs, lists, saved, sessions, stream
 from agentserve.server.http.agents.openapi_replies import AgentReply, SessionReply, TurnReply
 from agentserve.server.http.agents.schemas import AgentRequest, EventsRequest, SessionRequest, SessionUpdate
@@ -71,6 +83,14 @@ _REFS = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 ACCEPTED, NOT_FOUND = 202, 404
 _ANY: JsonObject = {"type": "object"}
+_ASKED: JsonObject = {"www-authenticate": {"description": "How keys are sent", "schema": {"type": "string"}}}
+_RETRY: JsonObject = {
+    "retry-after": {
+        "description": "Seconds until it may be let in",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "x-should-retry": {"description": "For SDKs that look", "schema": {"type": "string"}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +157,14 @@ OPERATIONS: Mapping[object, Operation] = {
     saved.get_agent: Operation(reply=AgentReply),
     saved.list_agents: Operation(reply=ItemList),
     saved.delete_agent: Operation(reply=DeletedReply),
+    admin_keys.list_keys: Operation(reply=KeyList, query=(("tenant", "string"),)),
+    admin_keys.create_key: Operation(KeyRequest, KeyReply),
+    admin_keys.revoke_key: Operation(reply=KeyReply),
+    admin_keys.rotate_key: Operation(RotateKeyRequest, KeyReply),
+    admin_keys.revoke_keys_of: Operation(reply=KeyList),
+    admin_tenants.list_tenants: Operation(reply=TenantList),
+    admin_tenants.get_tenant: Operation(reply=TenantReply),
+    admin_tenants.set_limits: Operation(LimitsRequest, TenantReply),
     housekeeping.models: Operation(reply=ModelList),
     housekeeping.model: Operation(reply=ModelReply),
     housekeeping.tokenize: Operation(TokenizeRequest, TokensReply),
@@ -212,7 +240,8 @@ def _operation(
         content["text/event-stream"] = {}  # a schema would be of each event, and their kinds are many
     shape = named[operation.error]
     error = {"description": "An error", "content": {"application/json": {"schema": shape}}}
-    answers: JsonObject = {"4XX": error, "5XX": error}
+    rule = RULES.get(route.path)
+    answers: JsonObject = {"4XX": error, "5XX": error, **_refusals(rule, error)}
     if operation.status == ACCEPTED:
         answers["202"] = {"description": "Accepted"}
     elif operation.status != NOT_FOUND:
@@ -221,6 +250,7 @@ def _operation(
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{_PARAMETER.sub('by', route.path)}"),
         "summary": _summary(route.endpoint),
         "responses": answers,
+        "security": [] if rule is None or rule.access is Access.OPEN else [{"bearer": []}, {"key": []}],
     }
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -239,6 +269,19 @@ def _operation(
             "content": {"application/json": {"schema": schema}},
         }
     return said
+
+
+def _refusals(rule: Rule | None, error: JsonObject) -> JsonObject:
+    """What who may not is told, in the shape of the API that was called."""
+    if rule is None or rule.access is Access.OPEN:
+        return {}
+    told = {
+        "401": error | {"description": "No key, one that nobody has, or several", "headers": _ASKED},
+        "403": error | {"description": "The key is not of the kind that may"},
+    }
+    if rule.access is Access.TENANT:
+        told["429"] = error | {"description": "Over a limit of the tenant", "headers": _RETRY}
+    return told
 
 
 def _summary(endpoint: object) -> str:

@@ -114,7 +114,7 @@ class ReplyGrammars:
         self._compiler = compiler
         self._form = form
 
-    def source(self, form: Form, prompt_end: str) -> GrammarRequest:
+    def source(self, form: Form, prompt_end: str, owner: str = "") -> GrammarRequest:
         return grammar_request(
             self._form,
             tool_specs(form),
@@ -122,6 +122,7 @@ class ReplyGrammars:
             parallel=form.parallel,
             response=_response(form),
             thinking=self._form.thinking(prompt_end),
+            owner=owner,
         )
 
     def cached(self, source: GrammarRequest) -> str | None:

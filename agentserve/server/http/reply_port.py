@@ -39,9 +39,9 @@ class Reasoning:
 class GrammarMaker(Protocol):
     """Compiles forms; thread-safe. A schema it cannot take is a ValueError."""
 
-    def source(self, form: Form, prompt_end: str) -> GrammarRequest:
-        """What to compile; takes no time. Equal forms have equal ids. `prompt_end`: the text that the
-        answer's prompt ends with, which tells whether reasoning has begun there."""
+    def source(self, form: Form, prompt_end: str, owner: str) -> GrammarRequest:
+        """What to compile; takes no time. Equal forms of one owner have equal ids. `prompt_end`: the text
+        that the answer's prompt ends with, which tells whether reasoning has begun there."""
         ...
 
     def cached(self, source: GrammarRequest) -> str | None:

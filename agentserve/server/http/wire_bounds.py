@@ -11,6 +11,7 @@ client that goes on so, or reads the end of a reply never, is cut off.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import secrets
 from collections import Counter
 from dataclasses import dataclass
@@ -66,6 +67,19 @@ class Connections:
             del self._of[address]
 
 
+def counted_as(address: str) -> str:
+    """The address that a client is known by: whoever has IPv6 has 2^64 of them, so its network."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))
+
+
 def bounded_protocol(bounds: WireBounds, connections: Connections | None = None) -> type[HttpToolsProtocol]:
     """The protocol of one server: for uvicorn's `http` setting."""
     shared = Connections(bounds) if connections is None else connections
@@ -96,7 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         peer = transport.get_extra_info("peername")
-        self._address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        self._address = counted_as(str(peer[0])) if isinstance(peer, tuple) and peer else ""
         self._admitted = self._shared.admit(self._address)
         if not self._admitted:
             self.transport = transport

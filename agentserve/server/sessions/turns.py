@@ -251,6 +251,7 @@ class TurnRunner:
             sampling=spec.sampling,
             namespace=spec.namespace,
             priority=spec.priority,
+            tenant=spec.tenant,
         )
 
 

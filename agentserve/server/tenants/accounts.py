@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from agentserve.server.sessions.room import Quota
 from agentserve.server.tenants.buckets import Bucket
-from agentserve.tenant_limits import TenantLimits, TenantsConfig
+from agentserve.server.tenants.terms import LimitsOf
+from agentserve.tenant_limits import TenantLimits
 
 LATER = 60.0  # seconds after which to ask again where the tenant itself has to do something
 SOON = 1.0  # seconds after which to ask again where nobody knows when a turn ends
@@ -28,7 +29,7 @@ class OverLimit(Exception):
         super().__init__(f"{reason} Please try again in {self.wait} s.")
 
 
-def quotas(config: TenantsConfig) -> Callable[[str], Quota]:
+def quotas(config: LimitsOf) -> Callable[[str], Quota]:
     """What each tenant's sessions may take, as the directory asks for it."""
 
     def of(tenant: str) -> Quota:
@@ -73,7 +74,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Accounts:
-    config: TenantsConfig
+    config: LimitsOf
     now: Callable[[], float]
     _kept: dict[str, _Account] = field(default_factory=dict)
     _next_sweep: int = _SWEEP
@@ -163,17 +164,26 @@ class Accounts:
         return self.tallies.setdefault(tenant, Tally())
 
     def _of(self, tenant: str) -> _Account:
-        account = self._kept.get(tenant)
+        account, limits = self._kept.get(tenant), self.config.of(tenant)
         if account is None:
             self._sweep()
-            limits, now = self.config.of(tenant), self.now()
-            rate, tokens = limits.requests_per_minute, limits.tokens_per_minute
-            account = self._kept[tenant] = _Account(
-                limits,
-                None if rate is None else Bucket(rate, now),
-                None if tokens is None else Bucket(tokens, now),
-            )
+            account = self._kept[tenant] = _Account(limits, self._bucket(limits.requests_per_minute), None)
+            account.tokens = self._bucket(limits.tokens_per_minute)
+        elif account.limits != limits:  # an admin has said otherwise
+            account.requests = self._bucket(limits.requests_per_minute, account.requests)
+            account.tokens = self._bucket(limits.tokens_per_minute, account.tokens)
+            account.limits = limits
         return account
+
+    def _bucket(self, per_minute: int | None, before: Bucket | None = None) -> Bucket | None:
+        """What is owed `before` stays owed."""
+        if per_minute is None:
+            return None
+        now = self.now()
+        bucket = Bucket(per_minute, now)
+        if before is not None:
+            bucket.take(max(per_minute - before.level(now), 0.0), now)
+        return bucket
 
     def _sweep(self) -> None:
         """Forget those at rest, often enough that they are at most half of all."""

@@ -38,6 +38,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     route: str | None = None  # as it was declared, without the ids in it; None: there is none
     session: str | None = None
     address: str | None = None  # that it came from
+    about: str | None = None  # the key (its id) or tenant that an admin's request was about
 
     @property
     def let_in(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tiering.stores.private import make_folder, new_file
 FOLDER = "tenants"  # below the data directory
 VERSION = 1
 MOST_KEYS = 10_000
+MOST_GRACE = 7 * 86400.0  # seconds that a key may be let in beside the one in its place
 _PEPPER = 32  # bytes
 
 
@@ -74,35 +75,46 @@ class KeyFile:
         OSError."""
         if tenant is not None and not is_tenant(tenant):
             raise KeysError(f"{tenant[:80]!r}: a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ : -")
-        with self._locked():
+        with locked(self.folder):
             records = self.records()
             if len(records) >= MOST_KEYS:
                 raise KeysError(f"there are {len(records)} keys, and no more may be")
             if not records and not self._pepper.exists():
-                self._write(self._pepper, secrets.token_bytes(_PEPPER))
-            name, key = new_key()
-            record = KeyRecord(name, digest(self._read_pepper(), key), now, tenant)
+                write_whole(self._pepper, secrets.token_bytes(_PEPPER))
+            record, key = self._made(tenant, now)
             self._store([*records, record])
             return record, key
 
     def revoke(self, which: Callable[[KeyRecord], bool], now: float) -> list[KeyRecord]:
         """Keys that are let in no longer: those that were. KeysError, OSError."""
-        with self._locked():
+        with locked(self.folder):
             records = self.records()
-            gone = [record for record in records if which(record) and record.revoked is None]
-            names = {record.id for record in gone}
-            if names:
-                self._store(
-                    [
-                        msgspec.structs.replace(record, revoked=now) if record.id in names else record
-                        for record in records
-                    ]
-                )
+            gone = [record for record in records if which(record) and record.holds(now)]
+            if gone:
+                self._store(_ended(records, {record.id for record in gone}, now))
             return gone
+
+    def rotate(self, id_: str, now: float, grace: float) -> tuple[KeyRecord, str] | None:
+        """A new key in the place of one that is let in for `grace` seconds yet; None: there is none such
+        that holds. KeysError, OSError."""
+        with locked(self.folder):
+            records = self.records()
+            old = next((record for record in records if record.id == id_ and record.holds(now)), None)
+            if old is None:
+                return None
+            if len(records) >= MOST_KEYS:
+                raise KeysError(f"there are {len(records)} keys, and no more may be")
+            record, key = self._made(old.tenant, now)
+            self._store([*_ended(records, {id_}, now + grace), record])
+            return record, key
+
+    def _made(self, tenant: str | None, now: float) -> tuple[KeyRecord, str]:
+        name, key = new_key()
+        return KeyRecord(name, digest(self._read_pepper(), key), now, tenant), key
 
     def _store(self, records: list[KeyRecord]) -> None:
         encoded = msgspec.json.encode(_Document(VERSION, records))
-        self._write(self._keys, msgspec.json.format(encoded, indent=1))
+        write_whole(self._keys, msgspec.json.format(encoded, indent=1))
 
     def _read_pepper(self) -> bytes:
         try:
@@ -113,25 +125,37 @@ class KeyFile:
             raise KeysError(f"{self._pepper}: the secret that the keys were hashed with is not there")
         return pepper
 
-    def _write(self, path: Path, content: bytes) -> None:
-        """The whole file or none of it, whenever the machine stops."""
-        fresh = path.with_name(path.name + ".new")
-        fresh.unlink(missing_ok=True)
-        with open(fresh, "wb", opener=new_file) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One at a time changes the keys."""
-        make_folder(self.folder)
-        with open(self.folder / "lock", "wb", opener=new_file) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+def _ended(records: Iterable[KeyRecord], names: Container[str], at: float) -> list[KeyRecord]:
+    """These are let in until then, or as long as they were to be anyway."""
+    return [
+        msgspec.structs.replace(record, revoked=min(at, record.revoked or at))
+        if record.id in names
+        else record
+        for record in records
+    ]
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The whole file or none of it, whenever the machine stops. OSError."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    with open(fresh, "wb", opener=new_file) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One at a time changes what is kept there. OSError."""
+    make_folder(folder)
+    with open(folder / "lock", "wb", opener=new_file) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

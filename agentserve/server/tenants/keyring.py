@@ -8,7 +8,8 @@ key of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.tenants.keyfile import KeyFile, KeysError
@@ -23,10 +24,12 @@ class Keyring:
         api_keys: Iterable[str] = (),
         admin_keys: Iterable[str] = (),
         file: KeyFile | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """KeysError or OSError where the key file cannot be used."""
         self._api = GivenKeys(api_keys, "api-key")
         self._admin = GivenKeys(admin_keys, "admin-key")
+        self._wall = wall
         self._file = file
         self._stamp = file.stamp() if file is not None else None
         self._table = file.table() if file is not None else KeyTable(b"")
@@ -47,15 +50,25 @@ class Keyring:
         """None: it is nobody's."""
         if not self.closed:
             return ANYBODY
-        if not key or len(key) > MOST_CHARS:
+        if not key or len(key) > MOST_CHARS or not key.isascii():
             return None
         # All three are asked, whichever it is of: how long it takes tells nothing.
-        admin, api, made = self._admin.find(key), self._api.find(key), self._table.caller(key)
+        admin, api, made = self._admin.find(key), self._api.find(key), self._table.caller(key, self._wall())
         if admin is not None:
             return Caller(None, admin=True, key=admin)
         if api is not None:
             return Caller(DEFAULT_TENANT, admin=not self.shared, key=api)
         return made
+
+    def holds(self, id_: str) -> bool:
+        """Whether the key of this id, which was let in before, still is."""
+        if self._api.has(id_) or self._admin.has(id_):
+            return True
+        return self._table.holds(id_, self._wall())
+
+    @property
+    def file(self) -> KeyFile | None:
+        return self._file
 
     def look(self) -> None:
         """Read the key file again if it has changed. What cannot be read changes nothing; where it is gone,

@@ -9,6 +9,7 @@ any stranger occupy a core by sending wrong keys, and would delay every request 
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ PREFIX = "ask_"
 MOST_CHARS = 512  # of what is taken for a key at all
 TENANT_CHARS = 64
 _ID, _SECRET = 12, 64  # hexadecimal digits
+KEY = rf"{PREFIX}[0-9a-f]{{{_ID}}}_[0-9a-f]{{{_SECRET}}}"  # as a pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,15 @@ class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: bytes
     created: float  # Unix time
     tenant: str | None = None  # None: an admin's
-    revoked: float | None = None
+    revoked: float | None = None  # from when on it is not let in; ahead, where another took its place
 
     @property
     def caller(self) -> Caller:
         return Caller(self.tenant, self.tenant is None, self.id)
+
+    def holds(self, now: float = math.inf) -> bool:
+        """Whether it is let in. Without `now`: for good."""
+        return self.revoked is None or now < self.revoked
 
 
 def new_key() -> tuple[str, str]:
@@ -85,12 +91,16 @@ class KeyTable:
     def __len__(self) -> int:
         return len(self._records)
 
-    def caller(self, key: str) -> Caller | None:
+    def holds(self, id_: str, now: float) -> bool:
+        record = self._records.get(id_)
+        return record is not None and record.holds(now)
+
+    def caller(self, key: str, now: float = math.inf) -> Caller | None:
         """Whose key it is; None: nobody's, or no longer. The digests are compared in constant time."""
         record = self._records.get(key_id(key) or "")
         known = self._nobody if record is None else record.digest
         same = hmac.compare_digest(digest(self._pepper, key), known)
-        return record.caller if same and record is not None and record.revoked is None else None
+        return record.caller if same and record is not None and record.holds(now) else None
 
 
 class GivenKeys:
@@ -103,6 +113,9 @@ class GivenKeys:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def has(self, name: str) -> bool:
+        return any(name == one for one, _ in self._known)
 
     def find(self, key: str) -> str | None:
         """The name of this key: which of them it is."""

@@ -96,12 +96,15 @@ async def ask(
             status=424,
             code="mcp_server_unavailable",
         ) from None
-    except TooManyTurns:
+    except TooManyTurns as error:
+        again = {"retry-after": "5", "x-should-retry": "true"}
+        if error.own is None:  # nothing is said of whose run
+            raise ApiError("The server is busy.", status=503, code="server_busy", headers=again) from None
         raise ApiError(
-            "As many turns run as may. Please try again in 5s.",
+            f"{error.own} turns run, and no more may. Please try again in 5s.",
             status=429,
             code="rate_limit_exceeded",
-            headers={"retry-after": "5", "x-should-retry": "true"},
+            headers=again,
         ) from None
 
 

@@ -25,12 +25,12 @@ class Hold:
         self.chain: list[Kept] = []
         self.conversation: Conversation | None = None
         if self._placed:
-            desk.lives.reserve()
+            desk.lives.reserve(tenant)
         try:
             self._take(body, lock)
         except BaseException:
             if self._placed:
-                desk.lives.free()
+                desk.lives.free(tenant)
             raise
 
     def _take(self, body: ResponsesRequest, lock: bool) -> None:
@@ -61,7 +61,7 @@ class Hold:
         if self.conversation is not None:
             self._desk.conversations.busy.discard(self.conversation.id)
         if self._placed:
-            self._desk.lives.free()
+            self._desk.lives.free(self.tenant)
 
 
 def _conversation_id(given: str | JsonObject) -> str:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.ahead_of_turn import warming
+from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.chat_request import prepare
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.schemas import ChatRequest
@@ -54,7 +55,8 @@ async def turn_job(context: ServerContext, request: Request, fields: ChatRequest
             if not counted:
                 counted = True
                 most = context.facts.max_model_len
-                shorter = await context.off_loop(may_fit, shorter, context.tokenizer, most)
+                tokenizer = context.tokenizer.apart(tenant_of(request))
+                shorter = await context.off_loop(may_fit, shorter, tokenizer, most)
             fields = replace(fields, messages=shorter)
             continue
         unheard = partial(_unheard, context, job.seats[0].lease)

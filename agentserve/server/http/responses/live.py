@@ -8,7 +8,7 @@ has the whole response. Readers hold no memory but their place.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from agentserve.server.errors import ApiError
@@ -16,6 +16,7 @@ from agentserve.server.http.responses.events import Fold, event_frame
 from agentserve.server.http.sse import DONE
 from agentserve.server.text_port import JsonObject
 
+SPARE = 8  # one place of so many is for other tenants than the one that has most
 EVENT_SECONDS = 45.0  # of silence, after which an event is sent: some clients do not see comments
 _BATCH_BYTES = 64 << 10  # that a reader takes at a time
 
@@ -144,7 +145,7 @@ class Lives:
         self._most_running = most_running
         self._most_bytes = most_bytes
         self._one_bytes = one_bytes
-        self._reserved = 0
+        self._reserved: Counter[str] = Counter()  # places, by tenant
         self._running: dict[str, Live] = {}
         self._over: OrderedDict[str, Live] = OrderedDict()  # the first over is the first out
 
@@ -154,27 +155,38 @@ class Lives:
     @property
     def running(self) -> int:
         """How many places are taken."""
-        return self._reserved
+        return self._reserved.total()
 
     def get(self, id_: str) -> Live | None:
         """One that is being made, or whose events are still here."""
         return self._running.get(id_) or self._over.get(id_)
 
-    def reserve(self) -> None:
-        """Take a place, for as long as one is made: until `free`. ApiError where all are taken: nobody's
-        connection bounds them."""
-        if self._reserved >= self._most_running:
+    def reserve(self, tenant: str) -> None:
+        """Take a place, for as long as one is made: until `free`. ApiError where none is left: nobody's
+        connection bounds them. No tenant takes all, and what it is told counts its own alone."""
+        own, most = self._reserved[tenant], self._most_running
+        again = {"retry-after": "5", "x-should-retry": "true"}
+        if own >= most - most // SPARE:
             raise ApiError(
-                f"{self._reserved} responses are being made in the background, and no more may be. "
+                f"{own} responses are being made in the background, and no more may be. "
                 "Please try again in 5s.",
                 status=429,
                 code="rate_limit_exceeded",
-                headers={"retry-after": "5", "x-should-retry": "true"},
+                headers=again,
             )
-        self._reserved += 1
+        if self.running >= most:
+            raise ApiError(
+                "The server has no place for another response in the background. Please try again in 5s.",
+                status=503,
+                code="server_busy",
+                headers=again,
+            )
+        self._reserved[tenant] += 1
 
-    def free(self) -> None:
-        self._reserved -= 1
+    def free(self, tenant: str) -> None:
+        self._reserved[tenant] -= 1
+        if not self._reserved[tenant]:
+            del self._reserved[tenant]
 
     def begin(self, fold: Fold, now: Callable[[], float]) -> Live:
         def grown(by: int) -> None:

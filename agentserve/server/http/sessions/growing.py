@@ -103,7 +103,7 @@ class Growing:
         try:
             tokens = await context.off_loop(
                 self._certain.tokens,
-                template_of(context),
+                template_of(context, session.tenant),
                 kept,
                 calls=list(session.pending),
                 growing=self._call,
