@@ -175,7 +175,7 @@ class Calls:
             await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 return ToolOutcome(error=timed_out(timeout))
-            return ToolOutcome(error=BROKE) if work.cancelled() else _bounded(work.result())
+            return ToolOutcome(error=BROKE) if work.cancelled() else bounded(work.result())
         except Exception:
             log.exception("the runner of %s tools failed", call.kind)
             return ToolOutcome(error=BROKE)
@@ -197,7 +197,8 @@ class Calls:
         self._means.teller.call_done(self._history, self._turn, call.call)
 
 
-def _bounded(outcome: ToolOutcome) -> ToolOutcome:
+def bounded(outcome: ToolOutcome) -> ToolOutcome:
+    """Of a tool that runs here."""
     content = outcome.content
     size = len(content) if isinstance(content, str) else sum(len(str(part)) for part in content)
     return outcome if size <= MOST_OUTPUT_CHARS else ToolOutcome(error=TOO_LONG)
