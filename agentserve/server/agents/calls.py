@@ -198,10 +198,18 @@ class Calls:
 
 
 def bounded(outcome: ToolOutcome) -> ToolOutcome:
-    """Of a tool that runs here."""
+    """Of a tool that runs here: not too large, and text that can be sent and kept (half a surrogate pair
+    cannot)."""
     content = outcome.content
     size = len(content) if isinstance(content, str) else sum(len(str(part)) for part in content)
-    return outcome if size <= MOST_OUTPUT_CHARS else ToolOutcome(error=TOO_LONG)
+    if size > MOST_OUTPUT_CHARS:
+        return ToolOutcome(error=TOO_LONG)
+    output, error = outcome.output, outcome.error
+    return ToolOutcome(_whole(output) if isinstance(output, str) else output, error and _whole(error))
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def _read(content: Output) -> ToolOutcome:
