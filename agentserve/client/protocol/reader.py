@@ -59,7 +59,7 @@ class _Growing:
 
 
 class TurnReader:
-    """`turn`: its id; None: the next turn that begins is the one. What comes before it begins is passed over."""
+    """`turn`: its id; None: the next turn that begins. What comes before it begins is passed over."""
 
     def __init__(self, turn: str | None = None) -> None:
         self.turn = turn

@@ -33,8 +33,8 @@ from agentserve.server.sessions.transcript import result_digest
 
 
 async def send_events(request: Request) -> Response:
-    """Tool results or approvals, all of which are taken or none; or a cancel, a message, or both so. The reply
-    to a message names its turn."""
+    """Tool results or approvals, all of which are taken or none; or a cancel, a message, or both so. The
+    reply to a message names its turn."""
     context = context_of(request)
     limits = context.options.limits
     session_of(context, request)  # before the body is read: most mistakes are told early
