@@ -60,6 +60,7 @@ class PastServer:
     places: bool = True  # it says where a stream begins
     unheard: int = 0  # events that happen when the message comes, and no connection has told of them
     session: str = "sess_1"
+    turn: str | None = None  # that the reply to the message names
 
     def __post_init__(self) -> None:
         self.name = self.events[0]["event_id"].rpartition("-")[0]
@@ -115,10 +116,11 @@ class PastServer:
     def answer(self, request: Request) -> Reply:
         past = self.events[: self.now]
         turns = [event["turn"] for event in past if "turn" in event]
-        turn = dict(turns[-1]) if turns else dict(self.events[0]["turn"])
+        begun = next(event["turn"] for event in self.events if "turn" in event)
+        turn = dict(turns[-1]) if turns else dict(begun)
         if request.method == "POST":
             self.now = max(self.now, self.unheard)
-            return Reply(202, {}, b"")
+            return Reply(202, {} if self.turn is None else {"x-turn-id": self.turn}, b"")
         if request.path.endswith("/items"):
             found: dict[str, Any] = {}
             for event in past:

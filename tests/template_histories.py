@@ -145,13 +145,23 @@ def as_clients_write(history: list[Message]) -> list[Message]:
 
 def as_templates_read(of: Model, history: list[Message]) -> list[Message]:
     """Ids of calls as the family has them. Arguments as text for those templates that want them so; these do
-    not take a message without content either, which is what `transformers` makes of null."""
+    not take a message without content either, which is what `transformers` makes of null. Without replies
+    that say nothing, for those templates that refuse them."""
     assert of.chat.facts is not None
+    if not of.chat.facts.empty_reply:
+        history = [message for message in history if not _empty(of, message)]
     if of.family.numbers_calls:
         return _numbered(history)
     if not of.chat.facts.string_arguments:
         return history
     return [message | {"content": message["content"] or ""} for message in as_clients_write(history)]
+
+
+def _empty(of: Model, message: Message) -> bool:
+    reasoning = of.chat.facts.reasoning and message.get(of.chat.facts.reasoning)
+    return message["role"] == "assistant" and not (
+        message["content"] or message.get("tool_calls") or reasoning
+    )
 
 
 def _numbered(history: list[Message]) -> list[Message]:

@@ -15,7 +15,13 @@ from agentserve.text.errors import TextError
 from agentserve.text.facts import TemplateFacts, TemplateMessage, probe
 from agentserve.text.frames import TOOL, Frames, learn, within_a_turn
 from agentserve.text.jinja import CompiledTemplate
-from agentserve.text.roles import late_system_into_user, results_with_names, user_into_tool
+from agentserve.text.roles import (
+    late_system_into_user,
+    results_with_names,
+    user_into_tool,
+    users_joined,
+    without_empty_replies,
+)
 from agentserve.text.steady import moves, steady
 from agentserve.text.template_sources import TemplateSources
 from tools_bridge.json_value import Json
@@ -76,6 +82,10 @@ class Chat:
         messages = merge_leading_system(messages, keeps_developer=self._knows("developer"))
         if not self.facts.system_later:
             messages = late_system_into_user(messages, consecutive_users=self.facts.consecutive_users)
+        if not self.facts.empty_reply:
+            messages = without_empty_replies(messages, shows_reasoning=bool(self.facts.reasoning))
+        if not self.facts.consecutive_users:
+            messages = users_joined(messages)
         if self.wrapper is not None:
             messages = hermes.wrap(
                 messages,

@@ -44,6 +44,7 @@ class TemplateFacts:
     null_content: bool  # beside tool calls
     list_content: bool
     consecutive_users: bool
+    empty_reply: bool  # a reply that says and calls nothing is no error
     result_names: bool  # it refuses a result without the name of what was called
     short_call_ids: bool  # Mistral's: exactly nine letters and digits
     reasoning: str  # the key of past reasoning that it shows; "": it shows none
@@ -73,6 +74,7 @@ def probe(render: Render) -> TemplateFacts:
         null_content=None in shown[way],
         list_content=_renders_list(render),
         consecutive_users=_shows(render, [_USER_MESSAGE, {"role": "user", "content": _VALUE}], _USER, _VALUE),
+        empty_reply=_takes(render, [_USER_MESSAGE, {"role": "assistant", "content": ""}, _USER_MESSAGE]),
         result_names=_takes(render, called) and not _takes(render, _nameless(called)),
         short_call_ids=way[0] == _SHORT_ID,
         reasoning=_reasoning_key(render, called),

@@ -26,6 +26,29 @@ def late_system_into_user(messages: Sequence[Message], *, consecutive_users: boo
     return told
 
 
+def users_joined(messages: Sequence[Message]) -> list[Message]:
+    """Users' messages beside each other become one: a client may send two, and an agent's server tells what
+    its user and its background tools say at once."""
+    told: list[Message] = []
+    for message in messages:
+        if told and message.role == told[-1].role == "user":
+            message = _joined(told.pop(), message)
+        told.append(message)
+    return told
+
+
+def without_empty_replies(messages: Sequence[Message], *, shows_reasoning: bool) -> list[Message]:
+    """A model may end its turn at once. What it thought before is something to be shown, where it is."""
+    return [
+        message
+        for message in messages
+        if message.role != "assistant"
+        or message.text
+        or message.calls
+        or (shows_reasoning and message.reasoning)
+    ]
+
+
 def user_into_tool(messages: Sequence[Message]) -> list[Message]:
     """What a user says right after tool results ends the last of them."""
     told: list[Message] = []

@@ -8,12 +8,14 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentserve.messages import unpack_tokens
 from tests.api_rig import Rig, hermes, served
 from tests.fakes import Script, ScriptedEngine, say
+from tests.mcp_rig import ADD, FakeMcp, server
 
 CALL = hermes("weather", '{"city": "Oslo"}')
 ANSWER = "It rains in Oslo."
@@ -187,4 +189,40 @@ async def test_vercel_ai_sdk(rig: Rig, base: str) -> None:
     assert first.startswith("step: stop, ")  # as OpenAI ends a call that was forced by name
     assert second.startswith("step: stop, ")
     assert " 0 cached" not in second
+    check_one_session(rig)
+
+
+@pytest.mark.parametrize("approval", ["never", "always"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openai_agents_with_an_mcp_server(approval: str, stream: bool) -> None:
+    """Its hosted MCP tool: this server lists and calls, the framework's callback approves."""
+    agents = pytest.importorskip("agents")
+    openai = pytest.importorskip("openai")
+    agents.set_tracing_disabled(True)
+    rig = scripted(hermes("add", '{"a": 1, "b": 2}'), "It is 3.")
+    mcp = FakeMcp(ADD)
+    rig = Rig(rig.engine, mcp=mcp)
+    asked: list[str] = []
+
+    def decide(request: Any) -> dict[str, Any]:
+        asked.append(request.data.name)
+        return {"approve": True}
+
+    tool = agents.HostedMCPTool(
+        tool_config=server(require_approval=approval),
+        on_approval_request=decide if approval == "always" else None,
+    )
+    async with served(rig.app) as url:
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        model = agents.OpenAIResponsesModel("tiny", client)
+        agent = agents.Agent(name="a", model=model, tools=[tool])
+        if stream:
+            result = agents.Runner.run_streamed(agent, "1 + 2?")
+            async for _ in result.stream_events():
+                pass
+        else:
+            result = await agents.Runner.run(agent, "1 + 2?")
+    assert result.final_output == "It is 3."
+    assert asked == (["add"] if approval == "always" else [])
+    assert mcp.calls == [("add", {"a": 1, "b": 2})]
     check_one_session(rig)

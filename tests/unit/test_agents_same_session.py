@@ -9,6 +9,7 @@ import pytest
 
 from agentserve.messages import unpack_tokens
 from agentserve.types import FinishReason
+from tests.agents_machine import Sleeper
 from tests.agents_rig import CALL, CANCEL, SESSIONS, TWO, Agent, check_events, created, message
 from tests.api_rig import TOOLS, Rig, settled, user
 from tests.fakes import Script, say
@@ -74,6 +75,51 @@ async def test_hints_have_receipts() -> None:
     await agent.give(first)
     await agent.give(second)
     await agent.until("idle")
+
+
+async def test_hints_before_the_first_turn_count_from_it_on() -> None:
+    time = Sleeper()
+    rig = Rig(wall=time.wall)
+    agent = await created(rig)
+    hints = {"priority": 9, "retain": 0.5, "deadline": 100, "expected_wait": -1, "nonsense": 1}
+    reply = (await rig.post(native(agent, "/hints"), hints)).json()
+    receipts = reply["receipts"]
+    assert reply["session_id"] == agent.id
+    assert {name: receipt["status"] for name, receipt in receipts.items()} == {
+        "priority": "clipped",
+        "retain": "deferred",
+        "deadline": "deferred",
+        "expected_wait": "rejected",
+        "nonsense": "rejected",
+    }
+    assert receipts["retain"]["reason"] == "counts from the session's first turn on"
+    time.pass_(40)
+    assert (await rig.post(native(agent, "/hints"), {"retain": None})).json()["receipts"]["retain"]
+    await agent.say("Hi", says="Hello.")
+    await agent.until("idle")
+    (session,) = rig.context.directory.sessions("default")
+    assert session.said.priority == 2
+    assert session.said.retain is None
+    assert session.said.wait.deadline is not None
+    assert session.said.wait.deadline - rig.context.clock.now() <= 60
+    assert (await rig.post(native(agent, "/hints"), {"priority": 1})).json()["receipts"]["priority"]
+    await agent.say("Again", says="Hello.")
+    await agent.until("idle")
+    assert session.said.priority == 1
+    gone = await rig.post("/agentserve/sessions/sess_none/hints", {"priority": 1})
+    assert gone.status_code == 404
+
+
+async def test_the_reply_to_a_message_names_its_turn() -> None:
+    rig = Rig()
+    agent = await created(rig, "Hello.")
+    path, body_ = f"{agent.path}/events", {"events": [message("Hi")]}
+    first = await rig.post(path, body_, {"idempotency-key": "one"})
+    await agent.until("idle")
+    again = await rig.post(path, body_, {"idempotency-key": "one"})
+    (turn,) = agent.history.turns
+    assert first.headers["x-turn-id"] == again.headers["x-turn-id"] == turn.id
+    assert (first.status_code, first.content) == (202, b"")
 
 
 async def test_a_fork_goes_its_own_way() -> None:

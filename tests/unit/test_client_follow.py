@@ -88,13 +88,31 @@ def test_a_turn_that_nothing_disturbs(past: Events) -> None:
     check(got, got)
 
 
-def test_cut_after_every_event(past: Events) -> None:
+def test_the_turn_of_another_client_is_passed_over(past: Events) -> None:
+    """It ran when the stream was opened, or began and ended before the message came."""
     whole = run(PastServer(past))
+    assert whole.result is not None
+    turn = whole.result.turn
+    name, _, first = past[0]["event_id"].rpartition("-")
+    other = json.loads(json.dumps(past).replace(turn, "turn_other").replace("msg_", "msg_0"))
+    for begin in (0, len(other) // 2):
+        both = [*other[begin:], *past]
+        told_ids = [{**event, "event_id": f"{name}-{int(first) + i}"} for i, event in enumerate(both)]
+        got = run(PastServer(told_ids, turn=turn))
+        assert (got.events, got.run, got.result) == (whole.events, whole.run, whole.result)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_cut_after_every_event(past: Events, named: bool) -> None:
+    whole = run(PastServer(past))
+    assert whole.result is not None
+    turn = whole.result.turn if named else None
+    assert run(PastServer(past, turn=turn)) == whole
     for cut in range(len(past) + 2):
-        assert run(PastServer(past, [cut])) == whole, cut
-    assert run(PastServer(past, [2] * len(past))) == whole  # and one event a connection
+        assert run(PastServer(past, [cut], turn=turn)) == whole, cut
+    assert run(PastServer(past, [2] * len(past), turn=turn)) == whole  # and one event a connection
     for cut in range(2, len(past), 3):
-        assert run(PastServer(past, [cut, 1, 3, 0])) == whole
+        assert run(PastServer(past, [cut, 1, 3, 0], turn=turn)) == whole
 
 
 def test_cut_after_every_byte_and_read_in_small_pieces(past: Events) -> None:

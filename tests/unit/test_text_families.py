@@ -244,3 +244,51 @@ def test_deepseek_is_told_its_tools_as_its_card_has_them(name: str, form: str, s
     )
     assert f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{form}<｜tool▁call▁end｜>" in shown
     assert shown.count("<｜User｜>hi") == 1
+
+
+CALLED = ["call_" + letter * 24 for letter in "abc"]
+
+
+def _calls(*ids: str) -> Message:
+    function = {"name": "weather", "arguments": "{}"}
+    made = [{"id": id_, "type": "function", "function": function} for id_ in ids]
+    return {"role": "assistant", "content": "", "tool_calls": made}
+
+
+def _results(*ids: str) -> list[Message]:
+    return [
+        {"role": "tool", "tool_call_id": id_, "content": "No result: the call was cancelled."} for id_ in ids
+    ]
+
+
+AFTER = {
+    "a cancel while a tool is waited for": [_calls(CALLED[0]), *_results(CALLED[0])],
+    "two of them": [
+        *(_calls(CALLED[0]), *_results(CALLED[0]), {"role": "user", "content": "And now?"}),
+        *(_calls(CALLED[1]), *_results(CALLED[1])),
+    ],
+    "a background result": [
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "[Result]"},
+    ],
+    "a reply that says nothing": [{"role": "assistant", "content": ""}],
+    "nothing but a thought": [{"role": "assistant", "content": "", "reasoning_content": "Hm."}],
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_an_agents_turn_leaves_is_taken_by_every_template(name: str) -> None:
+    """Whatever ended it, the user's next message is shown, and with it all that was said before."""
+    of = model(name)
+    for why, left in AFTER.items():
+        history: list[Message] = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "What first?"},
+            *left,
+            {"role": "user", "content": "What then?"},
+        ]
+        ids = of.chat.render(history, tools=[WEATHER])  # type: ignore[arg-type]
+        shown = of.tokenizer.decode(ids)
+        system = [] if name in MOVING else ["Be brief."]  # theirs may be gone behind results
+        for text in ("What first?", "What then?", *system, *(["[Result]"] if "result" in why else [])):
+            assert text in shown, why

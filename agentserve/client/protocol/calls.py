@@ -14,6 +14,7 @@ from agentserve.client.protocol.flow import Flow, JsonObject, Means, Pause, Repl
 SESSIONS = "/v1/agents/sessions"
 PAGE = 100
 IDEMPOTENCY = "idempotency-key"
+TURN = "x-turn-id"
 UNKNOWN_CALL = "Unknown pending tool call"
 UNKNOWN_CALL_PAUSES = (0.1, 0.3, 0.6, 1.0)  # a call may be told before it can be answered
 TOO_LONG = "The result is too long for the context."
@@ -94,12 +95,13 @@ def last_turn(session: str, means: Means) -> Flow[JsonObject | None]:
 # --- what is said to a session -------------------------------------------------------------
 
 
-def say(session: str, text: str | Sequence[str], means: Means) -> Flow[None]:
-    """A message, of one text or several; its turn has begun when this is through."""
+def say(session: str, text: str | Sequence[str], means: Means) -> Flow[str | None]:
+    """A message, of one text or several. The turn that has begun with it; None: this server names none."""
     texts = [text] if isinstance(text, str) else list(text)
     content = [{"type": "input_text", "text": part} for part in texts]
     event = {"type": "agent.session.input.message", "input": [{"role": "user", "content": content}]}
-    yield from asked(_keyed(path_of(session, "events"), {"events": [event]}, means), means)
+    reply = yield from asked(_keyed(path_of(session, "events"), {"events": [event]}, means), means)
+    return reply.headers.get(TURN)
 
 
 def cancel(session: str, means: Means) -> Flow[None]:

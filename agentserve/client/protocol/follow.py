@@ -78,10 +78,10 @@ class _Following:
         self._decoder = SseDecoder()
         self._delays: Delays = means.delays()
 
-    def run(self, say: Flow[None] | None) -> TurnFlow:
+    def run(self, say: Flow[str | None] | None) -> TurnFlow:
         yield from self._open()
         if say is not None:
-            yield from _plain(say)
+            self._reader.turn = yield from _plain(say)
         else:
             yield from self._resync()
         while self._reader.ended is None:

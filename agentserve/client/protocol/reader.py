@@ -59,10 +59,11 @@ class _Growing:
 
 
 class TurnReader:
-    """`turn`: its id; None: the next turn that begins is the one."""
+    """`turn`: its id; None: the next turn that begins. What comes before it begins is passed over."""
 
     def __init__(self, turn: str | None = None) -> None:
         self.turn = turn
+        self._started = False
         self.ended: told.TurnEnded | None = None
         self._items: dict[str, JsonObject] = {}  # that are done, in order: by id, or by call
         self._growing: dict[str, _Growing] = {}
@@ -99,13 +100,13 @@ class TurnReader:
             error = event["error"]
             if error.get("code") == LOST:
                 yield Resync()
-            elif self.turn is not None:
+            elif self._started:
                 yield told.ErrorTold(error.get("code"), str(error.get("message")))
-        elif kind == "turn.created" and self.turn is None:
+        elif kind == "turn.created" and not self._started and self.turn in (None, event["turn_id"]):
             yield from self._begun(event["turn_id"])
         elif kind in ("requires_action", "idle", "failed"):
             yield from self._session(kind, event["session"])
-        elif self.turn is None or event.get("turn_id") not in (self.turn, None) or kind in _NOTHING_NEW:
+        elif not self._started or event.get("turn_id") not in (self.turn, None) or kind in _NOTHING_NEW:
             return
         elif kind in _ENDS:
             yield from self._end(event["turn"], event.get("usage"))
@@ -119,11 +120,11 @@ class TurnReader:
             yield told.Other(type_, event)
 
     def _begun(self, turn: str) -> Iterator[Step]:
-        self.turn = turn
+        self.turn, self._started = turn, True
         yield told.TurnStarted(turn)
 
     def _session(self, kind: str, session: JsonObject) -> Iterator[Step]:
-        if self.turn is None:
+        if not self._started:
             return
         if kind == "requires_action":
             yield from self._required(session)
@@ -216,7 +217,7 @@ class TurnReader:
     def _resync(
         self, session: JsonObject, turn: JsonObject, items: Sequence[JsonObject], same_server: bool
     ) -> Iterator[Step]:
-        if self.turn is None:
+        if not self._started:
             yield from self._begun(turn["id"])
         for item in items:
             done = item.get("status") != "in_progress"

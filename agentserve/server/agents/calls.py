@@ -191,7 +191,7 @@ class Calls:
             await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 return ToolOutcome(error=timed_out(timeout))
-            return ToolOutcome(error=BROKE) if work.cancelled() else _bounded(work.result())
+            return ToolOutcome(error=BROKE) if work.cancelled() else bounded(work.result())
         except Exception:
             log.exception("the runner of %s tools failed", call.kind)
             return ToolOutcome(error=BROKE)
@@ -214,17 +214,25 @@ class Calls:
         self._means.teller.call_done(self._history, self._turn, call.call)
 
 
-def _bounded(outcome: ToolOutcome) -> ToolOutcome:
+def bounded(outcome: ToolOutcome) -> ToolOutcome:
+    """Of a tool that runs here: not too large, and text that can be sent and kept (half a surrogate pair
+    cannot)."""
     content = outcome.content
     size = len(content) if isinstance(content, str) else sum(len(str(part)) for part in content)
     if size > MOST_OUTPUT_CHARS:
         return ToolOutcome(error=TOO_LONG)
+    output, error = outcome.output, outcome.error
+    outcome = ToolOutcome(_whole(output) if isinstance(output, str) else output, error and _whole(error))
     try:
-        result_digest(content)
-    except ValueError as error:  # half a surrogate pair, parts that are none
-        log.warning("a tool returned what no model can read: %s", type(error).__name__)
+        result_digest(outcome.content)
+    except ValueError as wrong:  # parts that are none
+        log.warning("a tool returned what no model can read: %s", type(wrong).__name__)
         return ToolOutcome(error=BROKE)
     return outcome
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def _read(content: Output) -> ToolOutcome:

@@ -122,6 +122,20 @@ class SavedAgent(msgspec.Struct, frozen=True):
         return self.config.id
 
 
+class EarlyHint(msgspec.Struct, frozen=True):
+    """A field of hints as its client sent it, and when (Unix time)."""
+
+    value: object
+    at: float
+
+    def due(self, name: str, now: float) -> object:
+        """As if it were said at `now`. A wait is counted from the turn's end, a deadline from its word."""
+        seconds = self.value
+        if name == "deadline" and isinstance(seconds, int | float) and not isinstance(seconds, bool):
+            return max(0.0, seconds - (now - self.at))
+        return seconds
+
+
 class Head(msgspec.Struct, omit_defaults=True):
     """A session, but for what happened in it."""
 
@@ -132,6 +146,7 @@ class Head(msgspec.Struct, omit_defaults=True):
     active: float
     metadata: dict[str, str] = {}
     cache_ttl: str | None = None
+    hints: dict[str, EarlyHint] = {}  # said before its first turn
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -39,22 +39,25 @@ class McpTools:
         fresh = [server for server in servers if history.listing(server) is None]
         if not fresh:
             return []
-        found = await asyncio.gather(*(self._list(server) for server in fresh))
+        found = await self.ask(fresh)
         for server, listed in zip(fresh, found, strict=True):
             if server.required and isinstance(listed, str):
                 raise ServerMissing(f"{server.label}: {listed}")
         return _items(history, fresh, found, new_id)
 
+    async def ask(self, servers: Sequence[McpServer]) -> list[list[ListedTool] | str]:
+        """For each, its tools, or why there are none."""
+        return list(await asyncio.gather(*map(self._list, servers)))
+
     async def _list(self, server: McpServer) -> list[ListedTool] | str:
-        """Its tools, or why there are none."""
         try:
             listed = await self._mcp.list_tools(Place(server.url, server.headers), LIST_SECONDS)
             tools, left_out = await asyncio.to_thread(taken, listed, server.allowed)
         except McpFailed as error:
-            log.warning("agents: the tools of MCP server %r are not there: %s", server.label, error.fault)
+            log.warning("the tools of MCP server %r are not there: %s", server.label, error.fault)
             return str(error)
         if left_out:
-            log.warning("agents: %d tool(s) of MCP server %r are left out", left_out, server.label)
+            log.warning("%d tool(s) of MCP server %r are left out", left_out, server.label)
         return tools
 
     def settled(self, call: ToolCall) -> None:

@@ -28,7 +28,7 @@ REPLAYED = (b"idempotent-replayed", b"true")
 MOST_CHARS = 256  # of a key
 _ENDS = (DONE, b'data: {"type":"message_stop"}\n\n')  # of streams that tell of no error
 _FAILED = b"event: response.failed\n"  # of a stream that ends as others do
-_KEPT_HEADERS = frozenset({b"content-type", b"x-session-id", b"cache-control"})
+_KEPT_HEADERS = frozenset({b"content-type", b"x-session-id", b"x-turn-id", b"cache-control"})
 _STATE = "shared_run"  # of a request's state: what a route calls that shares its run
 
 Key = tuple[str, str, str | None, str | None]  # path, key, and whose it is: tenant and API key

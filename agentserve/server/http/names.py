@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SESSION_HEADER = "x-session-id"
 REQUEST_HEADER = "x-request-id"
+TURN_HEADER = "x-turn-id"  # of an agent's turn, in the reply to the message that began it
 FINAL_HEADERS = ("x-session-final", "x-dynamo-session-final")
 
 

@@ -24,6 +24,7 @@ from agentserve.server.http.agents.sessions import ask
 from agentserve.server.http.agents.shown import request_id
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.idempotency import HEADER
+from agentserve.server.http.names import TURN_HEADER
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sessions.results import MOST_RESULTS
@@ -32,7 +33,8 @@ from agentserve.server.sessions.transcript import result_digest
 
 
 async def send_events(request: Request) -> Response:
-    """Tool results or approvals, all of which are taken or none; or a cancel, a message, or both so."""
+    """Tool results or approvals, all of which are taken or none; or a cancel, a message, or both so. The
+    reply to a message names its turn."""
     context = context_of(request)
     limits = context.options.limits
     session_of(context, request)  # before the body is read: most mistakes are told early
@@ -57,11 +59,13 @@ async def send_events(request: Request) -> Response:
             texts = input_texts(message.input, place)
             check_text((text for each in texts for text in each), limits, place)
             key = request.headers.get(HEADER)
-            if key is not None and any(turn.key == key for turn in history.turns):
-                return Response(status_code=202)  # the answer was lost, and the server with it
-            if len(events) > 1:
+            known = (turn for turn in history.turns if key is not None and turn.key == key)
+            turn = next(known, None)  # the answer was lost, and the server with it
+            if turn is None and len(events) > 1:
                 await context.agents.cancel(history)
-            await ask(context, session_of(context, request), texts, key)
+            if turn is None:
+                turn = await ask(context, session_of(context, request), texts, key)
+            return Response(status_code=202, headers={TURN_HEADER: turn.id})
         case _:
             raise ApiError(
                 f"events: up to {MOST_RESULTS} tool results or approvals; or a cancel, a message, or both so",

@@ -16,6 +16,7 @@ from agentserve.server.http.agents.asked import chat_request
 from agentserve.server.http.chat_request import ChatJob, prepare_turns
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.known_errors import KNOWN, api_error
+from agentserve.server.http.said import heed
 from agentserve.server.http.sessions.results import Taken, hold
 from agentserve.server.http.sessions.taking import Incoming, turn_running, went_on
 from agentserve.server.sessions.advice import advise, park, settle, welcome_back
@@ -126,7 +127,19 @@ class ChatLine:
         job = await prepare_turns(context, self._tenant, asked, begin)
         for seat in job.seats:
             seat.keep_results()
+        self._heed_early(job.seats[0].lease.session)
         return ChatGeneration(context, job)
+
+    def _heed_early(self, session: Session) -> None:
+        """What its client said of the session before there was one counts from its first turn on."""
+        head, now = self._history.head, self._context.wall()
+        if not head.hints:
+            return
+        if session.committed:
+            head.hints = {}
+            self._context.agents.shelf.keep_head(self._history)
+            return
+        heed(self._context, session, {name: hint.due(name, now) for name, hint in head.hints.items()})
 
     async def hold(self, results: Mapping[str, Output]) -> object:
         session = self.session

@@ -52,7 +52,7 @@ def check_config(context: ServerContext, config: AgentConfig, tenant: str) -> No
     if not config.model:
         raise ApiError("model: missing", param="model", code="missing_required_parameter")
     for server in config.servers:
-        _check_server(context, server)
+        check_server(context, server)
     limits = context.options.limits
     fields = chat_request(config, [], first=True)
     context.check_model(fields.model)
@@ -64,7 +64,8 @@ def check_config(context: ServerContext, config: AgentConfig, tenant: str) -> No
     _check_webhooks(context, config, tenant)
 
 
-def _check_server(context: ServerContext, server: McpServer) -> None:
+def check_server(context: ServerContext, server: McpServer) -> None:
+    """Its address may be dialled, as far as that is known without asking anybody. ApiError."""
     where = f"tools: MCP server {server.label!r}"
     try:
         context.mcp.check(server.url)

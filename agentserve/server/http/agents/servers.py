@@ -163,7 +163,7 @@ def server_object(server: McpServer) -> JsonObject:
         "server_label": server.label,
         "transport": {"type": "http", "server_url": server.url.partition("?")[0], "headers": {}},
         "allowed_tools": None if server.allowed is None else list(server.allowed),
-        "require_approval": _shown_approval(server),
+        "require_approval": shown_approval(server),
         "connection_origin": "service",
         "credential_id": None,
         "request_metadata": {},
@@ -174,7 +174,7 @@ def server_object(server: McpServer) -> JsonObject:
     return shown
 
 
-def _shown_approval(server: McpServer) -> object:
+def shown_approval(server: McpServer) -> object:
     if not (server.approve or server.trusted):
         return "always" if server.approve_all else "never"
     lists = {"always": server.approve, "never": server.trusted}

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from agentserve.server.agents.history import History
 from agentserve.server.agents.office import Busy, TooManyTurns
-from agentserve.server.agents.records import AgentConfig, Head, new_id
+from agentserve.server.agents.records import AgentConfig, Head, Turn, new_id
 from agentserve.server.agents.remote import ServerMissing
 from agentserve.server.agents.shelf import Full
 from agentserve.server.errors import ApiError, json_response
@@ -78,11 +78,11 @@ async def create_session(request: Request) -> Response:
 
 async def ask(
     context: ServerContext, history: History, texts: list[list[str]], key: str | None = None
-) -> None:
+) -> Turn:
     """Begin a turn. ApiError."""
     await context.check_storage()
     try:
-        await context.agents.ask(history, texts, key)
+        return await context.agents.ask(history, texts, key)
     except Busy:
         raise ApiError(
             "A turn of this session is running.",

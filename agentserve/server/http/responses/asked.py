@@ -6,16 +6,20 @@ history: with the same text and calls in the same order as it was said, so that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agentserve.server.agents.texts import NO_RESULT
 from agentserve.server.errors import ApiError
+from agentserve.server.http.responses import mcp_items
 from agentserve.server.http.responses.schemas import ResponsesRequest, TextFormat
 from agentserve.server.http.responses.thoughts import Room, unpacked
 from agentserve.server.http.responses.tools import Toolbox, flat_name
 from agentserve.server.http.schemas import ChatRequest, JsonSchemaFormat, NamedChoice, ResponseFormat
 from agentserve.server.limits import INT64_MAX
 from agentserve.server.text_port import JsonObject
+
+_CALLS = ("function_call", mcp_items.CALL, mcp_items.REQUEST)
 
 
 @dataclass(slots=True)
@@ -25,6 +29,8 @@ class _Said:
     texts: list[str] = field(default_factory=list)
     calls: list[JsonObject] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
+    results: list[JsonObject] = field(default_factory=list)  # of calls that this server made
+    step: str | None = None  # of its calls, where they were about MCP servers' tools
 
     def __bool__(self) -> bool:
         return bool(self.texts or self.calls or self.thoughts)
@@ -40,14 +46,16 @@ class _Said:
 
 
 def messages_of(
-    runs: Sequence[Sequence[JsonObject]], room: Room | None = None
+    runs: Sequence[Sequence[JsonObject]], room: Room | None = None, names: mcp_items.Names | None = None
 ) -> tuple[list[JsonObject], list[int]]:
     """The chat messages of items, and for each the place of its first item, counted over all runs.
 
     A run is one response's input, or its output: what is said in two of them is never one message.
     `room`: for the reasoning that is packed in them.
     """
-    reader = _Reader(room)
+    made = {item.get("approval_request_id") for run in runs for item in run if item["type"] == mcp_items.CALL}
+    said = mcp_items.answers(item for run in runs for item in run)
+    reader = _Reader(room, names or {}, made, said)
     place = 0
     for run in runs:
         for item in run:
@@ -76,16 +84,31 @@ def _behind_their_calls(
 
 
 class _Reader:
-    def __init__(self, room: Room | None) -> None:
+    def __init__(
+        self,
+        room: Room | None,
+        names: mcp_items.Names,
+        made: Collection[str | None],
+        decisions: Mapping[str, JsonObject],
+    ) -> None:
+        """`made`: requests for approval whose calls were made; `decisions`: what was said to them."""
         self.messages: list[JsonObject] = []
         self.places: list[int] = []
         self._room = room
+        self._names = names
+        self._made = made
+        self._decisions = decisions
         self._said = _Said()
         self._since = 0
 
     def take(self, item: JsonObject, place: int) -> None:
         kind = item["type"]
-        if kind == "function_call_output":
+        if kind in (mcp_items.LISTING, mcp_items.RESPONSE):
+            return
+        if kind == mcp_items.CALL and item["approval_request_id"] is not None:  # asked for before
+            self.flush()
+            self._results(_results_of(item), place)
+        elif kind == "function_call_output":
             self.flush()
             self._add(_result(item), place)
         elif kind == "message" and item["role"] != "assistant":
@@ -95,9 +118,15 @@ class _Reader:
             self._say(item, place)
 
     def flush(self) -> None:
-        if self._said:
-            self._add(self._said.message(), self._since)
+        said = self._said
+        if said:
             self._said = _Said()
+            self._add(said.message(), self._since)
+            self._results(said.results, self._since)
+
+    def _results(self, results: Sequence[JsonObject], place: int) -> None:
+        for result in results:
+            self._add(result, place)
 
     def _add(self, message: JsonObject, place: int) -> None:
         self.messages.append(message)
@@ -105,8 +134,11 @@ class _Reader:
 
     def _say(self, item: JsonObject, place: int) -> None:
         said = self._said
-        # Nothing can come between calls and their results, so what follows a call goes with it.
-        if item["type"] != "function_call" and said.texts and not said.calls:
+        # Nothing can come between calls and their results, so what follows a call goes with it: unless
+        # this server made the call, for then the model goes on.
+        calls = item["type"] in _CALLS
+        over = said.step is not None and not (calls and mcp_items.step_of(item) == said.step)
+        if over or (not calls and said.texts and not said.calls):
             self.flush()
             said = self._said
         if not said:
@@ -115,8 +147,31 @@ class _Reader:
             said.texts.append("".join(_part_text(part) for part in item["content"]))
         elif item["type"] == "reasoning":
             said.thoughts += _thoughts(item, self._room)
-        else:
+        elif item["type"] == "function_call":
             said.calls.append(_call(item))
+        else:
+            said.calls.append(mcp_items.chat_call(item, self._names))
+            said.step = mcp_items.step_of(item)
+            if item["type"] == mcp_items.CALL:
+                said.results += _results_of(item)
+            elif item["id"] not in self._made:
+                said.results.append(_tool(item, self._instead(item["id"])))
+
+    def _instead(self, request: str) -> str:
+        """What is read of a call that was asked for and not made."""
+        decision = self._decisions.get(request)
+        if decision is None or decision["approve"]:
+            return mcp_items.UNDECIDED
+        return f"{mcp_items.DENIED} {decision['reason'] or ''}".rstrip()
+
+
+def _results_of(item: JsonObject) -> list[JsonObject]:
+    result = mcp_items.result_of(item, NO_RESULT)
+    return [] if result is None else [_tool(item, result)]
+
+
+def _tool(item: JsonObject, content: str) -> JsonObject:
+    return {"role": "tool", "tool_call_id": mcp_items.call_id(item), "content": content}
 
 
 def _call(item: JsonObject) -> JsonObject:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +23,7 @@ from agentserve.server.http.responses.job import TOO_LONG, Job, turn_job, warmin
 from agentserve.server.http.responses.live import EVENT_SECONDS, Live
 from agentserve.server.http.responses.making import Making
 from agentserve.server.http.responses.plan import Plan, planned
+from agentserve.server.http.responses.rounds import Rounds
 from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sse import DONE, KEEP_ALIVE, StreamForm, unless_gone
@@ -48,8 +50,8 @@ async def create_response(request: Request) -> Response:
     except BaseException:
         plan.hold.release()
         raise
-    making = Making(context, plan, job)
-    headers = {} if job.session is None else {SESSION_HEADER: job.session}
+    making = Making(context, plan, job, _rounds(context, request, plan))
+    headers = {} if job is None or job.session is None else {SESSION_HEADER: job.session}
     try:
         if body.background:
             return await _in_background(context, request, making, headers)
@@ -90,11 +92,19 @@ async def _body(context: ServerContext, request: Request) -> ResponsesRequest:
     return body
 
 
-async def _job(context: ServerContext, request: Request, plan: Plan) -> Job:
+def _rounds(context: ServerContext, request: Request, plan: Plan) -> Rounds:
+    shorten = plan.body.truncation == "auto"
+    return Rounds(context, plan, partial(turn_job, context, request, shorten=shorten))
+
+
+async def _job(context: ServerContext, request: Request, plan: Plan) -> Job | None:
+    """Its first turn; None: calls that were approved come before."""
     if plan.keeps:
         context.check_stored(plan.hold.tenant)
         await context.off_loop(_check_size, plan, context.responses.shelf.largest)
         await context.responses.ready()
+    if plan.approved and not plan.body.prewarm:
+        return None
     if plan.body.prewarm:
         return await warming_job(context, request, plan.fields)
     return await turn_job(context, request, plan.fields, shorten=plan.body.truncation == "auto")
@@ -160,7 +170,7 @@ class _Alive:
 
 
 async def _failed(context: ServerContext, request: Request, plan: Plan, error: ApiError) -> Response:
-    making = Making(context, plan, None)  # from here on it has the claim
+    making = Making(context, plan, None, _rounds(context, request, plan))  # from here on it has the claim
 
     async def frames() -> AsyncGenerator[bytes, None]:
         yield b"".join(map(event_frame, await making.failed(error))) + DONE

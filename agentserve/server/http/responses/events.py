@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from agentserve.messages import Token
+from agentserve.messages import Token, TurnUsage
 from agentserve.server.errors import ApiError
-from agentserve.server.http.responses.items import NewId
+from agentserve.server.http.responses.item_fields import NewId
+from agentserve.server.http.responses.mcp_events import ARGUMENTS, McpEvents, call_item
+from agentserve.server.http.responses.mcp_items import CALL, REQUEST
 from agentserve.server.http.responses.shown import error_object, usage
 from agentserve.server.http.responses.thoughts import packed
 from agentserve.server.http.responses.tools import Toolbox
@@ -19,6 +21,7 @@ from agentserve.server.sessions.answer import CallDelta, Delta, Outcome
 from agentserve.server.text_port import JsonObject
 from agentserve.types import FinishReason
 
+_CALLS = ("function_call", CALL, REQUEST)
 Logprobs = Callable[[Sequence[Token]], list[JsonObject]]
 
 
@@ -57,6 +60,10 @@ class Fold:
         self._pieces: list[str] = []  # of its text
         self._probs: list[JsonObject] = []  # of its tokens
         self._broken = False  # it is a call that is not to be run
+        self._reasoning = 0  # tokens
+        self._turns: list[TurnUsage] = []  # of model calls that are over
+        self._first = 0  # the place of the first item of the one under way
+        self.mcp = McpEvents(self._event, self._output, new_id)
 
     # --- the response ----------------------------------------------------------------
 
@@ -91,24 +98,42 @@ class Fold:
 
     def finish(self, outcome: Outcome, now: int) -> list[JsonObject]:
         """The last items' ends. The response is complete then; `ended` tells so."""
+        events = self.said(outcome)
+        self.complete(outcome, now)
+        return events
+
+    def said(self, outcome: Outcome) -> list[JsonObject]:
+        """A model call is over: the ends of its items, but for calls that this server makes now."""
         cut = outcome.reason is FinishReason.LENGTH
         events: list[JsonObject] = []
-        if self._open is None and not self._output and not cut:
+        if self._open is None and len(self._output) == self._first and not cut:
             events += self._say("", ())
-        broken = any(not call.complete for call in outcome.calls)
         partial = cut
-        if self._open is not None and self._open["type"] == "function_call":
+        if self._open is not None and self._open["type"] in _CALLS:
             partial = not outcome.calls[-1].complete
         events += self._close("incomplete" if partial else "completed")
-        self.response["usage"] = usage(
-            outcome.usage, generated=outcome.usage.generated, reasoning=outcome.reasoning_tokens
-        )
+        if not outcome.has_calls:
+            events += self.mcp.cut_off()
+        self._turns.append(outcome.usage)
+        self._reasoning += outcome.reasoning_tokens
+        self._first = len(self._output)
+        self.response["usage"] = usage(self._turns, reasoning=self._reasoning)
+        return events
+
+    @property
+    def generated(self) -> int:
+        """Tokens, of all model calls that are over."""
+        return sum(turn.generated for turn in self._turns)
+
+    def complete(self, outcome: Outcome, now: int, *, cut: bool = False) -> None:
+        """`outcome`: of the last model call; `cut`: another one would have too few tokens."""
+        cut = cut or outcome.reason is FinishReason.LENGTH
+        broken = any(not call.complete for call in outcome.calls)
         if cut:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         elif broken:
             self.response["incomplete_details"] = {"reason": "function_call_cut"}
         self._complete("incomplete" if cut or broken else "completed", now)
-        return events
 
     def prewarmed(self, used: JsonObject, now: int) -> None:
         """Its prompt was computed; it says nothing."""
@@ -142,6 +167,8 @@ class Fold:
     def again(self, item: JsonObject) -> list[JsonObject]:
         """The events of an item that was made before, its text in one piece."""
         kind = item["type"]
+        if kind.startswith("mcp_"):
+            return self.mcp.again(item)
         bare = {**item, "arguments": ""} if kind == "function_call" else {**item, "content": []}
         if kind == "reasoning":
             text = "".join(part["text"] for part in item.get("content") or ())
@@ -206,30 +233,20 @@ class Fold:
         events: list[JsonObject] = []
         for call in calls:
             if call.id is not None:
-                item: JsonObject = {
-                    "id": self._new_id("fc"),
-                    "type": "function_call",
-                    "status": "in_progress",
-                    "call_id": call.id,
-                    **self._box.told(call.name or ""),
-                    "arguments": "",
-                }
-                events += self._begin(item)
+                events += self._begin(call_item(self._box, call, self._new_id, len(self._turns)))
             if call.arguments:
                 self._pieces.append(call.arguments)
-                events.append(self._of_item("response.function_call_arguments.delta", delta=call.arguments))
+                kind = ARGUMENTS.get((self._open or {}).get("type", ""))
+                if kind is not None:
+                    events.append(self._of_item(f"{kind}.delta", delta=call.arguments))
             self._broken = call.broken
         return events
 
     def _begin(self, item: JsonObject) -> list[JsonObject]:
         events = self._close("incomplete" if self._broken else "completed")
-        self._output.append(item)
         self._open = item
         self._pieces, self._probs, self._broken = [], [], False
-        events.append(
-            self._event("response.output_item.added", output_index=len(self._output) - 1, item=_copy(item))
-        )
-        return events
+        return events + self.mcp.begin(item)
 
     def _close(self, status: str) -> list[JsonObject]:
         """The open item's text is whole."""
@@ -238,23 +255,30 @@ class Fold:
             return []
         text = "".join(self._pieces)
         events = self._last_words(item, text)
+        self._open = None
+        if item["type"] == REQUEST:
+            return self.mcp.whole(item)
+        if item["type"] == CALL and status == "completed":
+            return events  # until it has its result
         if item["type"] == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": text}]
             if self._packs:
                 item["encrypted_content"] = packed(text)
         else:
             item["status"] = status
-        events.append(
-            self._event("response.output_item.done", output_index=len(self._output) - 1, item=_copy(item))
-        )
-        self._open = None
-        return events
+        return [*events, self.mcp.done(item)]
 
     def _last_words(self, item: JsonObject, text: str) -> list[JsonObject]:
         if item["type"] == "reasoning":
             return [self._of_part("response.reasoning_text.done", text=text)]
-        if item["type"] == "function_call":
+        if item["type"] in _CALLS:
             item["arguments"] = text
+            if item["type"] != "function_call":
+                return (
+                    []
+                    if item["type"] == REQUEST
+                    else [self._of_item(f"{ARGUMENTS[CALL]}.done", arguments=text)]
+                )
             return [self._of_item("response.function_call_arguments.done", name=item["name"], arguments=text)]
         part: JsonObject = {
             "type": "output_text",

@@ -11,15 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.responses.item_fields import NewId, broken, name, own_id, status, text
+from agentserve.server.http.responses.mcp_items import READERS as MCP_READERS
 from agentserve.server.text_port import JsonObject
 from agentserve.text.conversation import unread
 
-NewId = Callable[[str], str]
-"""A fresh id with a prefix: msg, fc, fco, rs."""
-
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
-_MOST_ID_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ def read_input(
             continue
         places.append(place)
         if reader is None:
-            items.append(Reference(_name(item, "id", place)))
+            items.append(Reference(name(item, "id", place)))
         else:
             items.append(reader(item, place, new_id))
     return Given(tuple(items), tuple(places), tuple(skipped))
@@ -74,20 +72,20 @@ def _kind(item: JsonObject, place: str) -> str:
             return "message"
         if "id" in item:
             return "item_reference"
-        raise _broken(f"{place}.type", "an item needs a type, or a role and content")
+        raise broken(f"{place}.type", "an item needs a type, or a role and content")
     if not isinstance(kind, str):
-        raise _broken(f"{place}.type", "must be a string")
+        raise broken(f"{place}.type", "must be a string")
     return kind
 
 
 def _message(item: JsonObject, place: str, new_id: NewId) -> JsonObject:
     role = item.get("role")
     if role not in ROLES:
-        raise _broken(f"{place}.role", f"unknown role {str(role)[:40]!r}, expected one of {', '.join(ROLES)}")
+        raise broken(f"{place}.role", f"unknown role {str(role)[:40]!r}, expected one of {', '.join(ROLES)}")
     kept: JsonObject = {
-        "id": _own_id(item, place, "msg", new_id),
+        "id": own_id(item, place, "msg", new_id),
         "type": "message",
-        "status": _status(item),
+        "status": status(item),
         "role": role,
         "content": _content(item.get("content"), f"{place}.content", says=role == "assistant"),
     }
@@ -101,24 +99,24 @@ def _content(content: object, place: str, *, says: bool) -> list[JsonObject]:
     if isinstance(content, str):
         content = [{"type": "output_text" if says else "input_text", "text": content}]
     if not isinstance(content, list):
-        raise _broken(place, "must be a string or a list of parts")
+        raise broken(place, "must be a string or a list of parts")
     return [_part(part, f"{place}[{index}]", says=says) for index, part in enumerate(content)]
 
 
 def _part(part: object, place: str, *, says: bool) -> JsonObject:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(part, dict) and kind == "refusal":
-        return {"type": "refusal", "refusal": _text(part, "refusal", place)}
+        return {"type": "refusal", "refusal": text(part, "refusal", place)}
     if not isinstance(part, dict) or kind not in _TEXT_PARTS:
-        raise _broken(
+        raise broken(
             f"{place}.type",
             f"content of type {str(kind)[:40]!r} is not supported, only text is",
             "unsupported_content",
         )
-    text = _text(part, "text", place)
+    words = text(part, "text", place)
     if not says:
-        return {"type": "input_text", "text": text}
-    kept: JsonObject = {"type": "output_text", "text": text, "annotations": []}
+        return {"type": "input_text", "text": words}
+    kept: JsonObject = {"type": "output_text", "text": words, "annotations": []}
     if isinstance(part.get("logprobs"), list):
         kept["logprobs"] = part["logprobs"]
     return kept
@@ -129,17 +127,17 @@ def _function_call(item: JsonObject, place: str, new_id: NewId) -> JsonObject:
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
     if arguments is not None and not isinstance(arguments, str):
-        raise _broken(f"{place}.arguments", "must be a string of JSON")
+        raise broken(f"{place}.arguments", "must be a string of JSON")
     kept: JsonObject = {
-        "id": _own_id(item, place, "fc", new_id),
+        "id": own_id(item, place, "fc", new_id),
         "type": "function_call",
-        "status": _status(item),
-        "call_id": _name(item, "call_id", place),
-        "name": _name(item, "name", place),
+        "status": status(item),
+        "call_id": name(item, "call_id", place),
+        "name": name(item, "name", place),
         "arguments": arguments or "",
     }
     if item.get("namespace") is not None:
-        kept["namespace"] = _name(item, "namespace", place)
+        kept["namespace"] = name(item, "namespace", place)
     return kept
 
 
@@ -148,10 +146,10 @@ def _function_call_output(item: JsonObject, place: str, new_id: NewId) -> JsonOb
     if not isinstance(output, str):
         output = _output(output, f"{place}.output")
     return {
-        "id": _own_id(item, place, "fco", new_id),
+        "id": own_id(item, place, "fco", new_id),
         "type": "function_call_output",
-        "status": _status(item),
-        "call_id": _name(item, "call_id", place),
+        "status": status(item),
+        "call_id": name(item, "call_id", place),
         "output": output,
     }
 
@@ -170,14 +168,14 @@ def _told(part: object) -> object:
 
 def _reasoning(item: JsonObject, place: str, new_id: NewId) -> JsonObject:
     kept: JsonObject = {
-        "id": _own_id(item, place, "rs", new_id),
+        "id": own_id(item, place, "rs", new_id),
         "type": "reasoning",
         "summary": _texts(item.get("summary"), f"{place}.summary", "summary_text"),
     }
     if item.get("content") is not None:
         kept["content"] = _texts(item["content"], f"{place}.content", "reasoning_text")
     if item.get("encrypted_content") is not None:
-        kept["encrypted_content"] = _text(item, "encrypted_content", place)
+        kept["encrypted_content"] = text(item, "encrypted_content", place)
     return kept
 
 
@@ -185,13 +183,13 @@ def _texts(parts: object, place: str, kind: str) -> list[JsonObject]:
     if parts is None:
         return []
     if not isinstance(parts, list):
-        raise _broken(place, "must be a list of parts")
+        raise broken(place, "must be a list of parts")
     kept: list[JsonObject] = []
     for index, part in enumerate(parts):
         here = f"{place}[{index}]"
         if not isinstance(part, dict):
-            raise _broken(here, "an object is expected")
-        kept.append({"type": kind, "text": _text(part, "text", here)})
+            raise broken(here, "an object is expected")
+        kept.append({"type": kind, "text": text(part, "text", here)})
     return kept
 
 
@@ -200,30 +198,5 @@ _READERS: dict[str, Callable[[JsonObject, str, NewId], JsonObject]] = {
     "function_call": _function_call,
     "function_call_output": _function_call_output,
     "reasoning": _reasoning,
+    **MCP_READERS,
 }
-
-
-def _own_id(item: JsonObject, place: str, prefix: str, new_id: NewId) -> str:
-    return new_id(prefix) if item.get("id") is None else _name(item, "id", place)
-
-
-def _status(item: JsonObject) -> str:
-    return "incomplete" if item.get("status") == "incomplete" else "completed"
-
-
-def _name(item: JsonObject, key: str, place: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str) or not 1 <= len(value) <= _MOST_ID_CHARS:
-        raise _broken(f"{place}.{key}", f"must be a string of 1 to {_MOST_ID_CHARS} characters")
-    return value
-
-
-def _text(item: JsonObject, key: str, place: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise _broken(f"{place}.{key}", "must be a string")
-    return value
-
-
-def _broken(param: str, problem: str, code: str = "invalid_value") -> ApiError:
-    return ApiError(f"{param}: {problem}", param=param, code=code)

@@ -17,6 +17,7 @@ from agentserve.server.http.responses.diagnostics import Compared, diagnosed, fa
 from agentserve.server.http.responses.events import Fold, Logprobs
 from agentserve.server.http.responses.job import Job
 from agentserve.server.http.responses.plan import Plan
+from agentserve.server.http.responses.rounds import Rounds
 from agentserve.server.http.responses.shelf import Kept
 from agentserve.server.http.responses.shown import response_object, usage
 from agentserve.server.sessions.answer import Delta, Outcome
@@ -32,9 +33,10 @@ log = logging.getLogger(__name__)
 class Making:
     """From a plan and its turn to the events of the response. Its end is told once it is kept."""
 
-    def __init__(self, context: ServerContext, plan: Plan, job: Job | None) -> None:
-        """`job` None: it has failed before it could begin."""
+    def __init__(self, context: ServerContext, plan: Plan, job: Job | None, rounds: Rounds) -> None:
+        """`job` None: it has failed before it could begin, or begins with calls that were approved."""
         self.plan = plan
+        self._rounds = rounds
         self._context = context
         self._job = job
         self._desk = context.responses
@@ -62,6 +64,10 @@ class Making:
             packs_reasoning="reasoning.encrypted_content" in (body.include or ()),
         )
         self.error: ApiError | None = None  # why it failed
+        self._begun = self._spoke = False  # its first events were told, all of them
+        self._ids = array("i")  # of its last prompt and the reply
+        self._said: Outcome | None = None  # what its last turn came to
+        self._owed = False  # its session waits for results that nobody else brings
         self._upto = conversation.next if conversation is not None else 0
 
     def close(self) -> None:
@@ -71,6 +77,8 @@ class Making:
         self._open = False
         if self._job is not None:
             self._job.rollback()
+            if self._owed:
+                self._rounds.let_go(self._job.session)
         self.plan.hold.release()
 
     async def events(self, *, begun: bool = False) -> AsyncGenerator[list[JsonObject], None]:
@@ -78,36 +86,86 @@ class Making:
 
         `begun`: some were told already.
         """
-        fold, ids = self.fold, array("i")
-        assert self._job is not None
+        self._begun = begun
+        fold = self.fold
         try:
-            async with aclosing(self._context.runner.choices([self._job.specs])) as pieces:
-                async for _, piece in pieces:
-                    if isinstance(piece, Started):
-                        yield fold.in_progress() if begun else fold.created() + fold.in_progress()
-                        begun = True
-                    elif isinstance(piece, Delta):
-                        if piece and not self.plan.body.prewarm:
-                            yield fold.delta(piece)
-                    else:
-                        self._committed = True
-                        ids = self._job.prompt + array("i", piece.ids)
-                        yield self._finished(piece)
+            async with aclosing(self._all_turns()) as all_events:
+                async for events in all_events:
+                    yield events
         except Exception as error:
             told = api_error(error)
-            if told is None and not begun:
+            if told is None and not self._begun:
                 raise
             if told is None:
                 log.exception("a response failed")
                 told = ApiError("Internal error.", status=500, code="internal_error")
-            if not begun:
+            if not self._begun:
                 raise told from None
             self._fail(told)
         await self._keep_or_fail()
-        if self.error is None and ids:
-            compared = Compared(ids, len(self._job.prompt), facts_of(fold.response))
+        if self.error is None and self._ids and self._job is not None:
+            compared = Compared(self._ids, len(self._job.prompt), facts_of(fold.response))
             self._desk.remember(self.plan.hold.tenant, fold.response["id"], compared)
         yield fold.ended()
+
+    async def _all_turns(self) -> AsyncGenerator[list[JsonObject], None]:
+        """Model calls, and between them the calls of tools that this server makes."""
+        fold, rounds = self.fold, self._rounds
+        if self._job is None:
+            yield self._first_words()
+            yield [event for request in self.plan.approved for event in fold.mcp.approved(request)]
+            yield await self._called(goes_on=True)
+        while True:
+            async with aclosing(self._turn()) as all_events:
+                async for events in all_events:
+                    yield events
+            said, calls = self._said, fold.mcp.open
+            if said is None or not calls:
+                return
+            spent = rounds.left(fold.generated) == 0
+            goes_on = len(calls) == len(said.calls) and not spent
+            yield await self._called(goes_on=goes_on)
+            if not goes_on:
+                self._owed = spent  # else its client brings the other results
+                fold.complete(said, int(self._context.wall()), cut=spent)
+                return
+
+    async def _called(self, *, goes_on: bool) -> list[JsonObject]:
+        """The open calls are made; with their results the next turn is leased, where it `goes_on`. Their
+        ends are told then: a result that does not fit becomes another one."""
+        fold, rounds = self.fold, self._rounds
+        names = [item["id"] for item in fold.mcp.open]
+        for name, outcome in zip(names, await rounds.run(fold.mcp.open), strict=True):
+            fold.mcp.put(name, outcome)
+        if goes_on:
+            session = None if self._job is None else self._job.session
+            self._job = await rounds.next(fold.response["output"], names, session, fold.generated)
+            fold.response["session_id"] = self._job.session
+        return [event for name in names for event in fold.mcp.ran(name)]
+
+    async def _turn(self) -> AsyncGenerator[list[JsonObject], None]:
+        assert self._job is not None
+        self._said = None
+        async with aclosing(self._context.runner.choices([self._job.specs])) as pieces:
+            async for _, piece in pieces:
+                if isinstance(piece, Started):
+                    yield self._first_words()
+                elif isinstance(piece, Delta):
+                    if piece and not self.plan.body.prewarm:
+                        yield self.fold.delta(piece)
+                else:
+                    self._committed = True
+                    self._ids = self._job.prompt + array("i", piece.ids)
+                    yield self._finished(piece)
+
+    def _first_words(self) -> list[JsonObject]:
+        """What is told before all else, once."""
+        if self._spoke:
+            return []
+        self._spoke = True
+        events = [] if self._begun else self.fold.created()
+        self._begun = True
+        return [*events, *self.fold.in_progress(), *self.fold.mcp.listed(self.plan.listings)]
 
     async def failed(self, error: ApiError) -> list[JsonObject]:
         """All events of a response that could not begin."""
@@ -158,11 +216,17 @@ class Making:
         )
 
     def _finished(self, outcome: Outcome) -> list[JsonObject]:
-        now = int(self._context.wall())
+        """A turn is over: so is the response, unless this server has calls to make."""
+        now, fold = int(self._context.wall()), self.fold
         if self.plan.body.prewarm:
-            self.fold.prewarmed(usage(outcome.usage, generated=0), now)
+            fold.prewarmed(usage([outcome.usage], generated=0), now)
             return []
-        return self.fold.finish(outcome, now)
+        events = fold.said(outcome)
+        self._said = outcome
+        self._owed = bool(fold.mcp.open)
+        if not self._owed:
+            fold.complete(outcome, now)
+        return events
 
     def _fail(self, error: ApiError) -> None:
         self.error = error

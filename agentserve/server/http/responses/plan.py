@@ -14,6 +14,8 @@ from agentserve.server.http.responses.conversations import Conversation, Entry, 
 from agentserve.server.http.responses.desk import Desk, new_id
 from agentserve.server.http.responses.hold import Hold
 from agentserve.server.http.responses.items import read_input
+from agentserve.server.http.responses.mcp_items import undone
+from agentserve.server.http.responses.mcp_plan import check_approvals, with_servers
 from agentserve.server.http.responses.references import not_found, resolved
 from agentserve.server.http.responses.schemas import ResponsesRequest
 from agentserve.server.http.responses.shelf import Kept
@@ -43,9 +45,13 @@ class Plan:
     body: ResponsesRequest
     box: Toolbox
     items: list[JsonObject]  # the request's own
+    places: list[str]
     fields: ChatRequest
     where: tuple[str | None, ...]  # of each message, its place in the request
     hold: Hold
+    earlier: list[list[JsonObject]]  # runs of items that were there before
+    listings: list[JsonObject]  # items: tools of MCP servers that were asked for them now
+    approved: list[JsonObject]  # requests for approval whose calls are to be made now
 
     @property
     def parent(self) -> Kept | None:
@@ -106,7 +112,6 @@ async def planned(context: ServerContext, tenant: str, body: ResponsesRequest, *
 async def _read(context: ServerContext, body: ResponsesRequest, hold: Hold) -> Plan:
     desk, limits = context.responses, context.options.limits
     box = read_tools(body.tools)
-    choice = read_choice(body.tool_choice, box)
     given = await context.off_loop(read_input, body.input, new_id, most=limits.messages)
     for kind in sorted({*box.skipped, *given.skipped}):
         log.warning("responses: tools and items of type %r are skipped", kind)
@@ -120,11 +125,16 @@ async def _read(context: ServerContext, body: ResponsesRequest, hold: Hold) -> P
     room = Room(limits.expanded_bytes)
     once = conversation is not None
     items, places = await resolved(context, hold.tenant, given, known, room, once=once)
-    messages, where = await _messages(context, hold.tenant, body, [*earlier, items], places, room=room)
+    said = [item for run in earlier for item in run]
+    check_approvals(said, items, places)
+    box, listings = await with_servers(context, box, [*said, *items])
+    choice = read_choice(body.tool_choice, box)
+    messages, where = await messages_for(context, box, body, [*earlier, items], places, room=room)
     last = hold.session
     alive = last is not None and context.directory.get(hold.tenant, last) is not None
     fields = chat_request(body, box, choice, messages, last if alive else None)
-    return Plan(body, box, items, fields, where, hold)
+    approved = undone([*said, *items])
+    return Plan(body, box, items, places, fields, where, hold, earlier, listings, approved)
 
 
 def check(body: ResponsesRequest) -> None:
@@ -189,18 +199,19 @@ def runs_of(chain: Sequence[Kept], conversations: Mapping[str, Sequence[Entry]])
     return runs
 
 
-async def _messages(
+async def messages_for(
     context: ServerContext,
-    tenant: str,
+    box: Toolbox,
     body: ResponsesRequest,
     runs: list[list[JsonObject]],
     places: list[str],
     *,
     room: Room,
 ) -> tuple[list[JsonObject], tuple[str | None, ...]]:
-    messages, firsts = await context.off_loop(messages_of, runs, room)
-    earlier = sum(map(len, runs[:-1]))
-    where: list[str | None] = [None if first < earlier else places[first - earlier] for first in firsts]
+    """The messages of items, and where each is in the request: `places` are those of the last items."""
+    messages, firsts = await context.off_loop(messages_of, runs, room, box.remote_names)
+    earlier = sum(map(len, runs)) - len(places)
+    where: list[str | None] = [places[first - earlier] if first >= earlier else None for first in firsts]
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
         where.insert(0, "instructions")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agentserve.messages import TurnUsage
 from agentserve.server.errors import ApiError
 from agentserve.server.http.responses.schemas import ResponsesRequest
@@ -78,16 +80,20 @@ def _format(body: ResponsesRequest) -> JsonObject:
     }
 
 
-def usage(turn: TurnUsage, *, generated: int, reasoning: int = 0) -> JsonObject:
+def usage(turns: Sequence[TurnUsage], *, generated: int | None = None, reasoning: int = 0) -> JsonObject:
+    """Of the model calls of a response. `generated`: instead of what they say."""
+    prompt, cached = sum(turn.prompt for turn in turns), sum(turn.cached for turn in turns)
+    if generated is None:
+        generated = sum(turn.generated for turn in turns)
     return {
-        "input_tokens": turn.prompt,
+        "input_tokens": prompt,
         "input_tokens_details": {
-            "cached_tokens": turn.cached,
-            "cache_write_tokens": max(turn.prompt - turn.cached, 0),
+            "cached_tokens": cached,
+            "cache_write_tokens": max(prompt - cached, 0),
         },
         "output_tokens": generated,
         "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": turn.prompt + generated,
+        "total_tokens": prompt + generated,
     }
 
 

@@ -1,7 +1,8 @@
 """The tools of a request: flat function definitions, groups of them, and kinds that run elsewhere.
 
 A group (`namespace`) is flattened: the model sees `<namespace>__<name>`, the client gets its own two names
-back. Kinds that this server cannot run are skipped, as agents send them unasked. Pure.
+back. Tools of MCP servers are known once they are listed (`mcp_tools.py`). Kinds that this server cannot
+run are skipped, as agents send them unasked. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from agentserve.server.agents.records import McpServer
 from agentserve.server.errors import ApiError
+from agentserve.server.http.agents.servers import read_servers, shown_approval
 from agentserve.server.http.schemas import (
     AllowedTool,
     AllowedTools,
@@ -28,6 +31,13 @@ _DIGEST_CHARS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteTool:
+    server: McpServer
+    name: str  # what its server calls it
+    approval: bool  # each call is shown to a user first
+
+
+@dataclass(frozen=True, slots=True)
 class Toolbox:
     """`names`: of those that are told otherwise than the client wrote them, (name, namespace)."""
 
@@ -36,6 +46,12 @@ class Toolbox:
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
     shown: tuple[JsonObject, ...] = ()  # what the response says that there was
     skipped: tuple[str, ...] = ()  # kinds that were left out
+    servers: dict[str, tuple[McpServer, str]] = field(default_factory=dict)  # by label, with their places
+    remote: dict[str, RemoteTool] = field(default_factory=dict)  # by what the model calls them
+
+    @property
+    def remote_names(self) -> dict[tuple[str, str], str]:
+        return {(tool.server.label, tool.name): shown for shown, tool in self.remote.items()}
 
     def told(self, name: str) -> JsonObject:
         """A called function as its client knows it: `name`, and `namespace` where it has one."""
@@ -62,6 +78,8 @@ def read_tools(tools: Sequence[JsonObject] | None) -> Toolbox:
     names: dict[str, tuple[str, str]] = {}
     shown: list[JsonObject] = []
     skipped: list[str] = []
+    servers = {server.label: server for server in read_servers(tools or (), "tools")}
+    found: dict[str, tuple[McpServer, str]] = {}
     for index, tool in enumerate(tools or ()):
         place = f"tools[{index}]"
         kind = tool.get("type")
@@ -79,9 +97,13 @@ def read_tools(tools: Sequence[JsonObject] | None) -> Toolbox:
                 places.append(inner_place)
             skipped += left_out
             shown.append(tool)
+        elif kind == "mcp":
+            server = servers[tool["server_label"]]
+            found[server.label] = server, place
+            shown.append(_shown_server(server))
         else:
             skipped.append(str(kind)[:40])
-    return Toolbox(tuple(defs), tuple(places), names, tuple(shown), tuple(skipped))
+    return Toolbox(tuple(defs), tuple(places), names, tuple(shown), tuple(skipped), found)
 
 
 def read_choice(choice: str | JsonObject | None, box: Toolbox) -> str | NamedChoice | None:
@@ -91,9 +113,16 @@ def read_choice(choice: str | JsonObject | None, box: Toolbox) -> str | NamedCho
     kind = choice.get("type")
     if kind == "function":
         return NamedChoice("function", FunctionName(_chosen(choice, box, "tool_choice")))
+    if kind == "mcp":
+        names = _of_server(choice, box, "tool_choice")
+        if len(names) == 1:
+            return NamedChoice("function", FunctionName(names[0]))
+        return NamedChoice(
+            "allowed_tools", allowed_tools=AllowedTools("required", list(map(_allowed, names)))
+        )
     if kind != "allowed_tools":
         raise ApiError(
-            f"tool_choice.type: {str(kind)[:40]!r} is not supported, only function and allowed_tools are",
+            f"tool_choice.type: {str(kind)[:40]!r} is not one of function, mcp, allowed_tools",
             param="tool_choice.type",
             code="unsupported_tool",
         )
@@ -108,8 +137,20 @@ def read_choice(choice: str | JsonObject | None, box: Toolbox) -> str | NamedCho
         if not isinstance(tool, dict):
             raise ApiError(f"{place}: an object is expected", param=place)
         if tool.get("type") == "function":
-            allowed.append(AllowedTool(name=_chosen(tool, box, place)))
+            allowed.append(_allowed(_chosen(tool, box, place)))
+        elif tool.get("type") == "mcp":
+            allowed += map(_allowed, _of_server(tool, box, place))
     return NamedChoice("allowed_tools", allowed_tools=AllowedTools(mode, allowed))
+
+
+def unforced(choice: str | NamedChoice | None) -> str | NamedChoice | None:
+    """For the model calls of a response after its first: one that forces a call would force it again."""
+    if choice is None or choice in ("auto", "none"):
+        return choice
+    allowed = choice.allowed_tools if isinstance(choice, NamedChoice) else None
+    if allowed is None:
+        return "auto"
+    return NamedChoice("allowed_tools", allowed_tools=AllowedTools("auto", allowed.tools))
 
 
 def _chosen(tool: JsonObject, box: Toolbox, place: str) -> str:
@@ -120,6 +161,24 @@ def _chosen(tool: JsonObject, box: Toolbox, place: str) -> str:
     if not isinstance(name, str) or name not in known:
         raise ApiError(f"{place}.name: {str(name)[:80]!r} is not among the tools", param=f"{place}.name")
     return name
+
+
+def _allowed(name: str) -> AllowedTool:
+    return AllowedTool(name=name)
+
+
+def _of_server(tool: JsonObject, box: Toolbox, place: str) -> list[str]:
+    """What the model calls a tool of an MCP server, or all of them."""
+    label, name = tool.get("server_label"), tool.get("name")
+    names = [
+        shown
+        for shown, remote in box.remote.items()
+        if remote.server.label == label and name in (None, remote.name)
+    ]
+    if not names:
+        what = f"{str(label)[:64]!r}" if name is None else f"{str(name)[:80]!r} of {str(label)[:64]!r}"
+        raise ApiError(f"{place}: {what} is not among the tools", param=place)
+    return names
 
 
 def _function(tool: JsonObject, place: str) -> FunctionDef:
@@ -165,4 +224,16 @@ def _shown(function: FunctionDef) -> JsonObject:
         "description": function.description,
         "parameters": function.parameters,
         "strict": function.strict,
+    }
+
+
+def _shown_server(server: McpServer) -> JsonObject:
+    """Without headers, and without what stands behind the path of its URL: keys may be there."""
+    return {
+        "type": "mcp",
+        "server_label": server.label,
+        "server_url": server.url.partition("?")[0],
+        "allowed_tools": None if server.allowed is None else list(server.allowed),
+        "require_approval": shown_approval(server),
+        "headers": None,
     }
