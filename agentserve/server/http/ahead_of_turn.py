@@ -49,7 +49,9 @@ async def prompt_of(context: ServerContext, request: Request, fields: ChatReques
     same = 0 if session is None else common(session.chain, claim.keys)
     replies = {} if session is None else {i: ids for i, ids in session.replies.items() if i < same}
     tails = {} if session is None else dict(session.tails)
-    ids = await context.off_loop(render, template_of(context, tenant), fields, messages, tools, replies, tails=tails)
+    ids = await context.off_loop(
+        render, template_of(context, tenant), fields, messages, tools, replies, tails=tails
+    )
     return Prompt(ids, session, 0 if session is None else session.tokens_at(same))
 
 

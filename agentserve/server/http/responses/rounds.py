@@ -77,7 +77,7 @@ class Rounds:
     def let_go(self, session: str | None) -> None:
         """Nobody brings the results that the session waits for: its response came to an end before."""
         context = self._context
-        found = None if session is None else context.directory.get(self._plan.claim.tenant, session)
+        found = None if session is None else context.directory.get(self._plan.hold.tenant, session)
         if found is not None and found.running is None:
             reason = "its response ended before its tools did"
             context.directory.release(found, context.clock.now(), reason, Departure.ABANDONED)
@@ -107,7 +107,7 @@ class Rounds:
         if shown is None:
             return ToolOutcome(error=f"There is no tool {name[:80]!r} of {label[:64]!r} any more.")
         call = CallItem(item["id"], item["id"], shown, item["arguments"], "mcp", server=label, remote=name)
-        owner, server = self._plan.claim.tenant, box.remote[shown].server
+        owner, server = self._plan.hold.tenant, box.remote[shown].server
         try:
             remote = self._context.agents.means.mcp
             return bounded(await remote.run(ToolCall("", "", call, owner=owner, server=server)))
