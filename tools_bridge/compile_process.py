@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from tools_bridge.compile_messages import Job, Made, receive, send, send_encoded
+from tools_bridge.compile_shares import CompilerUnavailable
 from tools_bridge.grammar import GrammarSource
+from tools_bridge.probe import AMBIGUOUS
 from tools_bridge.reply_request import GrammarRequest
 from tools_bridge.schemas import GrammarError
 
@@ -23,12 +26,12 @@ MOST_LISTED = 20  # places in one line of the log
 ORPHAN_SECONDS = 5.0  # longer than the deadline a child runs whose parent is gone
 
 
-class CompilerUnavailable(RuntimeError):
-    """No compiler is free, or none starts: not the schema's fault."""
-
-
 class TooSlow(GrammarError):
     """It was given up: on a machine with less to do it may be made in time."""
+
+
+class TooAmbiguous(GrammarError):
+    """So much that the process which tried it was ended for it, or saw that it grows."""
 
 
 class CompileProcess:
@@ -58,10 +61,12 @@ class CompileProcess:
             self.close()
         if made is None and late:
             raise TooSlow(f"the schema took longer than {seconds:g} s to compile; simplify it")
+        if made is None and self._process.wait() == -signal.SIGPROF:
+            raise TooAmbiguous(AMBIGUOUS)
         if made is None:
             raise GrammarError("the schema cannot be compiled: it is too large or nested too deeply")
         if made.error:
-            raise GrammarError(made.error)
+            raise (TooAmbiguous if made.error == AMBIGUOUS else GrammarError)(made.error)
         if made.left_out:
             log.info("not held, in a schema that is not strict: %s", _listed(made.left_out))
         return made.text

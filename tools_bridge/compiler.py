@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tools_bridge.compile_messages import MAX_SOURCE_CHARS, Vocabulary
-from tools_bridge.compile_process import CompileProcess, CompilerUnavailable, TooSlow
+from tools_bridge.compile_process import CompileProcess, TooAmbiguous, TooSlow
+from tools_bridge.compile_shares import CompilerUnavailable, OverShare, Shares
 from tools_bridge.grammar import GrammarSource
 from tools_bridge.reply_request import GrammarRequest
 from tools_bridge.schemas import GrammarError
 
-__all__ = ["CompilerUnavailable", "GrammarCompiler"]
+__all__ = ["CompilerUnavailable", "GrammarCompiler", "OverShare"]
 
 MOST_REFUSED = 1024  # whose refusals are remembered
 MAX_REFUSAL_CHARS = 4096
@@ -61,7 +62,8 @@ class GrammarCompiler:
     for the next schema. One that takes longer than `timeout` seconds, or more than `memory_bytes` on
     top of what a child has at rest, costs its child and is refused; the others do not notice. While
     all children are busy a new grammar waits `timeout` seconds, and is then a CompilerUnavailable, as
-    is one that comes while there are `MAX_JOBS` already. `cache_chars` bounds what is kept. What was refused
+    is one that comes while there are `MAX_JOBS` already. Of owned requests no owner has more than a share
+    (`compile_shares`). `cache_chars` bounds what is kept. What was refused
     is remembered, too. `close` ends all children at once, and what they were at is a CompilerUnavailable.
     """
 
@@ -81,7 +83,7 @@ class GrammarCompiler:
             Vocabulary(list(token_bytes), vocab_size, list(stop_token_ids), memory_bytes)
         )
         self._timeout = timeout
-        self._slots = threading.BoundedSemaphore(processes)
+        self._shares = Shares(processes, MAX_JOBS, clock)
         self._children = _Children()
         self._clock = clock
         self._refused: OrderedDict[str, tuple[str, float]] = OrderedDict()  # why, and until when
@@ -117,26 +119,32 @@ class GrammarCompiler:
             mine = job is None
             if job is None:
                 if len(self._jobs) >= MAX_JOBS:
-                    raise _busy()
+                    raise CompilerUnavailable("too many schemas are being compiled; try again later")
+                self._shares.enter(_owner(wanted))
                 job = self._jobs[key] = _Job()
         if mine:
             self._run(key, wanted, job)
         else:
             job.done.wait()  # whoever runs it is bounded
         if job.error is not None:
-            raise type(job.error)(str(job.error))  # a new one: several threads may raise it
+            error = type(job.error)(str(job.error))  # a new one: several threads may raise it
+            if isinstance(error, CompilerUnavailable) and isinstance(job.error, CompilerUnavailable):
+                error.seconds = job.error.seconds
+            raise error
         return job.text
 
     def _run(self, key: str, wanted: Wanted, job: _Job) -> None:
         job.error = CompilerUnavailable("compiling was broken off")  # unless it gets to its end
         try:
-            job.text = self._in_a_slot(wanted)
+            with self._shares.process(_owner(wanted), self._timeout):
+                job.text = self._compile(wanted)
             job.error = None
         except (GrammarError, CompilerUnavailable) as error:
             job.error = error
         except OSError as error:
             job.error = CompilerUnavailable(f"the schema compiler does not start: {error}")
         finally:
+            self._shares.leave(_owner(wanted), late=isinstance(job.error, TooSlow | TooAmbiguous))
             with self._lock:
                 del self._jobs[key]
                 if job.error is None:
@@ -144,14 +152,6 @@ class GrammarCompiler:
                 elif isinstance(job.error, GrammarError):
                     self._refuse(key, job.error)
             job.done.set()
-
-    def _in_a_slot(self, wanted: Wanted) -> str:
-        if not self._slots.acquire(timeout=self._timeout):
-            raise _busy()
-        try:
-            return self._compile(wanted)
-        finally:
-            self._slots.release()
 
     def _compile(self, wanted: Wanted) -> str:
         process = self._take()
@@ -212,5 +212,5 @@ class GrammarCompiler:
             self._cached_chars -= len(old)
 
 
-def _busy() -> CompilerUnavailable:
-    return CompilerUnavailable("too many schemas are being compiled; try again later")
+def _owner(wanted: Wanted) -> str:
+    return wanted.owner if isinstance(wanted, GrammarRequest) else ""

@@ -93,7 +93,7 @@ class Line(Generic[T]):
     def __init__(self, link: socket.socket, kind: object) -> None:
         self._link = link
         self._reader = link.makefile("rb", buffering=_BUFFER)
-        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)  # type: ignore[arg-type]
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
 
     def send(self, message: msgspec.Struct) -> None:
         data = msgspec.msgpack.encode(message)
