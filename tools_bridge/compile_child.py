@@ -8,6 +8,7 @@ Started by `CompileProcess`; ends when its input does.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -30,6 +31,7 @@ from tools_bridge.compile_messages import (
 from tools_bridge.grammar import GrammarSource
 from tools_bridge.json_schema.ebnf import rules_of
 from tools_bridge.probe import PART_STEPS, check_speed, parts_of
+from tools_bridge.repetitions import rules_of_regex
 from tools_bridge.reply_request import source_of
 from tools_bridge.schemas import GrammarError
 from tools_bridge.vocabulary import GrammarVocabulary
@@ -117,13 +119,36 @@ class _Compiler:
 
 
 def compiled(compiler: xgrammar.GrammarCompiler, source: str) -> xgrammar.CompiledGrammar:
-    """From a `GrammarSource`'s text. RuntimeError."""
+    """From a `GrammarSource`'s text. RuntimeError; GrammarError where it cannot be followed."""
     import xgrammar
 
+    source = unambiguous(source)
     if '"json_schema"' not in source:
         return compiler.compile_structural_tag(source)
     rules = rules_of(source, lambda tag: str(xgrammar.Grammar.from_structural_tag(tag)))
     return compiler.compile_grammar(xgrammar.Grammar.from_ebnf(rules))
+
+
+def unambiguous(source: str) -> str:
+    """A structural tag with rules in the place of regular expressions that have many ways to read a text."""
+    if '"regex"' not in source:
+        return source
+    tag = json.loads(source)
+    rest: list[object] = [tag]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, list):
+            rest.extend(node)
+        if not isinstance(node, dict):
+            continue
+        pattern = node.get("pattern")
+        if node.get("type") == "regex" and isinstance(pattern, str):
+            rules = rules_of_regex(pattern)
+            if rules is not None:
+                node.clear()
+                node.update({"type": "grammar", "grammar": rules})
+        rest.extend(value for key, value in node.items() if key != "json_schema")
+    return json.dumps(tag, ensure_ascii=False)
 
 
 def _rewritten(request: bytes) -> GrammarSource | None:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from tools_bridge.compile_messages import Job, Made, receive, send, send_encoded
 from tools_bridge.compile_shares import CompilerUnavailable
 from tools_bridge.grammar import GrammarSource
-from tools_bridge.probe import AMBIGUOUS
+from tools_bridge.repetitions import AMBIGUOUS
 from tools_bridge.reply_request import GrammarRequest
 from tools_bridge.schemas import GrammarError
 
