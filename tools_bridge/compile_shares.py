@@ -22,7 +22,13 @@ Clock = Callable[[], float]
 class CompilerUnavailable(RuntimeError):
     """No compiler is free, or none starts: not the schema's fault. `seconds`: when to try again."""
 
-    seconds: float = 5.0
+    def __init__(self, why: str, seconds: float = 5.0) -> None:
+        super().__init__(why)
+        self.seconds = seconds
+
+    def again(self) -> CompilerUnavailable:
+        """The same, to be raised by another thread."""
+        return type(self)(str(self), self.seconds)
 
 
 class OverShare(CompilerUnavailable):
@@ -107,8 +113,7 @@ class Shares:
         elif times:
             left = last + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(times - 1, 10)) - now
             if left > 0:
-                error = OverShare(
-                    f"your grammars took too long to compile: no new ones for {left:.0f} s; simplify them"
+                raise OverShare(
+                    f"your grammars took too long to compile: no new ones for {left:.0f} s; simplify them",
+                    left,
                 )
-                error.seconds = left
-                raise error

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from tools_bridge.compile_messages import MAX_SOURCE_CHARS, Vocabulary
-from tools_bridge.compile_process import CompileProcess, TooAmbiguous, TooSlow
+from tools_bridge.compile_messages import Vocabulary
+from tools_bridge.compile_process import CompileProcess, NotCompiled, TooAmbiguous, TooSlow
 from tools_bridge.compile_shares import CompilerUnavailable, OverShare, Shares
-from tools_bridge.grammar import GrammarSource
 from tools_bridge.reply_request import GrammarRequest
 from tools_bridge.schemas import GrammarError
 
@@ -24,6 +23,7 @@ MOST_REFUSED = 1024  # whose refusals are remembered
 MAX_REFUSAL_CHARS = 4096
 MOST_KEPT = 4096
 LATE_SECONDS = 60.0  # that one which took too long is not tried again
+_LATE = (TooSlow, TooAmbiguous)
 MAX_JOBS = 6  # running or waiting for a process; fewer than the threads that call, so that one can refuse
 
 
@@ -34,9 +34,6 @@ class _Job:
         self.done = threading.Event()
         self.text = ""
         self.error: GrammarError | CompilerUnavailable | None = None
-
-
-Wanted = GrammarSource | GrammarRequest
 
 
 class _Children:
@@ -64,7 +61,8 @@ class GrammarCompiler:
     all children are busy a new grammar waits `timeout` seconds, and is then a CompilerUnavailable, as
     is one that comes while there are `MAX_JOBS` already. Of owned requests no owner has more than a share
     (`compile_shares`). `cache_chars` bounds what is kept. What was refused
-    is remembered, too. `close` ends all children at once, and what they were at is a CompilerUnavailable.
+    is remembered, too. A schema that is not strict and cannot be compiled is held to its type alone, and the
+    log says so. `close` ends all children at once, and what they were at is a CompilerUnavailable.
     """
 
     def __init__(
@@ -84,6 +82,7 @@ class GrammarCompiler:
         )
         self._timeout = timeout
         self._shares = Shares(processes, MAX_JOBS, clock)
+        self._late: set[str] = set()  # of those under way
         self._children = _Children()
         self._clock = clock
         self._refused: OrderedDict[str, tuple[str, float]] = OrderedDict()  # why, and until when
@@ -94,22 +93,18 @@ class GrammarCompiler:
         self._cached_chars = 0
         self.close = weakref.finalize(self, self._children.close)
 
-    def cached(self, wanted: Wanted) -> str | None:
+    def cached(self, wanted: GrammarRequest) -> str | None:
         """What `compile` would return, or raise, at once; never blocks."""
         key = wanted.id
         with self._lock:
             return self._look_up(key)
 
-    def compile(self, wanted: Wanted) -> str:
+    def compile(self, wanted: GrammarRequest) -> str:
         """The compiled grammar as text for `DefineGrammar`, or "" where a request's form is met by any text.
         A GrammarError says why there is none.
 
         CompilerUnavailable: the same grammar may be had later.
         """
-        if isinstance(wanted, GrammarSource) and len(wanted.text) > MAX_SOURCE_CHARS:
-            raise GrammarError(
-                f"the tools and schemas are {len(wanted.text)} characters long, more than {MAX_SOURCE_CHARS}"
-            )
         key = wanted.id
         with self._lock:
             text = self._look_up(key)
@@ -120,23 +115,22 @@ class GrammarCompiler:
             if job is None:
                 if len(self._jobs) >= MAX_JOBS:
                     raise CompilerUnavailable("too many schemas are being compiled; try again later")
-                self._shares.enter(_owner(wanted))
+                self._shares.enter(wanted.owner)
                 job = self._jobs[key] = _Job()
         if mine:
             self._run(key, wanted, job)
         else:
             job.done.wait()  # whoever runs it is bounded
         if job.error is not None:
-            error = type(job.error)(str(job.error))  # a new one: several threads may raise it
-            if isinstance(error, CompilerUnavailable) and isinstance(job.error, CompilerUnavailable):
-                error.seconds = job.error.seconds
-            raise error
+            if isinstance(job.error, CompilerUnavailable):
+                raise job.error.again()
+            raise GrammarError(str(job.error))  # a new one: several threads may raise it
         return job.text
 
-    def _run(self, key: str, wanted: Wanted, job: _Job) -> None:
+    def _run(self, key: str, wanted: GrammarRequest, job: _Job) -> None:
         job.error = CompilerUnavailable("compiling was broken off")  # unless it gets to its end
         try:
-            with self._shares.process(_owner(wanted), self._timeout):
+            with self._shares.process(wanted.owner, self._timeout):
                 job.text = self._compile(wanted)
             job.error = None
         except (GrammarError, CompilerUnavailable) as error:
@@ -144,7 +138,9 @@ class GrammarCompiler:
         except OSError as error:
             job.error = CompilerUnavailable(f"the schema compiler does not start: {error}")
         finally:
-            self._shares.leave(_owner(wanted), late=isinstance(job.error, TooSlow | TooAmbiguous))
+            late = key in self._late or isinstance(job.error, _LATE)
+            self._late.discard(key)
+            self._shares.leave(wanted.owner, late=late)
             with self._lock:
                 del self._jobs[key]
                 if job.error is None:
@@ -153,10 +149,28 @@ class GrammarCompiler:
                     self._refuse(key, job.error)
             job.done.set()
 
-    def _compile(self, wanted: Wanted) -> str:
+    def _compile(self, wanted: GrammarRequest) -> str:
+        """With schemas that are not strict let go where they cannot be compiled: first the one that is known
+        to be at fault, then all. That takes as long again at most."""
+        let_go: dict[str, str] = {}
+        seconds = self._timeout
+        while True:
+            try:
+                return self._compile_once(wanted, seconds, let_go)
+            except NotCompiled as error:
+                if isinstance(error, _LATE):
+                    self._late.add(wanted.id)
+                left = wanted.loose() - let_go.keys()
+                if not left:
+                    raise
+                one = not let_go and error.place in left
+                let_go |= dict.fromkeys([error.place] if one else sorted(left), _why(error))
+                seconds = self._timeout / 2
+
+    def _compile_once(self, wanted: GrammarRequest, seconds: float, let_go: dict[str, str]) -> str:
         process = self._take()
         try:
-            return process.compile(wanted, self._timeout)
+            return process.compile(wanted, seconds, let_go)
         except GrammarError:
             if self._children.closed:
                 raise CompilerUnavailable("the schema compiler is closed") from None
@@ -212,5 +226,5 @@ class GrammarCompiler:
             self._cached_chars -= len(old)
 
 
-def _owner(wanted: Wanted) -> str:
-    return wanted.owner if isinstance(wanted, GrammarRequest) else ""
+def _why(error: NotCompiled) -> str:
+    return str(error).removeprefix(f"{error.place}: ")

@@ -8,6 +8,7 @@ An automaton has one way; where it would be too large, repetitions that overlap 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from tools_bridge.json_schema.automaton import State, states_of
@@ -26,6 +27,10 @@ AMBIGUOUS = (
 )
 
 
+class Ambiguous(GrammarError):
+    """A grammar that cannot be followed, by its shape."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Facts:
     empty: bool  # it matches the empty text
@@ -40,14 +45,37 @@ def depth(node: Node) -> int:
 
 
 def check_depth(node: Node) -> None:
-    """GrammarError where it cannot be followed."""
+    """Ambiguous where it cannot be followed."""
     if depth(node) > MOST_DEPTH:
-        raise GrammarError(AMBIGUOUS)
+        raise Ambiguous(AMBIGUOUS)
+
+
+def unambiguous(source: str) -> str:
+    """A structural tag with rules in the place of regular expressions that have many ways to read a text.
+    Ambiguous where one cannot be followed."""
+    if '"regex"' not in source:
+        return source
+    tag = json.loads(source)
+    rest: list[object] = [tag]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, list):
+            rest.extend(node)
+        if not isinstance(node, dict):
+            continue
+        pattern = node.get("pattern")
+        if node.get("type") == "regex" and isinstance(pattern, str):
+            rules = rules_of_regex(pattern)
+            if rules is not None:
+                node.clear()
+                node.update({"type": "grammar", "grammar": rules})
+        rest.extend(value for key, value in node.items() if key != "json_schema")
+    return json.dumps(tag, ensure_ascii=False)
 
 
 def rules_of_regex(text: str) -> str | None:
     """An expression that overlaps, as rules from `root` on that read each text in one way. None where it
-    may stand as it is, or is none that is read here. GrammarError where it cannot be followed."""
+    may stand as it is, or is none that is read here. Ambiguous where it cannot be followed."""
     try:
         node = read_whole(text, "regex")
     except GrammarError:
