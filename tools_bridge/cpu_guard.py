@@ -23,7 +23,7 @@ class NoGuard:
 
 
 class CpuGuard:
-    """For processes that may end: the default action of SIGPROF is that, also in the middle of native code."""
+    """For processes that may end: SIGPROF ends them by default, also in the middle of native code."""
 
     def begin(self, seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)

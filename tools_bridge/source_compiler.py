@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tools_bridge.compile_messages import MAX_COMPILED_CHARS, MAX_SOURCE_CHARS
-from tools_bridge.grammar import GrammarSource
 from tools_bridge.cpu_guard import Guard, NoGuard
+from tools_bridge.grammar import GrammarSource
 from tools_bridge.json_schema.ebnf import rules_of
 from tools_bridge.probe import MOST_STEPS, PART_STEPS, check_speed, parts_of
 from tools_bridge.repetitions import Ambiguous, unambiguous

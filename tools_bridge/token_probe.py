@@ -74,7 +74,7 @@ class _Tries:
         self._left = MOST_TRIES
 
     def at(self, matcher: xgrammar.GrammarMatcher) -> bool:
-        """All that may come here, once for each place that lets the same come; whether any are left to try."""
+        """All that may come here, once for places that let the same come; whether any are left to try."""
         self._mask(matcher)
         bits = np.unpackbits(self._words.view(np.uint8)[0], bitorder="little")[self._ids]
         if (key := bits.tobytes()) not in self._seen:

@@ -39,7 +39,7 @@ class Vocabulary(msgspec.Struct, frozen=True, tag=1):
 
 class Spawn(msgspec.Struct, frozen=True, tag=2):
     """Every other: a new matcher is wanted. Answered by how the one before ended (as
-    `os.waitstatus_to_exitcode` has it, in digits), and beside that the new one's socket."""
+    `os.waitstatus_to_exitcode` has it) and the new one's id, in digits, and beside that its socket."""
 
 
 class Define(msgspec.Struct, frozen=True, tag=1):
@@ -166,7 +166,7 @@ def _host(link: socket.socket) -> None:
         if child == 0:
             _leave(near, _Matcher(store, guard).serve)
         near.close()
-        socket.send_fds(link, [b"%d" % status], [far.fileno()])
+        socket.send_fds(link, [b"%d %d" % (status, child)], [far.fileno()])
         far.close()
     _end(child)
 

@@ -1,4 +1,4 @@
-"""Compilers are shared: no tenant has them all, and one whose grammars take too long waits before the next."""
+"""Compilers are shared: no tenant has them all, and whose grammars take too long waits before the next."""
 
 import threading
 
