@@ -172,6 +172,7 @@ class GrammarStore:
         vocab_size: int,
         stop_token_ids: Sequence[int],
         max_bytes: int = MAX_BYTES,
+        *,
         clock: Clock = time.thread_time,
         guard: Guard | None = None,
     ) -> None:

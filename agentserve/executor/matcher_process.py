@@ -207,7 +207,7 @@ class _Matcher:
             case Push(number, token):
                 fold = self._folds[number]
                 taken = fold.push(token)
-                return Told(taken=taken, over=fold.over, bits=b"" if fold.over else fold.bits())
+                return Told(taken=taken, over=fold.over, bits=fold.bits())
             case Begin(number, grammar, tokens):
                 fold = self._store.start(grammar)
                 self._folds[number] = fold
