@@ -255,7 +255,8 @@ class EngineCore:
             if session is None or session.phase is not Phase.RUNNING or session.epoch != chunk.epoch:
                 continue
             if chunk.error:
-                self._end(session, FinishReason.ERROR, now, chunk.error, refused=chunk.refused)
+                reason = FinishReason.REFUSED if chunk.refused else FinishReason.ERROR
+                self._end(session, reason, now, chunk.error)
                 continue
             self._advance(session, chunk, now)
 
@@ -303,17 +304,8 @@ class EngineCore:
                 self._end(session, FinishReason.ERROR, now, error)
         return None
 
-    def _end(
-        self,
-        session: Session,
-        reason: FinishReason,
-        now: float,
-        error: str = "",
-        *,
-        refused: bool = False,
-    ) -> None:
-        """End a turn wherever it stands. STOP and LENGTH keep its tokens, all else rolls back. `refused`: an
-        error is told as a refusal."""
+    def _end(self, session: Session, reason: FinishReason, now: float, error: str = "") -> None:
+        """End a turn wherever it stands. STOP and LENGTH keep its tokens, all else rolls back."""
         keep = reason in (FinishReason.STOP, FinishReason.LENGTH)
         generated = session.generated
         self.scheduler.remove(session)
@@ -321,7 +313,6 @@ class EngineCore:
             self.kv.release(session.id)
         else:
             self.kv.park(session.id, session.tokens, session.computed)
-        reason = FinishReason.REFUSED if refused else reason
         self.ahead.forget(session.id)
         turn = self.sessions.end_turn(session, keep=keep)
         usage = turn.usage(generated, now)

@@ -9,6 +9,7 @@ import socket
 import weakref
 import zlib
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
@@ -32,6 +33,7 @@ from agentserve.executor.matcher_process import (
 )
 
 ANSWER_SECONDS = 30.0  # beyond all CPU time that a call may take, on a machine that is busy
+MOST_HANGING = 1024  # grammars of which it is known that they do
 _BLAMED = (-signal.SIGPROF, NO_MEMORY)  # ends that a grammar is the cause of, whoever else runs there
 
 
@@ -52,7 +54,8 @@ class GuardedGrammars:
     """`Grammars`; one thread. `host`: from `fork_host`.
 
     A process that ended while a fold was asked of it ended of that fold, if it was for time or memory: it is
-    `GrammarTooSlow`, and never asked again. Of any other end the fold is tried once more.
+    `GrammarTooSlow`, and never asked again, nor is its grammar begun by another turn. Of any other
+    end the fold is tried once more.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class GuardedGrammars:
         self._child: Line[Told] | None = None
         self._known: set[str] = set()  # by the child
         self._texts: dict[str, bytes] = {}
+        self._hanging: OrderedDict[str, None] = OrderedDict()
         self._numbers = count()
         self._ended: list[int] = []
 
@@ -88,7 +92,7 @@ class GuardedGrammars:
         self.drop(grammar_id)
         self._texts[grammar_id] = zlib.compress(compiled.encode(), 1)
         try:
-            self._tried(lambda: self._tell(grammar_id))
+            self._tried(grammar_id, lambda: self._tell(grammar_id))
         except BaseException:
             del self._texts[grammar_id]
             raise
@@ -103,6 +107,8 @@ class GuardedGrammars:
     def start(self, grammar_id: str) -> GuardedFold:
         if grammar_id not in self._texts:
             raise ValueError(f"grammar {grammar_id!r} is not defined on this worker")
+        if grammar_id in self._hanging:
+            raise GrammarTooSlow(TOO_SLOW)
         number = next(self._numbers)
         try:
             fold = GuardedFold(self, grammar_id, self._texts[grammar_id], number)
@@ -134,7 +140,7 @@ class GuardedGrammars:
             assert told is not None
             return told
 
-        return self._tried(once)
+        return self._tried(fold.grammar, once)
 
     def _tell(self, grammar_id: str, text: bytes | None = None) -> Told:
         text = self._texts[grammar_id] if text is None else text
@@ -142,12 +148,15 @@ class GuardedGrammars:
         self._known.add(grammar_id)
         return told
 
-    def _tried(self, once: Callable[[], Told]) -> Told:
+    def _tried(self, grammar_id: str, once: Callable[[], Told]) -> Told:
         for last in (False, True):
             try:
                 return once()
             except _Died as death:
                 if death.blamed:
+                    self._hanging[grammar_id] = None
+                    if len(self._hanging) > MOST_HANGING:
+                        self._hanging.popitem(last=False)
                     raise GrammarTooSlow(TOO_SLOW) from None
                 if last:
                     raise ValueError(str(death)) from None

@@ -281,6 +281,24 @@ def test_stale_and_failed_results() -> None:
     assert rig.output("a") == cold([1, 2, 3], 8)
 
 
+def test_a_turn_that_is_at_fault_itself_is_refused_and_rolled_back() -> None:
+    rig = Rig()
+    rig.submit("a", [1, 2, 3])
+    rig.submit("b", [4, 5, 6])
+    plan = rig.core.begin_step(1.0)
+    assert plan is not None
+    result = rig.executor.run(plan)
+    refused = replace(result.chunks[1], error="too ambiguous", refused=True, sampled=None)
+    rig.core.finish_step(replace(result, chunks=(result.chunks[0], refused)), 1.0)
+    rig._collect()
+    assert (rig.ended("b").reason, rig.ended("b").error) == (FinishReason.REFUSED, "too ambiguous")
+    rig.drain()
+    assert rig.output("a") == cold([1, 2, 3], 8)
+    rig.submit("b", [4, 5, 6])
+    rig.drain()
+    assert rig.output("b") == cold([4, 5, 6], 8)
+
+
 def test_a_failed_step_fails_its_own_turns_only() -> None:
     rig = Rig(max_num_seqs=1)
     rig.submit("a", [1, 2, 3])

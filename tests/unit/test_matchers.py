@@ -83,7 +83,12 @@ def test_who_hangs_it_fails_alone_and_the_others_are_folded_again(grammars, text
         assert fold.push(token)
         assert other.push(token)
         assert same(fold, other)
-    assert grammars.start("hangs").push(ord("#"))  # it may be as it is, as long as nobody waits for it
+    with pytest.raises(GrammarTooSlow):
+        grammars.start("hangs")  # another turn does not try it, nor when it is sent again
+    grammars.define("hangs", texts["hangs"])
+    with pytest.raises(GrammarTooSlow):
+        grammars.start("hangs")
+    assert grammars.deaths == 1
 
 
 def test_one_that_was_killed_from_outside_is_nobodys_fault(grammars, texts):

@@ -206,13 +206,14 @@ def test_a_pool_in_other_numbers(dtype: torch.dtype) -> None:
 def test_a_row_that_gives_no_token_fails_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = engine.spy.sample
 
-    def second_fails(logits: Logits, specs: list) -> list:  # type: ignore[type-arg]
-        return [NotSampled("why") if i == 1 else found for i, found in enumerate(sample(logits, specs))]
+    def two_fail(logits: Logits, specs: list) -> list:  # type: ignore[type-arg]
+        found = list(sample(logits, specs))
+        return [found[0], NotSampled("why"), NotSampled("its own fault", refused=True)]
 
-    monkeypatch.setattr(engine.spy, "sample", second_fails)
+    monkeypatch.setattr(engine.spy, "sample", two_fail)
     chunks = engine.executor.run(plan(*(whole(engine, name) for name in "abc"))).chunks
-    assert [(chunk.error, chunk.sampled is None) for chunk in chunks] == [
-        ("", False),
-        ("why", True),
-        ("", False),
+    assert [(chunk.error, chunk.sampled is None, chunk.refused) for chunk in chunks] == [
+        ("", False, False),
+        ("why", True, False),
+        ("its own fault", True, True),
     ]
