@@ -294,9 +294,9 @@ def test_a_turn_that_is_at_fault_itself_is_refused_and_rolled_back() -> None:
     assert (rig.ended("b").reason, rig.ended("b").error) == (FinishReason.REFUSED, "too ambiguous")
     rig.drain()
     assert rig.output("a") == cold([1, 2, 3], 8)
-    rig.submit("b", [4, 5, 6])
+    turn = rig.submit("b", [4, 5, 6])
     rig.drain()
-    assert rig.output("b") == cold([4, 5, 6], 8)
+    assert rig.output("b", turn) == cold([4, 5, 6], 8)
 
 
 def test_a_failed_step_fails_its_own_turns_only() -> None:
