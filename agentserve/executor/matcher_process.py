@@ -126,6 +126,8 @@ def _leave(link: socket.socket, serve: object) -> None:
     """The rest of a forked process: it has nothing of its parent's but the log and `link`."""
     status = 1
     try:
+        for number in (signal.SIGINT, signal.SIGTERM):  # for the server, which ends its workers, and they us
+            signal.signal(number, signal.SIG_IGN)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.closerange(3, link.fileno())

@@ -34,7 +34,7 @@ from agentserve.executor.matcher_process import (
 
 ANSWER_SECONDS = 30.0  # beyond all CPU time that a call may take, on a machine that is busy
 MOST_HANGING = 1024  # grammars of which it is known that they do
-_BLAMED = (-signal.SIGPROF, NO_MEMORY)  # ends that a grammar is the cause of, whoever else runs there
+_OUT_OF_TIME = -signal.SIGPROF  # an end that a grammar is the cause of, whoever else runs there
 
 
 class _Died(Exception):
@@ -45,15 +45,15 @@ class _Died(Exception):
         self.status = status
         self.late = late
 
-    @property
-    def blamed(self) -> bool:
-        return self.late or self.status in _BLAMED
+    def blamed(self, again: bool) -> bool:
+        """Whether it was the fault of what was asked. For want of memory: if it was so in a new process, too."""
+        return self.late or self.status == _OUT_OF_TIME or (again and self.status == NO_MEMORY)
 
 
 class GuardedGrammars:
     """`Grammars`; one thread. `host`: from `fork_host`.
 
-    A process that ended while a fold was asked of it ended of that fold, if it was for time or memory: it is
+    A process that ended while a fold was asked of it ended of that fold, if it was for time: it is
     `GrammarTooSlow`, and never asked again, nor is its grammar begun by another turn. Of any other
     end the fold is tried once more.
     """
@@ -153,7 +153,7 @@ class GuardedGrammars:
             try:
                 return once()
             except _Died as death:
-                if death.blamed:
+                if death.blamed(again=last):
                     self._hanging[grammar_id] = None
                     if len(self._hanging) > MOST_HANGING:
                         self._hanging.popitem(last=False)
