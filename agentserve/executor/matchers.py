@@ -46,7 +46,7 @@ class _Died(Exception):
         self.late = late
 
     def blamed(self, again: bool) -> bool:
-        """Whether it was the fault of what was asked. For want of memory: if it was so in a new process, too."""
+        """Whether it was the fault of what was asked; for want of memory only if that was so twice."""
         return self.late or self.status == _OUT_OF_TIME or (again and self.status == NO_MEMORY)
 
 
