@@ -150,3 +150,22 @@ def test_no_other_name_spells_a_known_one(style):
     assert taken(style, part, '{"kind":1,"kin":"x","kinds":"y"}', '{"<":"x"}', '{"":"x"}') == [True] * 3
     bad = ['{"kind":"x"}', r'{"\u006bind":"x"}', r'{"kin\u0064":"x"}', r'{"ki\u006ed":"x"}']
     assert taken(style, part, *bad) == [False] * 4
+
+
+def test_any_object_may_be_referred_to():
+    schema = {"$ref": "#/properties/a/$defs/m", "$defs": {"m": {"type": "object", "properties": {}}}}
+    schema["$defs"]["m"]["additionalProperties"] = True
+    assert taken("json", schema, '{"b":1}', "{}", "[]") == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("part", "good", "bad"),
+    [
+        ({"pattern": "^[^A-Z]*$"}, [r'"a\n\"\\b"', '""'], ['"A"', '"\n"', r'"\x"']),
+        ({"minLength": 2}, [r'"\"\n"', '"ab"'], [r'"\n"', '"a"']),
+        ({"pattern": r"^\s*(\d*\.?\d+)\s*(\w+)?"}, ['"1.5 GB"', '" .5"'], ['"GB"', '"."']),
+    ],
+)
+def test_strings_are_written_with_escapes(part, good, bad):
+    whole = [True] * len(good) + [False] * len(bad)
+    assert taken("json", {"type": "string", **part}, *good, *bad) == whole

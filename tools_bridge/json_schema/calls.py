@@ -13,7 +13,7 @@ from tools_bridge.json_schema.dialect import Part
 from tools_bridge.json_schema.facts import canonical
 from tools_bridge.json_schema.pattern_tree import ANY, Repeat
 from tools_bridge.json_schema.patterns import Pattern, read_pattern
-from tools_bridge.json_schema.pruning import REFERENCE
+from tools_bridge.json_schema.pruning import REFERENCE, as_definition
 from tools_bridge.schemas import GrammarError
 
 Reading = Callable[[str, str], object]
@@ -66,7 +66,7 @@ class _Form:
         elif isinstance(rest, dict):
             root["additionalProperties"] = self._argument("", rest)
         root = self._within(root)
-        defined = {name: self._definition(part) for name, part in self._defined.items()}
+        defined = {name: as_definition(self._definition(part)) for name, part in self._defined.items()}
         return {**root, "$defs": defined} if defined else root
 
     def _argument(self, name: str, part: Part) -> Part:

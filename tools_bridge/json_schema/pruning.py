@@ -31,10 +31,15 @@ def pruned(root: Part, defined: Mapping[str, Part], where: str) -> tuple[Part, d
     while waiting:
         for name in _mentioned(waiting.pop()):
             if name not in kept:
-                kept[name] = living.kept(defined[name])
+                kept[name] = as_definition(living.kept(defined[name]))
                 waiting.append(kept[name])
     _check_cycles(kept, where)
     return root, kept
+
+
+def as_definition(part: Part) -> Part:
+    """xgrammar 0.2.9 takes any object that is referred to for the empty one."""
+    return {"type": "object", "additionalProperties": {}} if part == {"type": "object"} else part
 
 
 class Living:
