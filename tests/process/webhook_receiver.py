@@ -91,6 +91,8 @@ class Receiver:
         match path.split("/")[1]:
             case "good" | "mended":
                 writer.write(result("good"))
+            case "sunny":
+                writer.write(result("Sunny, 24 degrees."))
             case "later":
                 writer.write(answer(202))
             case "slow":
