@@ -19,7 +19,8 @@ from tests.process.test_proc_webhooks import Receiver
 
 pytestmark = pytest.mark.process
 
-STEPS = ("turn", "said", "accept", "attempt", "end", "held", "item", "over")
+EVENTS = [f"agent.session.{kind}" for kind in ("created", "in_progress", "idle")]
+STEPS = ("publish", "turn", "said", "accept", "attempt", "end", "held", "item", "over")
 POINTS = [f"{step}.{side}" for step in STEPS for side in ("before", "after")]
 
 
@@ -60,7 +61,9 @@ def undisturbed(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) ->
 def calls_of(got: list[list[str]]) -> dict[str, set[str]]:
     """Ids of events, by session and call, of requests that were signed rightly."""
     seen: dict[str, set[str]] = {}
-    for _, id_, content, right in got:
+    for path, id_, content, right in got:
+        if path == "/events":
+            continue
         data = json.loads(content)["data"]
         assert right == "right\n"
         call = data["required_action"].get("call_id", "")
@@ -73,9 +76,12 @@ def test_a_server_that_is_killed_at_a_point(
     receiver: Receiver, undisturbed: tuple[Any, list[str]], server: Server, point: str
 ) -> None:
     before = receiver.effects()
+    server.endpoint("events", event_types=EVENTS)
+    session = server.session(webhook_tool(server.endpoint("good")))
+    created = receiver.lines.get(timeout=PATIENCE).split(maxsplit=3)
+    server.nothing_owed()
     server.kill()
     server.start(point)
-    session = server.session(webhook_tool(server.endpoint("good")))
     server.follow(session)
     server.ask(session)
     server.died()
@@ -83,9 +89,13 @@ def test_a_server_that_is_killed_at_a_point(
     items = server.items(session)
     assert (shown(items), list(dict.fromkeys(server.prompts()))) == undisturbed
     server.check_told(items)
-    assert [len(ids) for ids in calls_of(receiver.got()).values()] == [1]
-    assert sum((receiver.effects() - before).values()) == 1
     server.nothing_owed()
+    got = [created, *receiver.got()]
+    told = {(json.loads(body)["type"], id_) for path, id_, body, _ in got if path == "/events"}
+    assert sorted(kind for kind, _ in told) == sorted(EVENTS)  # each is one, however often it came
+    assert [len(ids) for ids in calls_of(got).values()] == [1]
+    assert set((receiver.effects() - before).values()) == {1}
+    assert len(receiver.effects() - before) == len(EVENTS) + 1
 
 
 def callback_of(receiver: Receiver) -> tuple[str, str]:

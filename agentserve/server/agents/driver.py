@@ -296,6 +296,8 @@ class Driver:
             self.line.stop_waiting(f"the turn was {status}" if failure is None else failure.message)
         now = means.wall()
         ended = msgspec.structs.replace(turn, status=status, error=failure, completed=now)
+        happened = [(kind, turn.number) for kind in (("failed", "idle") if status == "failed" else ("idle",))]
+        means.shelf.owe(history, [event for event in happened if means.teller.wants(history, event)])
         kept = means.shelf.keep_turn(history, ended)
         history.head.active = now
         means.shelf.keep_head(history)

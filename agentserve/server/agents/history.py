@@ -16,6 +16,7 @@ from agentserve.server.agents.records import (
     Batch,
     CallItem,
     Failure,
+    Happened,
     Head,
     Item,
     ListingItem,
@@ -40,6 +41,7 @@ class History:
     head: Head
     turns: list[Turn] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
+    owed: dict[Happened, None] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -183,6 +185,14 @@ class History:
     def last_reply(self, turn: Turn) -> Batch | None:
         replies = (b for b in reversed(self.batches) if b.turn == turn.id and b.step is not None)
         return next(replies, None)
+
+    def happened(self, event: Happened) -> bool:
+        """It was written that it was owed; what it is about may not have been."""
+        kind, number = event
+        turn = next((turn for turn in self.turns if turn.number == number), None)
+        if kind in ("created", "in_progress"):
+            return kind == "created" or turn is not None
+        return turn is not None and turn.over and kind in ("idle", turn.status)
 
     def answered(self, turn: Turn) -> bool:
         """Its last reply calls nothing that is waited for: it was the answer."""

@@ -82,6 +82,8 @@ class Office:
             try:
                 self.shelf.add(history, turn, *items)
                 self.shelf.keep_head(history)
+                begun = ("in_progress", number)
+                self.shelf.owe(history, [begun] if means.teller.wants(history, begun) else [])
                 await booked(self.shelf.keep_turn(history, turn))
             except BaseException:
                 generation.rollback()

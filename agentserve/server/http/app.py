@@ -41,6 +41,7 @@ from agentserve.server.http.known_errors import KNOWN, api_error
 from agentserve.server.http.openapi import openapi
 from agentserve.server.http.reply_port import GrammarMaker, ParserMaker
 from agentserve.server.http.residency import follow_decisions
+from agentserve.server.http.responses.create import publish_ends
 from agentserve.server.http.responses.desk import Desk
 from agentserve.server.http.responses.routes import routes as responses_routes
 from agentserve.server.http.sessions.background import Background
@@ -221,8 +222,9 @@ def begin_webhooks(context: ServerContext) -> None:
     runner = context.agents.means.runners["webhook"]
     assert isinstance(runner, WebhookTools)
     context.hooks.start(runner.wanted(context.agents.shelf))
-    for tenant, broken in context.responses.broken_off:
-        context.hooks.publish(tenant, "response.failed", {"id": broken})
+    for history in context.agents.shelf:
+        context.telling.catch_up(history)
+    publish_ends(context)
 
 
 def begin_drain(app: ASGIApp) -> None:
