@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -45,6 +46,18 @@ class App:
 
         return EventStream(frames(), keep_alive=LONG, close=close)  # type: ignore[arg-type]
 
+    async def quiet(self, request: Request) -> Response:
+        """A stream of one frame, and then of nothing."""
+
+        async def frames() -> AsyncIterator[bytes]:
+            yield FRAME
+            await asyncio.Event().wait()
+
+        async def close() -> None:
+            self.closed += 1
+
+        return EventStream(frames(), keep_alive=LONG, close=close)  # type: ignore[arg-type]
+
     async def whole(self, request: Request) -> Response:
         return Response(WHOLE)
 
@@ -54,7 +67,11 @@ async def client(app: App, path: str, unread: float) -> AsyncIterator[tuple[sock
     """A connection that has asked and read nothing yet."""
     bounds = WireBounds(head_seconds=LONG, linger_seconds=LONG, unread_seconds=unread)
     connections = Connections(bounds)
-    routes = [Route("/stream", app.stream), Route("/whole", app.whole)]
+    routes = [
+        Route("/stream", app.stream),
+        Route("/whole", app.whole),
+        Route("/quiet", app.quiet),
+    ]
     running = uvicorn.Server(
         uvicorn.Config(
             Starlette(routes=routes),
@@ -95,6 +112,21 @@ async def test_a_whole_reply_that_nobody_reads_does_not_stay() -> None:
         await settled(lambda: len(connections) == 1)
         await settled(lambda: not len(connections))
         assert connections.unread == 1
+
+
+@pytest.mark.parametrize("path", ["/quiet", "/stream"])
+async def test_a_client_that_has_sent_more_than_one_request_and_leaves_is_gone_for_all(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, loop = App(), asyncio.get_running_loop()
+    async with client(app, path, unread=LONG) as (sock, connections):
+        await loop.sock_recv(sock, 1000)
+        await loop.sock_sendall(sock, b"GET /whole HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2)
+        await asyncio.sleep(SOON)
+        sock.close()
+        await settled(lambda: app.closed == 1)
+        await settled(lambda: not len(connections))
+    assert not caplog.records
 
 
 class Timers:

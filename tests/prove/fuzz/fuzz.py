@@ -176,11 +176,8 @@ class Fuzz:
     async def _chat(self, text: str, *, patience: float = 30.0, **fields: Any) -> Heard:
         body = {"model": "tiny", "messages": [user(text)], "max_tokens": 4, **fields}
         route = Route("POST", "/v1/chat/completions", body)
-        return await exchange(
-            self._server.port,
-            heavy.request(route, self._known, self._rng, json.dumps(body).encode()),
-            patience=patience,
-        )
+        data = heavy.request(route, self._known, self._rng, json.dumps(body).encode())
+        return await exchange(self._server.port, data, patience=patience)
 
     # --- what is left -----------------------------------------------------------------------
 
