@@ -56,7 +56,7 @@ class App:
         async def close() -> None:
             self.closed += 1
 
-        return EventStream(frames(), keep_alive=LONG, close=close)  # type: ignore[arg-type]
+        return EventStream(frames(), keep_alive=SOON, close=close)  # type: ignore[arg-type]
 
     async def whole(self, request: Request) -> Response:
         return Response(WHOLE)

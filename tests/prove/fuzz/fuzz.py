@@ -24,6 +24,7 @@ BUSY = {"compiler_busy"}  # a 503 that says: now others keep it busy
 LISTS = (  # what can be listed and deleted
     "/v1/agents/sessions", "/v1/agents", "/v1/webhook_endpoints", "/agentserve/sessions",
 )  # fmt: skip
+_REQUESTS = ("RequestResponseCycle.run_asgi", "disconnected")
 SLACK = 48 << 20  # bytes by which a process may be larger than before: what allocators keep in pieces
 
 
@@ -216,9 +217,15 @@ class Fuzz:
         async with asyncio.timeout(120):
             while True:
                 found = await self._server.metrics()
-                if found["agentserve_workers"] and not any(found[f"agentserve_{name}"] for name in names):
+                idle = not any(found[f"agentserve_{name}"] for name in names)
+                if idle and found["agentserve_workers"] and await self._alone():
                     return
                 await asyncio.sleep(0.2)
+
+    async def _alone(self) -> bool:
+        """Nothing but this question is being answered: whoever was slow has been ended."""
+        tasks = (await self._server.state("settling"))["tasks"]
+        return sum(count for name, count in tasks.items() if name in _REQUESTS) <= 1
 
 
 async def half_calls(server: Target, family: str, count: int, seed: int) -> Counter[str]:

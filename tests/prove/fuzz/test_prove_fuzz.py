@@ -32,14 +32,13 @@ def settings(folder: Path) -> Path:
 
 async def fuzzed(folder: Path, size: Size, seed: int) -> Report:
     async with target(folder, config=settings(folder)) as server:
-        report = await Fuzz(server, size, seed).run()
-    check(report)
-    return report
+        return await Fuzz(server, size, seed).run()
 
 
 def test_fuzz_slice(tmp_path: Path, tell: Callable[[str], None]) -> None:
     report = asyncio.run(fuzzed(tmp_path, SMALL, 1))
     tell(report.line())
+    check(report)
 
 
 @pytest.mark.prove
@@ -49,6 +48,7 @@ def test_fuzz(tmp_path: Path, tell: Callable[[str], None], request: pytest.Fixtu
     file = request.config.getoption("--fuzz-report")
     if file is not None:
         Path(file).write_text(json.dumps(asdict(report), indent=1) + "\n")
+    check(report)
     assert report.longest_stall.get("fault", 0.0) < LONGEST_STALL, report.stalls[:3]
 
 
