@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import uvicorn
@@ -23,7 +25,8 @@ from agentserve.server.http.wire_bounds import (
     WireBounds,
     bounded_protocol,
 )
-from tests.api_rig import settled
+from tests.api_rig import CHAT, Rig, settled, user
+from tests.fakes import ScriptedEngine, say
 
 SOON = 0.05
 LONG = 60.0  # never in a test
@@ -218,3 +221,36 @@ async def test_the_rest_of_a_connection_that_was_closed_does_not_stay() -> None:
     assert transport.aborted
     protocol.connection_lost(None)
     assert (len(connections), connections.unread) == (0, 1)
+
+
+async def test_a_turn_ends_whose_reader_is_too_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentserve.server.sessions.turns.MOST_UNREAD", 40)
+    rig = Rig(ScriptedEngine(say("x" * 500)))
+    reads, sent = asyncio.Event(), []
+    body = {"model": "tiny", "stream": True, "messages": [user("a")], "max_tokens": 500}
+    request = {"type": "http.request", "body": json.dumps(body).encode()}
+    messages = [request]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+        if len(sent) > 2:
+            await reads.wait()
+
+    scope = {
+        "type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "client": ("::1", 1),
+    }  # fmt: skip
+    asked = asyncio.create_task(rig.app(scope, receive, send))
+    await settled(lambda: bool(rig.engine.aborted))
+    assert not rig.engine.live
+    reads.set()
+    await asked
+    told = [frame for frame in b"".join(sent).split(b"\n\n") if frame]
+    assert json.loads(told[-1].removeprefix(b"data: "))["error"]["code"] == "turn_cancelled"
+    assert len(told) < 60
+    rig.check_rest()
