@@ -260,7 +260,11 @@ async def half_calls(server: Target, family: str, count: int, seed: int) -> Coun
         assert reply.status_code in (200, 400), (family, body, reply.text)
         assert "internal_error" not in reply.text, (family, body, reply.text)
         ends[str(reply.status_code)] += 1
+        if reply.status_code == 200 and not body["stream"]:
+            ends["tokens"] += reply.json()["usage"]["completion_tokens"]
+            ends["whole"] += 1
         await server.state(f"half calls of {family}")
+    assert ends["tokens"] > 100 * ends["whole"] > 0, (family, ends)  # it did say what it was told to say
     return ends
 
 
