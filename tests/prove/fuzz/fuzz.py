@@ -25,6 +25,7 @@ LISTS = (  # what can be listed and deleted
     "/v1/agents/sessions", "/v1/agents", "/v1/webhook_endpoints", "/agentserve/sessions",
 )  # fmt: skip
 _REQUESTS = ("RequestResponseCycle.run_asgi", "disconnected")
+AGAIN = 10  # times that an honest client may find its connection closed before it has asked
 SLACK = 48 << 20  # bytes by which a process may be larger than before: what allocators keep in pieces
 
 
@@ -164,15 +165,22 @@ class Fuzz:
         going = asyncio.create_task(
             crowd.crowd(self._size.slow, self._rng.getrandbits(32), self._size.slow_seconds)
         )
-        served = 0
+        served = again = 0
         while not going.done():  # who is not slow is served meanwhile
             heard = await self._chat(f"Hi {served}", patience=60.0)
+            if heard.status is None and not heard.left and again < AGAIN:
+                again += 1  # this process, which plays a thousand clients, was too slow to ask in time
+                continue
             assert heard.status == 200, f"{heard}, after {served}"
             served += 1
             await self._server.state("slow clients")
             await asyncio.wait((going,), timeout=0.5)
         await going
-        self.report.slow_ends = dict(sorted(crowd.ends.items())) | {"served meanwhile": served}
+        self.report.slow_ends = dict(sorted(crowd.ends.items())) | {
+            "served meanwhile": served,
+            "asked again": again,
+        }
+        assert served > again
 
     async def _chat(self, text: str, *, patience: float = 30.0, **fields: Any) -> Heard:
         body = {"model": "tiny", "messages": [user(text)], "max_tokens": 4, **fields}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 SMALL = Size(requests=100, clients=6, heavy=0, slow=27, slow_seconds=2.5, calls=0)
 FULL = Size(requests=10_000, clients=10, heavy=8, slow=1000, slow_seconds=60.0, calls=40)
 LONGEST_STALL = 0.1  # seconds of the server's own fault
-SLOW: dict[str, Any] = {"header_seconds": 4, "body_seconds": 10, "unread_seconds": 8}
+SLOW: dict[str, Any] = {"header_seconds": 8, "body_seconds": 12, "unread_seconds": 8}
 
 
 def settings(folder: Path) -> Path:
