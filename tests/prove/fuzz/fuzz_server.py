@@ -52,7 +52,7 @@ def state_of(app: Starlette, watch: LoopWatch) -> Callable[[Request], Any]:
             ctypes.CDLL(None).malloc_trim(0)
             watch.start()
         context = app.state.context
-        names = Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())  # type: ignore[union-attr]
+        names = Counter(name_of(task) for task in asyncio.all_tasks())
         return JSONResponse(
             {
                 "stalls": stalls,
@@ -67,6 +67,11 @@ def state_of(app: Starlette, watch: LoopWatch) -> Callable[[Request], Any]:
         )
 
     return state
+
+
+def name_of(task: asyncio.Task[Any]) -> str:
+    work = task.get_coro()
+    return str(getattr(work, "__qualname__", type(work).__name__))
 
 
 def resident() -> int:

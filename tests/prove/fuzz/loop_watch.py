@@ -63,9 +63,10 @@ class LoopWatch:
     # --- inside ---------------------------------------------------------------------------
 
     def _arm(self) -> None:
+        # First, for it waits for the thread of the time before, which may have to wait for a core.
+        faulthandler.dump_traceback_later(INTERVAL + LOOK, file=self._file)
         self._before = self._spent()
         self._due = time.monotonic() + INTERVAL
-        faulthandler.dump_traceback_later(INTERVAL + LOOK, file=self._file)
         self._timer = self._loop.call_later(INTERVAL, self._tick)
 
     def _tick(self) -> None:
