@@ -34,6 +34,7 @@ from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import ServerContext, ServerOptions
+from agentserve.server.http.endings import ended
 from agentserve.server.http.gate import Gate, Guards
 from agentserve.server.http.grammars import Grammars
 from agentserve.server.http.idempotency import Idempotency
@@ -330,7 +331,8 @@ async def _known_error(request: Request, error: Exception) -> Response:
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_GONE_STATUS)
+    told = ended(request.scope)
+    return Response(status_code=CLIENT_GONE_STATUS) if told is None else error_response(told, request.scope)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
