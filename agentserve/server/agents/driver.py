@@ -116,8 +116,9 @@ class Driver:
             self.heard()
             await asyncio.shield(post.done)
         else:
-            self._calls.take_in()
+            kept = self._calls.take_in()
             self.heard()
+            await booked(kept)
 
     async def decide(self, call: CallItem, decision: Decision) -> None:
         """What a user says to a call that needs approval."""
@@ -141,7 +142,11 @@ class Driver:
             while not self._over():
                 waited = await self._results()
                 generation = await self._begin()
-                self._calls.take_in()
+                try:
+                    await booked(self._calls.take_in())
+                except BaseException:
+                    generation.rollback()
+                    raise
                 self._released()
                 if waited:
                     self._means.teller.in_progress(self.history, self.turn, again=True)

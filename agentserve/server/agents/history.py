@@ -132,6 +132,11 @@ class History:
                 return None if found is None else (item, found)
         return None
 
+    @property
+    def steps(self) -> int:
+        """The number of the last turn of the session that came to a reply."""
+        return max((batch.step or 0 for batch in self.batches), default=0)
+
     def said_by(self, turn: str) -> int:
         """How many items the agent brought forth in it."""
         return sum(not isinstance(item, _NOT_SAID) for item, _ in self.items(turn))

@@ -43,6 +43,11 @@ class Line(Protocol):
         """Results that were taken for them, and cannot be lost."""
         ...
 
+    @property
+    def forgotten(self) -> bool:
+        """The directory had no room for the session: results are on disk once they are items."""
+        ...
+
     async def begin(self, config: AgentConfig, messages: Sequence[JsonObject], *, first: bool) -> Generation:
         """Lease the next turn: the history, the held results in call order (calls without one were
         cancelled), `messages`. `first`: of an agent's turn; else NotYet where a result is missing."""
