@@ -1,9 +1,9 @@
-"""`giraffe-llm`: fifteen checks of a server by the answers of its model; six of them, in three plans.
+"""`giraffe-llm`: fifteen checks of a server by the answers of its model; six of them, in four plans.
 
 Its checks want answers that are exact to the letter, so a small model fails them on every server. The
-first plan is the suite as it comes. In the second the forms of answers are held to by a grammar
-(`structured_outputs`, which vLLM has too), in the third a tool has to be called: what passes there and
-not in the first is the model's. A label, a name or a city still has to be found by the model.
+first plan is the suite as it comes. In the next two the forms of answers are held to by a grammar
+(`structured_outputs`, which vLLM has too), in the last a tool has to be called: what passes there and
+not in the first is the model's. Which label, name or city it is still has to be found by the model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TOOL = {
         },
     },
 }
-_LABEL, _SESSION = "[A-Z][0-9][A-Z][0-9]", "Session_[0-9]{4}_(fixed|live)"
+_LABELS, _SESSION = ("M2Q8", "K7P4", "W9X1", "R5D6"), "Session_000[0-9]_(fixed|live)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +73,21 @@ def _called(name: str, choice: Mapping[str, object], *, calls: bool = True) -> d
 PLANS = (
     Plan("as it comes", "the suite's own requests and answers", CHECKS),
     Plan(
-        "forms held",
-        "the same requests; a regular expression for labels and session names",
-        ("access", "serving", "sessions", "prefix"),
-        {"request_options": {"temperature": 0, "structured_outputs": {"regex": f"({_LABEL}|{_SESSION})"}}},
+        "names held",
+        "the same requests; answers have the form of a session's name",
+        ("sessions",),
+        {"request_options": {"structured_outputs": {"regex": _SESSION}}},
+    ),
+    Plan(
+        "labels held",
+        "the same requests; the answer is one of four labels",
+        ("prefix",),
+        {"request_options": {"structured_outputs": {"choice": list(_LABELS)}}},
     ),
     Plan(
         "calls forced",
         "the suite's tool with three cities to choose from, named, required, and forbidden",
-        ("access", "serving", "tools"),
+        ("tools",),
         {
             "tool_checks": {
                 "fixtures": [
