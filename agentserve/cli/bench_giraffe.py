@@ -29,42 +29,42 @@ OURS = "agentserve"
 def checks(
     environment: Path, model: str, name: str, *, url: str | None, peer: str | None, results: Path | None
 ) -> None:
-    """Every plan on our server and, if there is one, on `peer` (`NAME=URL`); ends the command with status 1
-    where a check shows a fault of ours."""
-    servers: dict[str, str] = {}
-    said: dict[str, str] = {}
-    found: list[Verdict] = []
+    """Every plan on our server or, if one is named, on `peer` (`NAME=URL`); ends the command with status 1
+    where a check shows a fault of the server. Results of other servers with this model are kept."""
     progress = Console(stderr=True, highlight=False)
+    found: list[Verdict] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         try:
-            if url is None:
-                url = stack.enter_context(local_server(["--model", model, "--served-model-name", name]))
-            servers[OURS] = url.rstrip("/")
             if peer is not None:
-                other, _, at = peer.partition("=")
-                servers[other] = at.rstrip("/")
-            for server, at in servers.items():
-                said[server] = _version(at)
-                for plan in PLANS:
-                    progress.print(f"{NAME}: {server}, {plan.name} ...")
-                    found += check(plan, Subject(server, at, name), environment, folder)
+                server, _, at = peer.partition("=")
+            else:
+                server, at = (
+                    OURS,
+                    url or stack.enter_context(local_server(["--model", model, "--served-model-name", name])),
+                )
+            subject = Subject(server, at.rstrip("/"), name)
+            said = _version(subject.url)
+            for plan in PLANS:
+                progress.print(f"{NAME}: {server}, {plan.name} ...")
+                found += check(plan, subject, environment, folder)
+            document = Checked(
+                f"outside-{NAME}-{name}",
+                {server: shlex.join(["agentserve", *sys.argv[1:]])},
+                report.machine(),
+                report.versions() | {DISTRIBUTION: version(environment, DISTRIBUTION)},
+                name,
+                {server: said},
+                {plan.name: plan.says for plan in PLANS},
+                found,
+            )
+            if results is not None:
+                document = document.beside(results)
+                typer.echo(f"written to {report.write(document, results)}")
         except (NoServer, ToolFailed, OSError, ValueError, LookupError) as error:
             fail(str(error))
-    _show(found, list(servers), Console())
-    if results is not None:
-        document = Checked(
-            f"outside-{NAME}-{name}",
-            shlex.join(["agentserve", *sys.argv[1:]]),
-            report.machine(),
-            report.versions() | {DISTRIBUTION: version(environment, DISTRIBUTION)},
-            name,
-            said,
-            {plan.name: plan.says for plan in PLANS},
-            found,
-        )
-        typer.echo(f"written to {report.write(document, results)}")
-    come = shown(found, OURS)
+    _show(document.verdicts, list(document.servers), Console())
+    come = shown(found, server)
     if bad := [name for name in CHECKS if come[name] in ("server", "open")]:
         fail(f"not passed, and no answer of the model is why: {', '.join(bad)}")
 

@@ -53,7 +53,8 @@ def outside(
         typer.Option(help="giraffe: what servers call --model.", show_default="the same"),
     ] = None,
     peer: Annotated[
-        str | None, typer.Option(help="giraffe: NAME=URL of another server with this model, to be compared.")
+        str | None,
+        typer.Option(help="giraffe: NAME=URL of another server with this model; check it instead of ours."),
     ] = None,
     results: Annotated[Path | None, typer.Option(help="Write outside-TOOL.json into this folder.")] = None,
 ) -> None:

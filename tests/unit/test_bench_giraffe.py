@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 
 from agentserve.bench.outside.giraffe import CHECKS, PLANS, Subject, aborted, check, configuration
 from agentserve.bench.outside.tools import ToolFailed
-from agentserve.bench.outside.verdicts import Verdict, shown, verdicts
+from agentserve.bench.outside.verdicts import Checked, Verdict, shown, verdicts
+from agentserve.bench.report import write
 from agentserve.cli.main import app
 from tests.api_rig import Rig, served
 from tests.fakes import ScriptedEngine, say
@@ -32,17 +34,20 @@ there = pathlib.Path(flags["--output"])
 there.mkdir()
 one = {{"scenario": "initial", "check_ids": ["access"], "score": said == "Hello.", "score_message": said,
        "intentional": False, "status": "completed", "valid": True, "error": None, "tool_evaluation": None}}
-found = {{"checks": [{{"id": "access", "status": "fail", "metrics": {{}}}}], "requests": [one]}}
+checks = [{{"id": name, "status": "fail", "metrics": {{}}}} for name in {checks}]
+found = {{"checks": checks, "requests": [one]}}
 if {report}:
     (there / "report.json").write_text(json.dumps(found))
 sys.exit(1)
 """
 
 
-def environment(folder: Path, *, report: bool = True) -> Path:
+def environment(folder: Path, *, report: bool = True, checks: Sequence[str] = ("access",)) -> Path:
     (folder / "bin").mkdir(parents=True)
     program = folder / "bin" / "giraffe"
-    program.write_text(FAKE_GIRAFFE.format(python=sys.executable, report=report), encoding="utf-8")
+    program.write_text(
+        FAKE_GIRAFFE.format(python=sys.executable, report=report, checks=list(checks)), encoding="utf-8"
+    )
     program.chmod(0o755)
     return folder
 
@@ -188,6 +193,32 @@ async def test_a_plan_is_run_and_its_report_read(tmp_path: Path) -> None:
         with pytest.raises(ToolFailed, match="left no result"):
             await asyncio.to_thread(check, plan, Subject("other", url, "tiny"), bare, tmp_path)
     assert found == Verdict("s", "as it comes", "access", "fail", 1, 1, "open")
+
+
+def test_results_of_other_servers_are_kept(tmp_path: Path) -> None:
+    def run(server: str, version: str) -> Checked:
+        verdict = Verdict(server, "p", "access", "pass", 1, 1, "")
+        return Checked("b", {server: version}, {}, {}, "m", {server: version}, {"p": ""}, [verdict])
+
+    for server, version in (("a", "1"), ("b", "1"), ("a", "2")):
+        write(run(server, version).beside(tmp_path), tmp_path)
+    kept = json.loads((tmp_path / "b.json").read_bytes())
+    assert kept["servers"] == kept["commands"] == {"a": "2", "b": "1"}
+    assert sorted(verdict["server"] for verdict in kept["verdicts"]) == ["a", "b"]
+    (tmp_path / "b.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ValueError, match="Expected"):
+        run("a", "1").beside(tmp_path)
+
+
+async def test_the_command_checks_a_peer_and_keeps_what_it_found(tmp_path: Path) -> None:
+    environment(tmp_path / "giraffe")
+    rig = Rig(ScriptedEngine(say("No.")))
+    async with served(rig.app) as url:
+        arguments = ["--tool", "giraffe", "--tools-dir", str(tmp_path), "--model", "tiny"]
+        arguments += ["--peer", f"other={url}", "--results", str(tmp_path)]
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["bench", "outside", *arguments])
+    assert result.exit_code == 1, result.output  # the suite that is faked here knows one check of the six
+    assert "giraffe left no result" in result.stderr
 
 
 def test_every_check_runs_as_it_comes_and_what_is_held_is_said() -> None:

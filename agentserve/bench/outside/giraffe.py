@@ -19,7 +19,7 @@ from agentserve.bench.outside.verdicts import Verdict, verdicts
 
 NAME, DISTRIBUTION = "giraffe", "giraffe-llm"
 CHECKS = ("access", "serving", "tools", "sessions", "prefix", "cancellation")
-SAMPLES, SECONDS = 6, 600.0
+SAMPLES, SECONDS = 6, 1800.0
 _ENDED = (0, 1, 2)  # statuses that leave a report: pass, fail, inconclusive
 _ABORTED = 'finished_reason="abort"'
 

@@ -4,6 +4,7 @@ answer of a model explains."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,16 +29,30 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """A run of all plans on all servers, as it is kept."""
+    """A run of all plans on each server, as it is kept."""
 
     benchmark: str
-    command: str
+    commands: Mapping[str, str]  # by server
     machine: Mapping[str, str]
     versions: Mapping[str, str]
     model: str
     servers: Mapping[str, str]  # name -> version
     plans: Mapping[str, str]  # name -> what is asked for
     verdicts: Sequence[Verdict]
+
+    def beside(self, folder: Path) -> Checked:
+        """Together with what the same file in `folder` has of other servers. ValueError for another file."""
+        try:
+            text = (folder / f"{self.benchmark}.json").read_bytes()
+        except FileNotFoundError:
+            return self
+        kept = msgspec.json.decode(text, type=Checked)
+        return msgspec.structs.replace(
+            self,
+            commands={**kept.commands, **self.commands},
+            servers={**kept.servers, **self.servers},
+            verdicts=[one for one in kept.verdicts if one.server not in self.servers] + list(self.verdicts),
+        )
 
 
 def verdicts(report: _Found, server: str, plan: str, checks: Sequence[str], ended: int) -> list[Verdict]:
