@@ -215,7 +215,7 @@ class Making:
             running=running,
             untold=bool(plan.body.background)
             and not running
-            and self._context.hooks.wants(plan.claim.tenant, f"response.{shown['status']}"),
+            and self._context.hooks.wants(plan.hold.tenant, f"response.{shown['status']}"),
         )
 
     def _finished(self, outcome: Outcome) -> list[JsonObject]:
