@@ -97,3 +97,13 @@ def test_reasoning_before_a_call(client: httpx.Client, dialect: Dialect, stream:
     assert (second.thought, second.text, second.reasoning) == (thought(2), "".join(ANSWER), 4)
     assert second.session == first.session
     assert second.cached >= first.prompt + first.generated - 1
+
+
+def test_a_prompt_is_counted_as_it_will_be(client: httpx.Client) -> None:
+    """Behind a turn that reasoned, of one that is not to."""
+    talk = Messages(client, stream=False)
+    talk.ask("Counted?", **talk.budget(4))
+    history = [*talk.history, {"role": "user", "content": "And now?"}]
+    body = {"model": MODEL, "messages": history, **talk.off()}
+    counted = client.post("/v1/messages/count_tokens", json=body).json()
+    assert counted == {"input_tokens": talk.ask("And now?", **talk.off()).prompt}
