@@ -1,9 +1,10 @@
-"""Tools, and a compiler of grammars over a vocabulary of bytes."""
+"""Tools, and compilers of grammars over a vocabulary of bytes."""
 
 from typing import Any
 
 from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.grammar import ToolChoice
+from tools_bridge.source_compiler import SourceCompiler
 from tools_bridge.types import ToolSpec
 
 EOS, VOCAB = 256, 300
@@ -16,6 +17,11 @@ REQUIRED = ToolChoice("required")
 
 def call(name: str = "weather", arguments: str = '{"city": "Rome"}') -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def sources_of_bytes() -> SourceCompiler:
+    """In this process; of finished sources."""
+    return SourceCompiler(BYTES, VOCAB, [EOS])
 
 
 def compiler_of_bytes(**settings: Any) -> GrammarCompiler:

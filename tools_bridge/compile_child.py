@@ -12,32 +12,16 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import msgspec
-import numpy as np
 
-from tools_bridge.compile_messages import (
-    MAX_COMPILED_CHARS,
-    MAX_SOURCE_CHARS,
-    Job,
-    Made,
-    Vocabulary,
-    receive,
-    send,
-)
-from tools_bridge.grammar import GrammarSource
-from tools_bridge.json_schema.ebnf import rules_of
-from tools_bridge.probe import PART_STEPS, check_speed, parts_of
+from tools_bridge.compile_messages import At, Job, Made, Vocabulary, receive, send
 from tools_bridge.reply_request import source_of
 from tools_bridge.schemas import GrammarError
-from tools_bridge.vocabulary import GrammarVocabulary
-
-if TYPE_CHECKING:
-    import xgrammar
-
-TOO_MUCH_MEMORY = "the schema needs too much memory to compile; simplify it"
+from tools_bridge.source_compiler import TOO_MUCH_MEMORY, SourceCompiler, Uncompilable, no_memory, placed
 
 
 def main() -> None:
@@ -46,7 +30,7 @@ def main() -> None:
     if wanted is None:
         return
     try:
-        compiler = _Compiler(wanted)
+        compiler = SourceCompiler(wanted.token_bytes, wanted.vocab_size, wanted.stop_token_ids)
     except ValueError as error:
         send(replies, Made(error=str(error)))
         return
@@ -56,86 +40,38 @@ def main() -> None:
     while (job := receive(jobs, Job)) is not None:
         # The default action of SIGALRM ends the process, also in the middle of native code.
         signal.setitimer(signal.ITIMER_REAL, job.seconds)
-        made = compiler.make(job)
+        made = _made(compiler, job, lambda place: send(replies, At(place)))
         signal.setitimer(signal.ITIMER_REAL, 0)
         # Memory that malloc keeps counts against the limit; the next schema must not pay for it.
-        last = made.error == TOO_MUCH_MEMORY or (limit is not None and _address_space() > limit)
+        last = made.last or (limit is not None and _address_space() > limit)
         send(replies, msgspec.structs.replace(made, last=last))
         if last:
             return
 
 
-class _Compiler:
-    def __init__(self, wanted: Vocabulary) -> None:
-        import xgrammar  # here, not above: it imports torch
+def _made(compiler: SourceCompiler, job: Job, tell: Callable[[str], None]) -> Made:
+    place = ""
 
-        self._vocabulary = GrammarVocabulary(wanted.token_bytes, wanted.vocab_size, wanted.stop_token_ids)
-        self._compiler = xgrammar.GrammarCompiler(self._vocabulary.info, max_threads=1, cache_enabled=False)
-        bytes_ = GrammarVocabulary([bytes([n]) for n in range(256)], 257, [256])  # costs next to nothing
-        self._of_bytes = xgrammar.GrammarCompiler(bytes_.info, max_threads=1, cache_enabled=False)
+    def at(now: str) -> None:
+        nonlocal place
+        place = now
+        tell(now)
 
-    def make(self, job: Job) -> Made:
-        try:
-            source = GrammarSource(job.source) if job.source else _rewritten(job.request)
-            if source is None:
-                return Made()
-            grammar = compiled(self._compiler, source.text)
-            self._check_beginning(grammar)
-            self._check_speed(source.text, grammar)
-            text = self._vocabulary.seal(grammar)
-        except GrammarError as error:
-            return Made(error=str(error))
-        except RecursionError:
-            return Made(error="the schema is nested too deeply")
-        except MemoryError:
-            return Made(error=TOO_MUCH_MEMORY)
-        except Exception as error:  # xgrammar raises bare RuntimeErrors
-            if "bad_alloc" in str(error):
-                return Made(error=TOO_MUCH_MEMORY)
-            return Made(error=f"the schema cannot be compiled: {_reason(error)}")
-        if len(text) > MAX_COMPILED_CHARS:
-            return Made(error="the schema is too complex: its compiled form is too large; simplify it")
-        return Made(text, left_out=source.left_out)
-
-    def _check_speed(self, source: str, grammar: xgrammar.CompiledGrammar) -> None:
-        check_speed(grammar)
-        for part in parts_of(source):
-            try:
-                alone = compiled(self._of_bytes, part)
-            except RuntimeError:  # what it may not be by itself, it may be where it stands
-                continue
-            check_speed(alone, steps=PART_STEPS)
-
-    def _check_beginning(self, grammar: xgrammar.CompiledGrammar) -> None:
-        import xgrammar
-
-        mask = np.zeros((1, (self._vocabulary.vocab_size + 31) // 32), dtype=np.int32)
-        matcher = xgrammar.GrammarMatcher(grammar)
-        # False: every token is allowed, and the mask was left alone.
-        if matcher.fill_next_token_bitmask(mask, 0) and not mask.any():
-            raise GrammarError("the schema cannot be met: no text can even begin to match it")
-
-
-def compiled(compiler: xgrammar.GrammarCompiler, source: str) -> xgrammar.CompiledGrammar:
-    """From a `GrammarSource`'s text. RuntimeError."""
-    import xgrammar
-
-    if '"json_schema"' not in source:
-        return compiler.compile_structural_tag(source)
-    rules = rules_of(source, lambda tag: str(xgrammar.Grammar.from_structural_tag(tag)))
-    return compiler.compile_grammar(xgrammar.Grammar.from_ebnf(rules))
-
-
-def _rewritten(request: bytes) -> GrammarSource | None:
-    """None where any text will do."""
-    source = source_of(request)
-    if source is None:
-        return None
-    if len(source.text) > MAX_SOURCE_CHARS:
-        raise GrammarError(
-            f"the tools and schemas are {len(source.text)} characters long, more than {MAX_SOURCE_CHARS}"
-        )
-    return source
+    try:
+        source = source_of(job.request, job.let_go)
+        if source is None:
+            return Made()
+        return Made(compiler.compile(source, at), left_out=source.left_out)
+    except Uncompilable as error:
+        return Made(error=str(error), compiling=True, place=error.place)
+    except GrammarError as error:
+        return Made(error=str(error))
+    except RecursionError:
+        return Made(error=placed(place, "the schema is nested too deeply"), compiling=True, place=place)
+    except Exception as error:
+        full = isinstance(error, MemoryError) or no_memory(error)
+        why = TOO_MUCH_MEMORY if full else f"the schema cannot be compiled: {type(error).__name__}"
+        return Made(error=placed(place, why), compiling=True, place=place, last=full)
 
 
 def _pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -165,14 +101,6 @@ def _limit_memory(more: int) -> int | None:
 def _address_space() -> int:
     pages = Path("/proc/self/statm").read_text().split()[0] if sys.platform.startswith("linux") else "0"
     return int(pages) * resource.getpagesize()
-
-
-def _reason(error: Exception) -> str:
-    """xgrammar's message without its log prefix (`[time] file:line: `), in one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    if text.startswith("[") and ": " in text:
-        text = text.split(": ", 1)[1]
-    return text[:300]
 
 
 if __name__ == "__main__":

@@ -25,16 +25,25 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 class Job(msgspec.Struct, frozen=True):
     seconds: float  # after which the child ends itself, should nobody be left to end it
-    source: str = ""  # a `GrammarSource`'s text; where there is none yet:
-    request: bytes = b""  # a `GrammarRequest`'s data
+    request: bytes  # a `GrammarRequest`'s data
+    let_go: dict[str, str]  # places of schemas that are held to their type alone, and why
 
 
-class Made(msgspec.Struct, frozen=True):
+class At(msgspec.Struct, frozen=True, tag="at"):
+    """Before the reply to a job, once or more: the place of the schema that is now being compiled; of all of
+    them together, that of the largest. What kills the child says no place."""
+
+    place: str
+
+
+class Made(msgspec.Struct, frozen=True, tag="made"):
     """The reply to each frame: a compiled grammar (nothing for the vocabulary, nor where a request's form is
     met by any text), or why there is none."""
 
     text: str = ""
     error: str = ""
+    compiling: bool = False  # the error is of compiling, not of what a schema says
+    place: str = ""  # of that
     left_out: tuple[str, ...] = ()  # what is not held, of schemas that need not be held to the letter
     last: bool = False  # the child ends itself now: it has become too large
 
@@ -51,9 +60,20 @@ def send_encoded(pipe: BinaryIO, data: bytes) -> None:
 
 def receive(pipe: BinaryIO, kind: type[T]) -> T | None:
     """The next frame; None at the end of the pipe, be it in the middle of a frame."""
+    data = _frame(pipe)
+    return None if data is None else msgspec.msgpack.decode(data, type=kind)
+
+
+def receive_reply(pipe: BinaryIO) -> At | Made | None:
+    """The same, from a child."""
+    data = _frame(pipe)
+    return None if data is None else msgspec.msgpack.decode(data, type=At | Made)
+
+
+def _frame(pipe: BinaryIO) -> bytes | None:
     head = pipe.read(_LENGTH)
     if len(head) < _LENGTH:
         return None
     size = int.from_bytes(head, "little")
     data = pipe.read(size)
-    return msgspec.msgpack.decode(data, type=kind) if len(data) == size else None
+    return data if len(data) == size else None

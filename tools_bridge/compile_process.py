@@ -6,12 +6,11 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
-from tools_bridge.compile_messages import Job, Made, receive, send, send_encoded
-from tools_bridge.grammar import GrammarSource
+from tools_bridge.compile_messages import At, Job, Made, receive_reply, send, send_encoded
 from tools_bridge.reply_request import GrammarRequest
 from tools_bridge.schemas import GrammarError
 
@@ -27,7 +26,15 @@ class CompilerUnavailable(RuntimeError):
     """No compiler is free, or none starts: not the schema's fault."""
 
 
-class TooSlow(GrammarError):
+class NotCompiled(GrammarError):
+    """A schema says what it may, but there is no grammar of it. `place`: of that schema, if it is known."""
+
+    def __init__(self, place: str, why: str) -> None:
+        super().__init__(why if not place or why.startswith(place) else f"{place}: {why}")
+        self.place = place
+
+
+class TooSlow(NotCompiled):
     """It was given up: on a machine with less to do it may be made in time."""
 
 
@@ -42,24 +49,26 @@ class CompileProcess:
             start_new_session=True,  # an interrupt at the terminal is for the server
         )
         self.usable = True
+        self._place = ""  # of what is being compiled
         made, _ = self._ask(vocabulary, START_SECONDS)
         if made is None or made.error:
             self.close()
             raise CompilerUnavailable(f"the schema compiler does not start{_because(made)}")
 
-    def compile(self, wanted: GrammarSource | GrammarRequest, seconds: float) -> str:
-        """The compiled grammar, or "" where any text will do. The child may be gone then: see `usable`."""
-        end = seconds + ORPHAN_SECONDS
-        if isinstance(wanted, GrammarSource):
-            made, late = self._ask(Job(end, source=wanted.text), seconds)
-        else:
-            made, late = self._ask(Job(end, request=wanted.data), seconds)
+    def compile(self, wanted: GrammarRequest, seconds: float, let_go: Mapping[str, str]) -> str:
+        """The compiled grammar, or "" where any text will do. `let_go`: see `reply_grammar`. The child may be
+        gone then: see `usable`. NotCompiled, GrammarError."""
+        made, late = self._ask(Job(seconds + ORPHAN_SECONDS, wanted.data, dict(let_go)), seconds)
         if late or made is None or made.last:
             self.close()
         if made is None and late:
-            raise TooSlow(f"the schema took longer than {seconds:g} s to compile; simplify it")
+            raise TooSlow(self._place, f"the schema took longer than {seconds:g} s to compile; simplify it")
         if made is None:
-            raise GrammarError("the schema cannot be compiled: it is too large or nested too deeply")
+            raise NotCompiled(
+                self._place, "the schema cannot be compiled: it is too large or nested too deeply"
+            )
+        if made.compiling:
+            raise NotCompiled(made.place, made.error)
         if made.error:
             raise GrammarError(made.error)
         if made.left_out:
@@ -91,7 +100,10 @@ class CompileProcess:
                     send_encoded(jobs, message)
                 else:
                     send(jobs, message)
-                made = receive(replies, Made)
+                self._place = ""
+                while isinstance(said := receive_reply(replies), At):
+                    self._place = said.place
+                made = said
             except BrokenPipeError:
                 made = None
         return made, late.is_set()

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from tools_bridge.compile_messages import MAX_SOURCE_CHARS, Vocabulary
-from tools_bridge.compile_process import CompileProcess, CompilerUnavailable, TooSlow
-from tools_bridge.grammar import GrammarSource
+from tools_bridge.compile_messages import Vocabulary
+from tools_bridge.compile_process import CompileProcess, CompilerUnavailable, NotCompiled, TooSlow
 from tools_bridge.reply_request import GrammarRequest
 from tools_bridge.schemas import GrammarError
 
@@ -33,9 +32,6 @@ class _Job:
         self.done = threading.Event()
         self.text = ""
         self.error: GrammarError | CompilerUnavailable | None = None
-
-
-Wanted = GrammarSource | GrammarRequest
 
 
 class _Children:
@@ -62,7 +58,8 @@ class GrammarCompiler:
     top of what a child has at rest, costs its child and is refused; the others do not notice. While
     all children are busy a new grammar waits `timeout` seconds, and is then a CompilerUnavailable, as
     is one that comes while there are `MAX_JOBS` already. `cache_chars` bounds what is kept. What was refused
-    is remembered, too. `close` ends all children at once, and what they were at is a CompilerUnavailable.
+    is remembered, too. A schema that is not strict and cannot be compiled is held to its type alone, and the
+    log says so. `close` ends all children at once, and what they were at is a CompilerUnavailable.
     """
 
     def __init__(
@@ -92,22 +89,18 @@ class GrammarCompiler:
         self._cached_chars = 0
         self.close = weakref.finalize(self, self._children.close)
 
-    def cached(self, wanted: Wanted) -> str | None:
+    def cached(self, wanted: GrammarRequest) -> str | None:
         """What `compile` would return, or raise, at once; never blocks."""
         key = wanted.id
         with self._lock:
             return self._look_up(key)
 
-    def compile(self, wanted: Wanted) -> str:
+    def compile(self, wanted: GrammarRequest) -> str:
         """The compiled grammar as text for `DefineGrammar`, or "" where a request's form is met by any text.
         A GrammarError says why there is none.
 
         CompilerUnavailable: the same grammar may be had later.
         """
-        if isinstance(wanted, GrammarSource) and len(wanted.text) > MAX_SOURCE_CHARS:
-            raise GrammarError(
-                f"the tools and schemas are {len(wanted.text)} characters long, more than {MAX_SOURCE_CHARS}"
-            )
         key = wanted.id
         with self._lock:
             text = self._look_up(key)
@@ -124,10 +117,11 @@ class GrammarCompiler:
         else:
             job.done.wait()  # whoever runs it is bounded
         if job.error is not None:
-            raise type(job.error)(str(job.error))  # a new one: several threads may raise it
+            kind = GrammarError if isinstance(job.error, GrammarError) else CompilerUnavailable
+            raise kind(str(job.error))  # a new one: several threads may raise it
         return job.text
 
-    def _run(self, key: str, wanted: Wanted, job: _Job) -> None:
+    def _run(self, key: str, wanted: GrammarRequest, job: _Job) -> None:
         job.error = CompilerUnavailable("compiling was broken off")  # unless it gets to its end
         try:
             job.text = self._in_a_slot(wanted)
@@ -145,7 +139,7 @@ class GrammarCompiler:
                     self._refuse(key, job.error)
             job.done.set()
 
-    def _in_a_slot(self, wanted: Wanted) -> str:
+    def _in_a_slot(self, wanted: GrammarRequest) -> str:
         if not self._slots.acquire(timeout=self._timeout):
             raise _busy()
         try:
@@ -153,10 +147,26 @@ class GrammarCompiler:
         finally:
             self._slots.release()
 
-    def _compile(self, wanted: Wanted) -> str:
+    def _compile(self, wanted: GrammarRequest) -> str:
+        """With schemas that are not strict let go where they cannot be compiled: first the one that is known
+        to be at fault, then all. That takes as long again at most."""
+        let_go: dict[str, str] = {}
+        seconds = self._timeout
+        while True:
+            try:
+                return self._compile_once(wanted, seconds, let_go)
+            except NotCompiled as error:
+                left = wanted.loose() - let_go.keys()
+                if not left:
+                    raise
+                one = not let_go and error.place in left
+                let_go |= dict.fromkeys([error.place] if one else sorted(left), _why(error))
+                seconds = self._timeout / 2
+
+    def _compile_once(self, wanted: GrammarRequest, seconds: float, let_go: dict[str, str]) -> str:
         process = self._take()
         try:
-            return process.compile(wanted, self._timeout)
+            return process.compile(wanted, seconds, let_go)
         except GrammarError:
             if self._children.closed:
                 raise CompilerUnavailable("the schema compiler is closed") from None
@@ -210,6 +220,10 @@ class GrammarCompiler:
         while self._cached_chars > self._cache_chars or len(self._cache) > MOST_KEPT:
             _, old = self._cache.popitem(last=False)
             self._cached_chars -= len(old)
+
+
+def _why(error: NotCompiled) -> str:
+    return str(error).removeprefix(f"{error.place}: ")
 
 
 def _busy() -> CompilerUnavailable:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tools_bridge.call_syntax import HERMES_REPLY, NUMBER, CallSyntax, ReplySyntax
-from tools_bridge.json_schema import MARKS, call_schema, exact_schema, held_schema, looser
-from tools_bridge.schemas import MAX_ENUM, GrammarError, check_json, check_pattern, check_schema
-from tools_bridge.typed import kinds_of, to_json
+from tools_bridge.holding import RESPONSE_PLACE, Format, Holder, tool_place
+from tools_bridge.json_schema import MARKS
+from tools_bridge.schemas import MAX_ENUM, GrammarError, check_json, check_pattern
 from tools_bridge.types import ToolSpec
 
 __all__ = ["GrammarError", "GrammarSource", "ResponseFormat", "ToolChoice", "reply_grammar"]
@@ -25,8 +25,6 @@ MAX_GRAMMAR_CHARS = 64 * 1024  # of a grammar that a client wrote
 Thinking = Literal["no", "may", "inside"]
 """Whether reasoning may come first, or has begun where the reply begins."""
 
-Format = dict[str, object]
-
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
@@ -35,6 +33,8 @@ class GrammarSource:
     text: str
     left_out: tuple[str, ...] = field(default=(), compare=False)
     """What of schemas that are not strict is not held, and where."""
+    parts: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """(the place of a schema, pattern or grammar that a client sent, a grammar of it alone)."""
 
     @property
     def id(self) -> str:
@@ -81,6 +81,7 @@ def reply_grammar(
     response: ResponseFormat | None = None,
     syntax: ReplySyntax = HERMES_REPLY,
     thinking: Thinking = "no",
+    let_go: Mapping[str, str] | None = None,
 ) -> GrammarSource | None:
     """The grammar that a reply must follow; None where any text will do.
 
@@ -91,33 +92,96 @@ def reply_grammar(
       is True and the response is text. With another response: either calls or such a response.
     - "none", or no tools: the response format alone.
 
-    Reasoning comes before all that, as far as `thinking` allows it.
+    Reasoning comes before all that, as far as `thinking` allows it. `let_go`: places of schemas that are not
+    strict and shall be held to their type alone, and why.
     What cannot be asked for is a GrammarError that names the place.
     """
     choice = choice or ToolChoice()
     response = response or ResponseFormat()
-    left_out: list[str] = []
-    body = _response(response, left_out)
+    made = _Making(syntax, let_go or {})
+    body = made.response(response)
     if body is not None:
         body = _around(syntax.said, body)
     offered = [] if choice.mode == "none" else _offered(tools, choice)
     if choice.mode == "required" and not offered:
         raise GrammarError("tool_choice: a call is required but no tools are given")
     if not offered:
-        return None if body is None else _source(_after_thought(body, syntax, thinking), left_out)
+        return None if body is None else made.source(_after_thought(body, syntax, thinking))
     required = choice.mode == "required"
     single = choice.single or not parallel
     free = not single and not choice.names and not any(tool.strict for tool in offered)
     if not required and body is None and free:
         return None
-    tags = [_tag(tool, syntax.calls, left_out, held=required or tool.strict) for tool in offered]
+    tags = [made.tag(tool, held=required or tool.strict) for tool in offered]
     if required:
-        return _source(_after_thought(_calls(tags, syntax.calls, single), syntax, thinking), left_out)
+        return made.source(_after_thought(_calls(tags, syntax.calls, single), syntax, thinking))
     if body is None:
         among = _among_text(tags, syntax.calls, single)
-        return _source(_after_thought(among, syntax, thinking, text=True), left_out)
+        return made.source(_after_thought(among, syntax, thinking, text=True))
     either: Format = {"type": "or", "elements": [body, _calls(tags, syntax.calls, single)]}
-    return _source(_after_thought(either, syntax, thinking), left_out)
+    return made.source(_after_thought(either, syntax, thinking))
+
+
+class _Making:
+    """Formats of what clients sent, and a note of each."""
+
+    def __init__(self, syntax: ReplySyntax, let_go: Mapping[str, str]) -> None:
+        self._calls = syntax.calls
+        self._holder = Holder(let_go)
+        self._parts: list[tuple[str, str]] = []
+
+    def source(self, form: Format) -> GrammarSource:
+        return GrammarSource(_text(form), tuple(self._holder.left_out), tuple(self._parts))
+
+    def response(self, response: ResponseFormat) -> Format | None:
+        match response.kind:
+            case "text":
+                return None
+            case "json_object":
+                return _json({"type": "object"})
+            case "json_schema":
+                held = self._holder.answer(response.schema, strict=response.strict)
+                return self._noted(RESPONSE_PLACE, _json(held))
+            case "choice":
+                return _choices(response.choices)
+            case "regex":
+                if not response.text:
+                    raise GrammarError("regex: the pattern is empty")
+                check_pattern(response.text, "regex")
+                return self._noted("regex", {"type": "regex", "pattern": response.text})
+            case "ebnf":
+                if not response.text.strip() or len(response.text) > MAX_GRAMMAR_CHARS:
+                    raise GrammarError(f"grammar: it must have 1 to {MAX_GRAMMAR_CHARS} characters")
+                return self._noted("grammar", {"type": "grammar", "grammar": response.text})
+        check_json(response.schema, "structural_tag")
+        form = (response.schema or {}).get("format")
+        if not isinstance(form, dict):
+            raise GrammarError("structural_tag: an object with a 'format' is expected")
+        return self._noted("structural_tag", form)
+
+    def tag(self, tool: ToolSpec, *, held: bool) -> Format:
+        """`held`: to its schema; of what is not, nothing is looked at."""
+        syntax = self._calls
+        content = _json(self._holder.arguments(tool, syntax) if held else {"type": "object"})
+        if syntax.style != "json":
+            content |= {"style": syntax.style}
+            if syntax.style != "gemma":  # which has its own
+                content["excludes"] = list(MARKS[syntax.style])
+        if held:
+            self._noted(tool_place(tool.name), content)
+        if syntax.numbered:
+            number: Format = {"type": "regex", "pattern": NUMBER}
+            content = {"type": "sequence", "elements": [number, _const(syntax.numbered), content]}
+        return {"type": "tag", "begin": syntax.begin(tool.name), "content": content, "end": syntax.end}
+
+    def _noted(self, place: str, form: Format) -> Format:
+        self._parts.append((place, _text(form)))
+        return form
+
+
+def _text(form: Format) -> str:
+    # Key order counts in a schema (it is the order of the properties), so keys are not sorted.
+    return json.dumps({"type": "structural_tag", "format": form}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _after_thought(form: Format, syntax: ReplySyntax, thinking: Thinking, *, text: bool = False) -> Format:
@@ -153,12 +217,6 @@ def _offered(tools: Sequence[ToolSpec], choice: ToolChoice) -> list[ToolSpec]:
     return [tool for tool in tools if not choice.names or tool.name in choice.names]
 
 
-def _source(form: Format, left_out: Iterable[str]) -> GrammarSource:
-    # Key order counts in a schema (it is the order of the properties), so keys are not sorted.
-    tag = {"type": "structural_tag", "format": form}
-    return GrammarSource(json.dumps(tag, ensure_ascii=False, separators=(",", ":")), tuple(left_out))
-
-
 def _json(schema: object) -> Format:
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_BLANKS}
 
@@ -173,49 +231,6 @@ def _around(marks: tuple[str, str], form: Format) -> Format:
     return form if len(parts) == 1 else {"type": "sequence", "elements": parts}
 
 
-def _response(response: ResponseFormat, left_out: list[str]) -> Format | None:
-    match response.kind:
-        case "text":
-            return None
-        case "json_object":
-            return _json({"type": "object"})
-        case "json_schema":
-            where = "response_format.json_schema.schema"
-            return _json(_answer_schema(response, where, left_out))
-        case "regex":
-            if not response.text:
-                raise GrammarError("regex: the pattern is empty")
-            check_pattern(response.text, "regex")
-            return {"type": "regex", "pattern": response.text}
-        case "choice":
-            return _choices(response.choices)
-        case "ebnf":
-            if not response.text.strip() or len(response.text) > MAX_GRAMMAR_CHARS:
-                raise GrammarError(f"grammar: it must have 1 to {MAX_GRAMMAR_CHARS} characters")
-            return {"type": "grammar", "grammar": response.text}
-    check_json(response.schema, "structural_tag")
-    form = (response.schema or {}).get("format")
-    if not isinstance(form, dict):
-        raise GrammarError("structural_tag: an object with a 'format' is expected")
-    return form
-
-
-def _answer_schema(response: ResponseFormat, where: str, left_out: list[str]) -> dict[str, object]:
-    def exact() -> Format:
-        check_schema(schema, where)
-        return exact_schema(schema, where)
-
-    def held(wanted: Format) -> tuple[Format, list[str]]:
-        check_schema(wanted, where)
-        return held_schema(wanted, where)
-
-    schema = response.schema
-    if response.strict or schema is None:
-        return _strictly(exact, 'say "strict": false')
-    check_json(schema, where)
-    return _first_held(schema, held, where, left_out)
-
-
 def _choices(texts: tuple[str, ...]) -> Format:
     if not texts or not all(texts):
         raise GrammarError("choice: at least one text is needed, and none may be empty")
@@ -223,82 +238,6 @@ def _choices(texts: tuple[str, ...]) -> Format:
         raise GrammarError(f"choice: {len(texts)} texts are more than {MAX_ENUM}")
     elements = [_const(text) for text in dict.fromkeys(texts)]
     return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
-
-
-def _tag(tool: ToolSpec, syntax: CallSyntax, left_out: list[str], *, held: bool) -> Format:
-    where = f"tools.{tool.name}.parameters"
-    schema: Format = {"type": "object"}  # of what is not held nothing is looked at
-    if held:
-        check_json(tool.parameters, where)
-        schema = _held(tool, syntax, where, left_out)
-    content = _json(schema)
-    if syntax.style != "json":
-        content |= {"style": syntax.style}
-        if syntax.style != "gemma":  # which has its own
-            content["excludes"] = list(MARKS[syntax.style])
-    if syntax.numbered:
-        number: Format = {"type": "regex", "pattern": NUMBER}
-        content = {"type": "sequence", "elements": [number, _const(syntax.numbered), content]}
-    return {"type": "tag", "begin": syntax.begin(tool.name), "content": content, "end": syntax.end}
-
-
-def _held(tool: ToolSpec, syntax: CallSyntax, where: str, left_out: list[str]) -> dict[str, object]:
-    """What the arguments are held to: the parameters by the letter, or as much of them as can be held
-    where the tool is not strict. There the last that is tried is any object, which all forms can write."""
-
-    def read(key: str, text: str) -> object:
-        return json.loads(to_json(text, kinds_of(tool, key)))
-
-    def exact() -> Format:
-        check_schema(parameters, where)
-        schema = exact_schema(parameters, where)
-        return schema if syntax.style == "json" else call_schema(schema, syntax.style, where, read)
-
-    def held(wanted: Format) -> tuple[Format, list[str]]:
-        check_schema(wanted, where)
-        schema, missing = held_schema(wanted, where)
-        if syntax.style != "json":
-            schema = call_schema(schema, syntax.style, where, read, missing)
-        return schema, missing
-
-    parameters = _arguments(tool.parameters)
-    if tool.strict:
-        return _strictly(exact, "leave out 'strict'")
-    return _first_held(parameters, held, where, left_out)
-
-
-def _strictly(exact: Callable[[], Format], otherwise: str) -> Format:
-    try:
-        return exact()
-    except GrammarError as error:
-        if "be held" not in str(error):
-            raise
-        raise GrammarError(f"{error}: drop it from the schema, or {otherwise}") from None
-
-
-def _first_held(
-    schema: Format, held: Callable[[Format], tuple[Format, list[str]]], where: str, left_out: list[str]
-) -> Format:
-    refusal = GrammarError("a schema is needed")
-    for wanted, what in looser(schema):
-        try:
-            found, missing = held(wanted)
-        except GrammarError as error:
-            refusal = error
-            continue
-        left_out += [f"{where}: {what}"] * bool(what) + missing
-        return found
-    raise refusal
-
-
-def _arguments(parameters: dict[str, object]) -> dict[str, object]:
-    """Arguments are always an object; no parameters means the empty one (as OpenAI has it)."""
-    if not parameters:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    kind = parameters.get("type")
-    if kind not in (None, "object"):
-        raise GrammarError(f"tools: the parameters of a tool must be of type 'object', not {kind!r}")
-    return {"type": "object", **parameters}
 
 
 def _calls(tags: list[Format], syntax: CallSyntax, single: bool) -> Format:

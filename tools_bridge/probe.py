@@ -12,16 +12,20 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
 from tools_bridge.schemas import GrammarError
+from tools_bridge.vocabulary import GrammarVocabulary
 
 if TYPE_CHECKING:
     import xgrammar
 
-# Of CPU for one character: unambiguous ones take one or two microseconds, the 400th `a` in `a+` without
-# anchors takes a hundred, ambiguous ones take a thousand and more.
-SLOW_SECONDS = 250e-6
+# Times what a character of a plain grammar takes on this machine just now: the 400th `a` where one may stand
+# anywhere takes a hundred, in an ambiguous grammar a thousand and more, on every machine alike.
+SLOW = 250
+PLAIN = 'root ::= ([a-z] " "?)* "."'
+PLAIN_STEPS = 100
 GROWN = 8  # times what it took at first: a grammar that is merely wide does not grow
 FIRST_REPEATS = 48  # then it is seen whether a repetition grows at all
 MOST_REPEATS = 400
@@ -44,24 +48,34 @@ def parts_of(source: str) -> list[str]:
     """The patterns and grammars in a source, each as a source of its own: walks that begin at the beginning
     of it all do not come to everything. Those of a structural tag's text."""
     found: dict[str, None] = {}
-    rest: list[object] = [json.loads(source)]
+    rest: list[tuple[object, dict[str, object]]] = [(json.loads(source), {})]
     while rest:
-        node = rest.pop()
+        node, written = rest.pop()
         if isinstance(node, list):
-            rest.extend(node)
+            rest.extend((item, written) for item in node)
         if not isinstance(node, dict):
             continue
         if node.get("type") in ("regex", "grammar"):
             found[_part(node)] = None
             continue
+        if "json_schema" in node:
+            written = {key: node[key] for key in ("style", "excludes") if key in node}
         patterns = node.get("patternProperties")
         names = list(patterns) if isinstance(patterns, dict) else []
         for text in (node.get("pattern"), *names):
             if isinstance(text, str):
-                schema = {"type": "string", "pattern": text}
-                found[_part({"type": "json_schema", "json_schema": schema})] = None
-        rest.extend(value for key, value in node.items() if key not in ("enum", "const"))
+                found[_part(_pattern(text, written))] = None
+        rest.extend((value, written) for key, value in node.items() if key not in ("enum", "const"))
     return list(found)
+
+
+def _pattern(text: str, written: dict[str, object]) -> dict[str, object]:
+    """Of one text; in forms of calls that are not JSON, of the only argument."""
+    schema: dict[str, object] = {"type": "string", "pattern": text}
+    if written:
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+        schema["additionalProperties"] = False
+    return {"type": "json_schema", "json_schema": schema, **written}
 
 
 def _part(form: dict[str, object]) -> str:
@@ -75,6 +89,7 @@ def check_speed(
     import xgrammar
 
     budget = _Budget(steps)
+    unit = _Unit(clock)
     seen: set[tuple[bytes, bytes]] = set()
     for seed in range(WALKS):
         matcher = xgrammar.GrammarMatcher(grammar)
@@ -84,12 +99,47 @@ def check_speed(
                     return
                 if (open_, text) not in seen:
                     seen.add((open_, text))
-                    budget.left -= _repeat(matcher, text, clock)
+                    budget.left -= _repeat(matcher, text, clock, unit)
 
 
 class _Budget:
     def __init__(self, steps: int) -> None:
         self.left = steps
+
+
+class _Unit:
+    """What a step of a plain grammar takes: the least of many, as what else the machine does only adds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seconds = 0.0
+
+    def exceeded(self, seconds: float) -> bool:
+        """Whether a step is slow, also by what a plain one takes at this moment."""
+        if seconds <= SLOW * self._seconds:
+            return False
+        self._seconds = max(self._seconds, self._measured())
+        return seconds > SLOW * self._seconds
+
+    def _measured(self) -> float:
+        import xgrammar
+
+        matcher = xgrammar.GrammarMatcher(_plain())
+        times: list[float] = []
+        for _ in range(PLAIN_STEPS):
+            before = self._clock()
+            matcher.accept_string(b"a")
+            times.append(self._clock() - before)
+        return min(times)
+
+
+@cache
+def _plain() -> xgrammar.CompiledGrammar:
+    import xgrammar
+
+    info = GrammarVocabulary([bytes([n]) for n in range(256)], 257, [256]).info
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    return compiler.compile_grammar(xgrammar.Grammar.from_ebnf(PLAIN))
 
 
 def _texts(accepted: bytes) -> Iterator[bytes]:
@@ -127,7 +177,7 @@ def _takes(matcher: xgrammar.GrammarMatcher, one: int) -> bool:
     return True
 
 
-def _repeat(matcher: xgrammar.GrammarMatcher, text: bytes, clock: Clock) -> int:
+def _repeat(matcher: xgrammar.GrammarMatcher, text: bytes, clock: Clock, unit: _Unit) -> int:
     """Repeats `text` as long as it is taken and grows dearer; leaves the matcher where it was.
 
     Returns the steps that say nothing against the grammar.
@@ -143,7 +193,7 @@ def _repeat(matcher: xgrammar.GrammarMatcher, text: bytes, clock: Clock) -> int:
             break
         if n == FIRST_REPEATS and _lately(times) < 2 * _at_first(times):
             break
-        if n > 4 and _lately(times) > max(SLOW_SECONDS, GROWN * _at_first(times)):
+        if n > 4 and _lately(times) > GROWN * _at_first(times) and unit.exceeded(_lately(times)):
             raise GrammarError(AMBIGUOUS)
     if times:
         matcher.rollback(len(times))

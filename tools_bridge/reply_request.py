@@ -6,11 +6,13 @@ Schemas are rewritten there, with the bounds of time and memory that compiling h
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from tools_bridge.grammar import GrammarSource, ResponseFormat, Thinking, ToolChoice, reply_grammar
+from tools_bridge.holding import RESPONSE_PLACE, tool_place
 from tools_bridge.parser import Think
 from tools_bridge.registry import BY_NAME, ReplyForm
 from tools_bridge.types import ToolSpec
@@ -40,6 +42,15 @@ class GrammarRequest:
         owner = b"" if not self.owner else b"%d:%s" % (len(self.owner.encode()), self.owner.encode())
         object.__setattr__(self, "id", hashlib.sha256(owner + self.data).hexdigest()[:32])
 
+    def loose(self) -> set[str]:
+        """The places of schemas that may be held to less than they say."""
+        asked = msgspec.msgpack.decode(self.data, type=Asked)
+        called = asked.tools if asked.choice.mode == "required" else []  # of others nothing is held
+        found = {tool_place(tool.name) for tool in called if not tool.strict}
+        if asked.response.kind == "json_schema" and not asked.response.strict:
+            found.add(RESPONSE_PLACE)
+        return found
+
 
 def grammar_request(
     form: ReplyForm,
@@ -61,8 +72,8 @@ def grammar_request(
         raise ValueError("a schema's whole numbers may have at most 64 bits") from None
 
 
-def source_of(request: bytes) -> GrammarSource | None:
-    """Pure and slow; None where any text will do. GrammarError."""
+def source_of(request: bytes, let_go: Mapping[str, str]) -> GrammarSource | None:
+    """Pure and slow; None where any text will do. `let_go`: see `reply_grammar`. GrammarError."""
     asked = msgspec.msgpack.decode(request, type=Asked)
     form = ReplyForm(BY_NAME[asked.family], Think(*asked.think) if asked.think else None)
     return reply_grammar(
@@ -72,4 +83,5 @@ def source_of(request: bytes) -> GrammarSource | None:
         response=asked.response,
         syntax=form.syntax,
         thinking=asked.thinking,
+        let_go=let_go,
     )

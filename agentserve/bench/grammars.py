@@ -15,7 +15,9 @@ from agentserve.models.source import resolve
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.text import load
 from tools_bridge.compiler import GrammarCompiler
-from tools_bridge.grammar import GrammarSource, ResponseFormat, ToolChoice, reply_grammar
+from tools_bridge.grammar import ResponseFormat, ToolChoice
+from tools_bridge.registry import DEFAULT_FORM
+from tools_bridge.reply_request import GrammarRequest, grammar_request
 from tools_bridge.types import ToolSpec
 
 LARGE = 151_643  # tokens of Qwen 2.5 and 3; ours of that size are pairs of a real vocabulary's
@@ -65,23 +67,29 @@ _PATTERNS: dict[str, object] = {
 }
 
 
-def sources() -> Mapping[str, GrammarSource]:
+def requests() -> Mapping[str, GrammarRequest]:
     """A grammar of each kind, by name."""
 
-    def schema(of: dict[str, object]) -> GrammarSource | None:
-        return reply_grammar(response=ResponseFormat("json_schema", of, strict=True))
+    def answer(response: ResponseFormat) -> GrammarRequest:
+        return _request([], ToolChoice("none"), response)
+
+    def schema(of: dict[str, object]) -> GrammarRequest:
+        return answer(ResponseFormat("json_schema", of, strict=True))
 
     tools = [ToolSpec("edit", _FLAT, strict=True), ToolSpec("plan", _NESTED, strict=True), ToolSpec("now")]
-    found = {
-        "any JSON object": reply_grammar(response=ResponseFormat("json_object")),
+    return {
+        "any JSON object": answer(ResponseFormat("json_object")),
         "flat object": schema(_FLAT),
         "nested object": schema(_NESTED),
         "recursive tree": schema(_TREE),
         "patterns and formats": schema(_PATTERNS),
         "enum of 1,000": schema({"enum": [f"value {n}" for n in range(1000)]}),
-        "forced call of three tools": reply_grammar(tools, ToolChoice("required")),
+        "forced call of three tools": _request(tools, ToolChoice("required"), ResponseFormat()),
     }
-    return {name: source for name, source in found.items() if source is not None}
+
+
+def _request(tools: list[ToolSpec], choice: ToolChoice, response: ResponseFormat) -> GrammarRequest:
+    return grammar_request(DEFAULT_FORM, tools, choice, parallel=True, response=response, thinking="no")
 
 
 def measure(model: str, texts: int, tell: Callable[[str], None]) -> Sequence[Row]:
@@ -93,9 +101,10 @@ def measure(model: str, texts: int, tell: Callable[[str], None]) -> Sequence[Row
     for name, data in ((model, real), ("pairs of it", enlarged(real, LARGE))):
         group = f"{name}: {len(data):,} tokens"
         compiler = GrammarCompiler(data, len(data), ends)
-        compiler.compile(GrammarSource('{"type":"structural_tag","format":{"type":"any_text"}}'))  # starts it
+        start = ResponseFormat("choice", choices=("a",))
+        compiler.compile(_request([], ToolChoice("none"), start))  # the process starts with the first
         store = GrammarStore(data, len(data), ends)
-        for kind, source in sources().items():
+        for kind, source in requests().items():
             tell(f"{group}: {kind}")
             rows += _rows(
                 group,
@@ -129,7 +138,7 @@ def _rows(
     group: str,
     *,
     kind: str,
-    source: GrammarSource,
+    source: GrammarRequest,
     compiler: GrammarCompiler,
     store: GrammarStore,
     data: Sequence[bytes],

@@ -14,9 +14,9 @@ from tests.reply_rig import read
 from tests.schema_maker import Maker, made
 from tests.schema_rig import SUITE, Drawer, suite, validator
 from tests.smollm2_vocabulary import smollm2_vocabulary
-from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.grammar import GrammarError, ResponseFormat, ToolChoice, reply_grammar
 from tools_bridge.registry import FAMILIES, reply_form
+from tools_bridge.source_compiler import SourceCompiler
 from tools_bridge.types import ToolSpec
 
 NEEDS_SUITE = pytest.mark.skipif(not SUITE.exists(), reason=f"no {SUITE}; `make setup` fetches it")
@@ -37,7 +37,7 @@ class World:
     """A vocabulary, and grammars over it."""
 
     def __init__(self, data, eos, size, marks=()):
-        self._compiler = GrammarCompiler(data, size, [eos])
+        self._compiler = SourceCompiler(data, size, [eos])
         self._store = GrammarStore(data, size, [eos])
         padded = [*data, *[b""] * (size - len(data))]
         self.drawer = Drawer(padded, eos, [token for token, piece in enumerate(padded) if piece in marks])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from agentserve.bench.grammars import drawn, enlarged, sources
+from agentserve.bench.grammars import drawn, enlarged, requests
 from agentserve.executor.grammars import GrammarStore
 from tests.grammar_rig import BYTES, EOS, VOCAB, compiler_of_bytes
 
@@ -10,7 +10,7 @@ from tests.grammar_rig import BYTES, EOS, VOCAB, compiler_of_bytes
 def test_every_kind_is_drawn() -> None:
     compiler, store = compiler_of_bytes(), GrammarStore(BYTES, VOCAB, [EOS])
     liked = np.zeros(VOCAB, dtype=np.float32)
-    for kind, source in sources().items():
+    for kind, source in requests().items():
         store.define(kind, compiler.compile(source))
         assert min(drawn(store, kind, liked, 1)) > 0
 

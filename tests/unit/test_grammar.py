@@ -1,16 +1,14 @@
 """Grammar sources, their compilation, and what compiled grammars take, over a vocabulary of bytes."""
 
 import json
-import threading
 
 import pytest
 import xgrammar
 
 from agentserve.executor.grammars import GrammarStore
 from agentserve.executor.sampler import Sampler
-from tests.grammar_rig import BYTES, CITY, EOS, NOW, REQUIRED, VOCAB, WEATHER, call, compiler_of_bytes
-from tools_bridge.compiler import MAX_JOBS, CompilerUnavailable
-from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, ToolChoice, reply_grammar
+from tests.grammar_rig import BYTES, CITY, EOS, NOW, REQUIRED, VOCAB, WEATHER, call, sources_of_bytes
+from tools_bridge.grammar import GrammarError, ResponseFormat, ToolChoice, reply_grammar
 from tools_bridge.registry import reply_form
 from tools_bridge.schemas import MAX_BRANCHES, MAX_ENUM, MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH
 from tools_bridge.types import ToolSpec
@@ -19,7 +17,7 @@ from tools_bridge.vocabulary import GrammarVocabulary
 
 @pytest.fixture(scope="module")
 def compiler():
-    return compiler_of_bytes()
+    return sources_of_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -384,64 +382,6 @@ def test_vocabularies_are_checked():
     ):
         with pytest.raises(ValueError, match=message):
             GrammarVocabulary(*arguments)
-
-
-def test_waiting_is_bounded_and_what_is_cached_is_not_kept_waiting(monkeypatch):
-    compiler = compiler_of_bytes(timeout=0.05, processes=1, cache_chars=100)
-    sources = [GrammarSource(str(n)) for n in range(9)]
-    started, gate, runs, results = threading.Event(), threading.Event(), [], []
-
-    def slow(source):
-        runs.append(source.text)
-        started.set()
-        assert gate.wait(60)
-        return "x" * 60
-
-    monkeypatch.setattr(compiler, "_compile", slow)
-    compiler._keep(sources[8].id, "y")
-
-    def waiter():
-        results.append(compiler.compile(sources[0]))
-
-    threads = [threading.Thread(target=waiter) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    assert started.wait(60)
-    with pytest.raises(CompilerUnavailable, match="too many"):
-        compiler.compile(sources[1])  # the only process is busy
-    assert compiler.compile(sources[8]) == compiler.cached(sources[8]) == "y"
-    compiler._jobs.update((str(n), None) for n in range(MAX_JOBS - 1))
-    compiler._timeout = 60
-    with pytest.raises(CompilerUnavailable, match="too many"):
-        compiler.compile(sources[1])  # at once: enough are waiting
-    compiler._timeout = 0.05
-    for n in range(MAX_JOBS - 1):
-        del compiler._jobs[str(n)]
-    gate.set()
-    for thread in threads:
-        thread.join()
-    assert results == ["x" * 60] * 8
-    assert runs == ["0"]
-    compiler.compile(sources[2])
-    compiler.compile(sources[0])  # 100 characters hold one result only
-    assert runs.count("0") == 2
-    with pytest.raises(GrammarError, match="characters long"):
-        compiler.compile(GrammarSource("x" * (512 * 1024 + 1)))
-
-
-def test_many_threads_compile_one_grammar_once(compiler, monkeypatch):
-    runs, real = [], compiler._compile
-    monkeypatch.setattr(compiler, "_compile", lambda source: (runs.append(1), real(source))[1])
-    source = reply_grammar([ToolSpec("threads")], REQUIRED)
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(compiler.compile(source))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(runs) == 1
-    assert len(results) == 8
-    assert len(set(results)) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from agentserve.executor.grammars import GrammarStore
-from tests.grammar_rig import BYTES, EOS, VOCAB, compiler_of_bytes
+from tests.grammar_rig import BYTES, EOS, VOCAB, sources_of_bytes
 from tests.reply_rig import read
 from tests.unit.test_reply_parsers import WRITERS
 from tools_bridge.grammar import GrammarError, ResponseFormat, ToolChoice, reply_grammar
@@ -37,7 +37,7 @@ ANSWER = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required"
 
 @pytest.fixture(scope="module")
 def store():
-    compiler = compiler_of_bytes()
+    compiler = sources_of_bytes()
 
     def define(source):
         store = GrammarStore(BYTES, VOCAB, [EOS])

@@ -13,9 +13,9 @@ from agentserve.types import Sampling, SessionId, TurnId
 from kernels.ops import Logits
 from tests.reply_rig import read
 from tests.smollm2_vocabulary import smollm2_vocabulary
-from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.grammar import ToolChoice, reply_grammar
 from tools_bridge.registry import DEFAULT_FORM
+from tools_bridge.source_compiler import SourceCompiler
 from tools_bridge.types import ToolSpec
 
 pytestmark = pytest.mark.model
@@ -83,7 +83,7 @@ def test_forced_calls_are_always_valid(vocabulary, parallel, temperature):
     data, eos = vocabulary
     source = reply_grammar(TOOLS, ToolChoice("required"), parallel=parallel)
     sampler = Sampler(len(data), data, [eos])
-    sampler.define_grammar("g", GrammarCompiler(data, len(data), [eos]).compile(source))
+    sampler.define_grammar("g", SourceCompiler(data, len(data), [eos]).compile(source))
     names = set()
     for seed in range(15):
         tokens = generate(sampler, "g", len(data), eos, seed, temperature)

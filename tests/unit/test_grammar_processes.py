@@ -1,12 +1,12 @@
 """Compiling in child processes: a schema that costs too much costs its child, and nobody else notices."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -14,9 +14,9 @@ import pytest
 from tests.grammar_rig import BYTES, EOS, VOCAB, compiler_of_bytes
 from tools_bridge import compile_process
 from tools_bridge.compile_messages import Vocabulary, send_encoded
-from tools_bridge.compile_process import CompileProcess
+from tools_bridge.compile_process import CompileProcess, NotCompiled, TooSlow
 from tools_bridge.compiler import CompilerUnavailable, GrammarCompiler
-from tools_bridge.grammar import GrammarError, GrammarSource, ResponseFormat, ToolChoice, reply_grammar
+from tools_bridge.grammar import GrammarError, ResponseFormat, ToolChoice
 from tools_bridge.registry import DEFAULT_FORM
 from tools_bridge.reply_request import grammar_request
 from tools_bridge.types import ToolSpec
@@ -25,23 +25,29 @@ MIB = 1024 * 1024
 GREEDY = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(300)}}
 
 
-def source(schema):
-    made = reply_grammar(response=ResponseFormat("json_schema", schema))
-    assert made is not None
-    return made
+def asked(response, tools=(), choice=None):
+    choice = choice or ToolChoice("none")
+    return grammar_request(
+        DEFAULT_FORM, list(tools), choice, parallel=True, response=response, thinking="no"
+    )  # fmt: skip
+
+
+def request(schema, tools=(), choice=None, *, strict=True):
+    response = ResponseFormat("json_schema", schema, strict) if schema else ResponseFormat()
+    return asked(response, tools, choice)
 
 
 def vocabulary(memory_bytes=256 * MIB, stops=(EOS,)):
     return msgspec.msgpack.encode(Vocabulary(BYTES, VOCAB, list(stops), memory_bytes))
 
 
-PLAIN = source({"type": "integer"})
+PLAIN = request({"type": "integer"})
 
 
 def test_memory_is_bounded_and_the_next_schema_compiles():
     compiler = compiler_of_bytes(timeout=60, processes=1, memory_bytes=256 * MIB)
     with pytest.raises(GrammarError, match=r"too much memory|too large or nested"):
-        compiler.compile(source(GREEDY))
+        compiler.compile(request(GREEDY))
     assert compiler.compile(PLAIN)
     compiler.close()
 
@@ -54,14 +60,14 @@ def test_a_late_child_is_killed_and_replaced():
     os.kill(child.pid, signal.SIGSTOP)  # as slow as can be
     compiler._timeout = 0.1
     with pytest.raises(GrammarError, match=r"took longer than 0\.1 s"):
-        compiler.compile(source({"type": "boolean"}))
+        compiler.compile(request({"type": "boolean"}))
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
     compiler._timeout = 60
     with pytest.raises(GrammarError, match="took longer"):  # not again at once
-        compiler.cached(source({"type": "boolean"}))
+        compiler.cached(request({"type": "boolean"}))
     now[0] = 60.0
-    assert compiler.compile(source({"type": "boolean"}))
+    assert compiler.compile(request({"type": "boolean"}))
     assert compiler._children.idle[0].pid != child.pid
     compiler.close()
 
@@ -70,15 +76,11 @@ def test_a_crash_is_the_end_of_one_schema_only():
     compiler = compiler_of_bytes(timeout=60, processes=1)
     assert compiler.compile(PLAIN)
     # Past the checks of patterns: xgrammar recurses into groups until its stack is used up.
-    pattern = "(" * 100_000 + "a" + ")" * 100_000
+    pattern = "(" * 60_000 + "a" + ")" * 60_000
     form = {"type": "grammar", "grammar": f'root ::= Regex("{pattern}")'}
-    deep = json.dumps({"type": "structural_tag", "format": form})
-    with pytest.raises(GrammarError, match="nested too deeply"):
-        compiler.compile(GrammarSource(deep))
-    schema = PLAIN.text.replace('{"type":"integer"}', f'{{"type":"string","pattern":"{pattern}"}}')
-    with pytest.raises(GrammarError, match="nested too deeply"):
-        compiler.compile(GrammarSource(schema))
-    assert compiler.compile(source({"type": "null"}))
+    with pytest.raises(GrammarError, match=r"^structural_tag: .* nested too deeply"):
+        compiler.compile(asked(ResponseFormat("structural_tag", {"format": form})))
+    assert compiler.compile(request({"type": "null"}))
     compiler.close()
 
 
@@ -86,7 +88,7 @@ def test_children_stay_and_end_with_the_compiler():
     compiler = compiler_of_bytes(timeout=60)
     compiler.compile(PLAIN)
     [child] = compiler._children.idle
-    compiler.compile(source({"type": "null"}))
+    compiler.compile(request({"type": "null"}))
     assert compiler._children.idle == [child]
     del compiler
     assert not child.usable
@@ -94,20 +96,11 @@ def test_children_stay_and_end_with_the_compiler():
         os.kill(child.pid, 0)
 
 
-def request(schema, tools=(), choice=None):
-    response = ResponseFormat("json_schema", schema) if schema else ResponseFormat()
-    choice = choice or ToolChoice("none")
-    return grammar_request(
-        DEFAULT_FORM, list(tools), choice, parallel=True, response=response, thinking="no"
-    )  # fmt: skip
-
-
 def test_a_request_is_rewritten_in_the_child_once():
     compiler = compiler_of_bytes(timeout=60, processes=1)
     wanted = request({"type": "integer"})
     assert compiler.cached(wanted) is None
     made = compiler.compile(wanted)
-    assert made == compiler.compile(PLAIN)
     compiler.close()
     assert compiler.compile(request({"type": "integer"})) == made  # without a child
     assert request({"type": "null"}).id != wanted.id
@@ -138,7 +131,7 @@ def test_closing_ends_what_is_being_compiled():
     [child] = compiler._children.idle
     os.kill(child.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(compiler.compile, source({"type": "boolean"}))
+        waits = pool.submit(compiler.compile, request({"type": "boolean"}))
         while not compiler._children.busy:
             time.sleep(0.001)
         compiler.close()
@@ -147,7 +140,7 @@ def test_closing_ends_what_is_being_compiled():
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
     with pytest.raises(CompilerUnavailable, match="closed"):
-        compiler.compile(source({"type": "null"}))
+        compiler.compile(request({"type": "null"}))
 
 
 def test_a_child_that_does_not_start_is_no_fault_of_the_schema(monkeypatch):
@@ -175,3 +168,61 @@ def test_a_child_whose_server_is_gone_leaves_without_a_word():
     with child.stdin, child.stderr:
         assert child.stderr.read() == b""
     assert child.wait() == 1
+
+
+SLOW = {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}}}
+
+
+def held_to(monkeypatch, fails, *, late=()):
+    """A compiler whose child is slow or fails at these places; what each attempt let go."""
+    compiler = compiler_of_bytes(timeout=60, processes=1)
+    tried = []
+
+    def once(wanted, seconds, let_go):
+        tried.append((seconds, set(let_go)))
+        for place in (*fails, *late):
+            if place not in let_go:
+                raise (TooSlow if place in late else NotCompiled)(place, "it is too much")
+        return "made"
+
+    monkeypatch.setattr(compiler, "_compile_once", once)
+    return compiler, tried
+
+
+TOOLS = [ToolSpec("f", SLOW), ToolSpec("g", SLOW), ToolSpec("h", SLOW)]
+F, G, H = (f"tools.{name}.parameters" for name in "fgh")
+
+
+def test_what_cannot_be_compiled_is_let_go_where_it_is_not_strict(monkeypatch):
+    wanted = request(None, TOOLS, ToolChoice("required"))
+    compiler, tried = held_to(monkeypatch, [G])
+    assert compiler.compile(wanted) == "made"
+    assert tried == [(60, set()), (30, {G})]
+    compiler, tried = held_to(monkeypatch, [], late=[G, H])
+    assert compiler.compile(wanted) == "made"
+    assert tried == [(60, set()), (30, {G}), (30, {F, G, H})]
+    compiler, tried = held_to(monkeypatch, [""])
+    with pytest.raises(GrammarError, match=r"^it is too much"):
+        compiler.compile(wanted)
+    assert tried == [(60, set()), (30, {F, G, H})]
+
+
+def test_what_is_strict_is_not_let_go(monkeypatch):
+    place = "response_format.json_schema.schema"
+    compiler, tried = held_to(monkeypatch, [place])
+    with pytest.raises(GrammarError, match=f"^{place}: it is too much"):
+        compiler.compile(request(SLOW))
+    assert len(tried) == 1
+    assert compiler.compile(request(SLOW, strict=False)) == "made"
+
+
+def test_a_refusal_for_size_says_where_and_is_none_without_strict(caplog):
+    compiler = compiler_of_bytes(timeout=60, processes=1, memory_bytes=256 * MIB)
+    greedy, plain = ToolSpec("greedy", GREEDY), ToolSpec("plain", {"type": "object", "properties": {}})
+    with pytest.raises(GrammarError, match=r"^tools\.greedy\.parameters: .*(memory|large)"):
+        compiler.compile(request(None, [plain, replace(greedy, strict=True)], ToolChoice("required")))
+    with caplog.at_level("INFO"):
+        assert compiler.compile(request(None, [plain, greedy], ToolChoice("required")))
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "tools.greedy.parameters: all but its type: the schema" in line
+    compiler.close()

@@ -12,15 +12,15 @@ from agentserve.core.plan import SampleSpec
 from agentserve.executor.sampler import NotSampled, Sampler
 from agentserve.types import ReasoningCap, Sampling, SessionId, TurnId
 from kernels.ops import Logits
-from tests.grammar_rig import BYTES, EOS, NOW, REQUIRED, VOCAB, WEATHER, call, compiler_of_bytes
-from tools_bridge.compiler import GrammarCompiler
+from tests.grammar_rig import BYTES, EOS, NOW, REQUIRED, VOCAB, WEATHER, call, sources_of_bytes
 from tools_bridge.grammar import ResponseFormat, ToolChoice, reply_grammar
 from tools_bridge.registry import ReplyForm
+from tools_bridge.source_compiler import SourceCompiler
 
 
 @pytest.fixture(scope="module")
 def compiler():
-    return compiler_of_bytes()
+    return sources_of_bytes()
 
 
 def sampler_with(compiler, source, **kwargs):
@@ -155,7 +155,7 @@ def test_a_row_that_cannot_be_sampled_says_why(compiler):
 def test_reasoning_is_closed_inside_a_grammar_and_the_call_follows():
     """With tokens for the marks: the grammar lets the one through that has to come."""
     close = EOS + 1
-    compiler = GrammarCompiler([*BYTES, b"", b"</think>"], VOCAB, [EOS])
+    compiler = SourceCompiler([*BYTES, b"", b"</think>"], VOCAB, [EOS])
     syntax = replace(ReplyForm().syntax, think=("<think>", "</think>"))
     source = reply_grammar([WEATHER], ToolChoice.named("weather"), syntax=syntax, thinking="inside")
     sampler = Sampler(VOCAB, [*BYTES, b"", b"</think>"], [EOS])

@@ -8,7 +8,7 @@ from agentserve.core.plan import SampleSpec
 from agentserve.executor.folds import FoldCache
 from agentserve.executor.grammars import SLOW_SECONDS, GrammarStore
 from agentserve.types import Sampling, SessionId, TurnId
-from tests.grammar_rig import BYTES, EOS, VOCAB, compiler_of_bytes
+from tests.grammar_rig import BYTES, EOS, VOCAB, sources_of_bytes
 from tools_bridge.grammar import ResponseFormat, reply_grammar
 
 NAMES = tuple(f"g{n}" for n in range(6))
@@ -16,7 +16,7 @@ NAMES = tuple(f"g{n}" for n in range(6))
 
 @pytest.fixture(scope="module")
 def texts():
-    compiler = compiler_of_bytes(processes=1)
+    compiler = sources_of_bytes()
     made = [
         compiler.compile(reply_grammar(response=ResponseFormat("choice", choices=(f"{n}x", f"{n}yy"))))
         for n in range(len(NAMES))

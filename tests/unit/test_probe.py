@@ -1,12 +1,15 @@
 """Grammars whose steps grow are found before a worker runs them; others are let through, soon."""
 
+import time
+
 import pytest
 import xgrammar
 
-from tests.grammar_rig import BYTES, EOS, VOCAB, compiler_of_bytes
-from tools_bridge.compile_child import compiled
+from tests.grammar_rig import BYTES, EOS, VOCAB, sources_of_bytes
 from tools_bridge.grammar import GrammarError, ResponseFormat, ToolChoice, reply_grammar
 from tools_bridge.probe import check_speed
+from tools_bridge.registry import reply_form
+from tools_bridge.source_compiler import compiled
 from tools_bridge.types import ToolSpec
 from tools_bridge.vocabulary import GrammarVocabulary
 
@@ -41,9 +44,7 @@ def ebnf(text):
         ebnf('root ::= root root | "a" | ""'),
         ebnf('root ::= x x x x x x x x "!"\nx ::= x x | [a-z ] | ""'),
         ebnf(MANY),
-        pattern(r"^(\w+\s?)*$"),
-        pattern("^([a-z]*[a-z]*[a-z]*[a-z]*){0,20}$"),
-        *(make(text) for make in (pattern, regex) for text in (WORDS, "^((([a-z ]*)*)*){0,50}Q$")),
+        *map(regex, (WORDS, "^((([a-z ]*)*)*){0,50}Q$")),
     ],
 )  # fmt: skip
 def test_what_grows_is_refused(compile_, source):
@@ -74,7 +75,9 @@ class Steps:
         reply_grammar([ToolSpec(f"t{n}", CALL, strict=True) for n in range(30)], ToolChoice("required")),
         reply_grammar([ToolSpec(f"t{n}", CALL, strict=True) for n in range(30)], ToolChoice("auto")),
         pattern("foo"),
-        pattern("a+"),  # grows, too, but not by much
+        pattern("a+"),
+        *map(pattern, (WORDS, "^((([a-z ]*)*)*){0,50}Q$", r"^(\w+\s?)*$")),  # automata
+        pattern("^([a-z]*[a-z]*[a-z]*[a-z]*){0,20}$"),
         pattern(r"^[a-zA-Z0-9._%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}$"),
         pattern(r"^([a-z0-9]+(-[a-z0-9]+)*\.)+[a-z]{2,}$"),
         regex(r"(\w+,)*\w+"),
@@ -91,17 +94,36 @@ def test_what_does_not_grow_is_let_through_after_a_bounded_number_of_steps(compi
     assert steps.looks < 40_000
 
 
-def test_a_pattern_deep_in_one_of_many_tools_is_refused_by_the_compiler():
-    def tool(n, city):
-        inner = {"type": "object", "properties": {"first": {"type": "integer"}, "city": city}}
-        return ToolSpec(f"t{n}", {"type": "object", "properties": {"in": inner}}, strict=True)
+class Machine:
+    """A machine so many times slower than another, or busy for a while."""
 
-    tools = [tool(n, {"type": "string", "pattern": WORDS if n == 17 else "^[a-z]+$"}) for n in range(30)]
-    compiler = compiler_of_bytes(timeout=60, processes=1)
-    try:
-        for choice in ("auto", "required"):
-            with pytest.raises(GrammarError, match="too ambiguous"):
-                compiler.compile(reply_grammar(tools, ToolChoice(choice)))
-        assert compiler.compile(reply_grammar(tools[:17], ToolChoice("auto")))
-    finally:
-        compiler.close()
+    def __init__(self, slower=1.0):
+        self.slower, self.began = slower, time.thread_time()
+
+    def __call__(self):
+        return (time.thread_time() - self.began) * self.slower
+
+
+@pytest.mark.parametrize("slower", [0.2, 1, 20])
+def test_what_is_refused_does_not_depend_on_the_machine(compile_, slower):
+    with pytest.raises(GrammarError, match="too ambiguous"):
+        check_speed(compile_(regex(WORDS)), Machine(slower))
+    check_speed(compile_(regex(r"(\w+\s*)+")), Machine(slower))
+
+
+def test_a_pattern_in_one_of_many_tools_is_refused_by_its_place():
+    """In calls that are not JSON a text stands as it is, and its pattern is no automaton."""
+
+    def tool(n, pattern):
+        city = {"type": "string", "pattern": pattern}
+        properties = {"first": {"type": "integer"}, "city": city}
+        return ToolSpec(f"t{n}", {"type": "object", "properties": properties}, strict=True)
+
+    tools = [tool(n, WORDS if n == 17 else "^[a-z]+$") for n in range(30)]
+    compiler = sources_of_bytes()
+    syntax = reply_form("", "qwen3-xml").syntax
+    for choice in ("auto", "required"):
+        with pytest.raises(GrammarError, match=r"^tools\.t17\.parameters: .* too ambiguous"):
+            compiler.compile(reply_grammar(tools, ToolChoice(choice), syntax=syntax))
+        assert compiler.compile(reply_grammar(tools, ToolChoice(choice)))
+    assert compiler.compile(reply_grammar(tools[:17], ToolChoice("auto"), syntax=syntax))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentserve.executor.grammars import GrammarStore
-from tests.grammar_rig import BYTES, EOS, REQUIRED, VOCAB, compiler_of_bytes
+from tests.grammar_rig import BYTES, EOS, REQUIRED, VOCAB, sources_of_bytes
 from tests.schema_rig import Drawer
 from tools_bridge.grammar import GrammarError, ResponseFormat, reply_grammar
 from tools_bridge.types import ToolSpec
@@ -610,7 +610,7 @@ class World:
     """Grammars over bytes."""
 
     def __init__(self):
-        self._compiler = compiler_of_bytes()
+        self._compiler = sources_of_bytes()
         self._store = GrammarStore(BYTES, VOCAB, [EOS])
         self._drawer = Drawer([*BYTES, *[b""] * (VOCAB - len(BYTES))], EOS)
 

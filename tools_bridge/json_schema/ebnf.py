@@ -110,7 +110,7 @@ class _Patterns:
         return self._of[pattern]
 
     def put_in(self, rules: str) -> str:
-        """Where a pattern is all of a string, that comes from rules of its own; elsewhere it is written out."""
+        """A pattern that is all of a string has rules of its own; elsewhere it is written out."""
         nodes = {f'"\\U{ord(mark):08x}"': _read(text) for text, mark in self._of.items()}
         behind = _BEHIND.search(rules)
         prefix = "pattern"
@@ -126,7 +126,9 @@ class _Patterns:
         marked = {found[1]: found[2] for found in _MARKED.finditer(rules)}
         rules = _QUOTED.sub(lambda found: names.get(marked.get(found[1], ""), found[0]), rules)
         used = Counter(_WORD.findall(rules))
-        rules = _MARKED.sub(lambda found: "" if names.get(found[2]) and used[found[1]] == 1 else found[0], rules)
+        rules = _MARKED.sub(
+            lambda found: "" if names.get(found[2]) and used[found[1]] == 1 else found[0], rules
+        )
         quoted = {found[1] for found in _QUOTED.finditer(rules)}
         name = ""
 
