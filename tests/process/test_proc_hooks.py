@@ -289,3 +289,34 @@ def test_a_cancel_in_mid_delivery_and_a_kill(receiver: Receiver, server: Server)
     items = server.items(session)
     assert items[-1]["role"] == "assistant"
     server.nothing_owed()
+
+
+def test_parallel_calls_whose_results_come_in_any_order_and_to_two_servers(
+    receiver: Receiver, server: Server
+) -> None:
+    later, good = server.endpoint("later", payload="full"), server.endpoint("good")
+    tools = [webhook_tool(at, name=name) for at, name in ((later, "weather"), (later, "now"), (good, "date"))]
+    session = [server.session(*tools) for _ in range(2)]
+    urls: list[dict[str, str]] = []
+    for one in session:
+        server.ask(one)
+        urls.append({})
+        while len(urls[-1]) < 2:
+            content = receiver.lines.get(timeout=PATIENCE).split(maxsplit=3)[2]
+            action = json.loads(content)["data"]["required_action"]
+            if "callback_url" in action:
+                urls[-1][action["name"]] = action["callback_url"]
+    results = {"weather": "rain", "now": "noon"}
+    for name in ("weather", "now"):
+        assert server.client.post(urls[0][name], json={"output": results[name]}).status_code == 202
+    assert server.outputs(session[0]) == ["rain", "noon", "good"]
+    undisturbed = server.prompts()[-1]
+    assert server.client.post(urls[1]["now"], json={"output": "noon"}).status_code == 202
+    server.kill()
+    server.start()
+    assert server.client.post(urls[1]["now"], json={"output": "noon"}).status_code == 202
+    assert server.client.post(urls[1]["weather"], json={"output": "rain"}).status_code == 202
+    assert server.outputs(session[1]) == ["rain", "noon", "good"]
+    assert server.prompts()[-1] == undisturbed
+    assert server.client.post(urls[1]["weather"], json={"output": "sun"}).status_code == 409
+    server.nothing_owed()

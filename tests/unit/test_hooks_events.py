@@ -11,8 +11,7 @@ from agentserve.server.http.responses.create import publish_ends
 from agentserve.server.http.responses.desk import Desk as Responses
 from agentserve.server.webhooks.payloads import EVENT_TYPES
 from tests.agents_machine import MemoryBook
-from tests.agents_rig import CALL as CLIENT_CALL
-from tests.agents_rig import Agent, created
+from tests.agents_rig import TWO, Agent, created
 from tests.api_rig import settled
 from tests.fakes import say
 from tests.hooks_rig import HooksRig
@@ -104,16 +103,16 @@ async def test_nothing_is_owed_that_nobody_wants() -> None:
 async def test_a_client_that_is_waited_for_is_told_of_by_one_id() -> None:
     server = HooksRig()
     await server.endpoint(types=EVENT_TYPES)
-    agent = await created(server.rig, CLIENT_CALL, input="Weather?")
-    await agent.until("requires_action")
+    agent = await created(server.rig, TWO, input="Weather?")
+    first, second = (await agent.until("requires_action"))["required_actions"]
     await server.sent(3)
+    await agent.give(first)
     for _ in range(2):  # as each server does that finds it waiting
         server.rig.context.telling.requires_action(agent.history)
         await settle()
     assert len(server.sender.posts) == 3
-    (call,) = (await agent.get())["required_actions"]
-    server.rig.engine.reply = say(CLIENT_CALL)
-    await agent.give(call)
+    server.rig.engine.reply = say(TWO)
+    await agent.give(second)
     await settled(lambda: len(server.sender.posts) == 4)  # it is another one
     assert len(set(server.sender.ids())) == 4
     await server.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -340,7 +340,8 @@ class Driver:
             turn.steps += 1
             await booked(means.shelf.add(history, turn, *items, step=number))
         turn.lives += 1
-        await booked(means.shelf.keep_turn(history, turn))
+        with suppress(StorageFailed):  # it is written when the disk is back
+            await booked(means.shelf.keep_turn(history, turn))
         last = history.last_reply(turn)
         if last is None:
             asked = [user_message(item) for item in history.asked(turn)]

@@ -174,7 +174,7 @@ class History:
     def namer(self, turn: Turn) -> Callable[[str], str]:
         """Names the items of the turn's next reply: as they are told before anything of it is kept, and as
         they are made again of what the session kept. What died with its server, its name died with."""
-        place = sum(batch.turn == turn.id and batch.step is not None for batch in self.batches)
+        place = self.replies(turn)
         given: Counter[str] = Counter()
 
         def name(prefix: str) -> str:
@@ -182,6 +182,10 @@ class History:
             return derived_id(prefix, self.id, turn.id, turn.lives, place, given[prefix])
 
         return name
+
+    def replies(self, turn: Turn) -> int:
+        """Of the model, in a turn."""
+        return sum(batch.turn == turn.id and batch.step is not None for batch in self.batches)
 
     def output_id(self, turn: str, call: str) -> str:
         """The name of a call's result, which is told before it is kept."""

@@ -70,7 +70,7 @@ class Telling:
     def requires_action(self, history: History) -> None:
         if any(call.kind == "function" for call in history.required()):  # others are delivered one by one
             turn = history.turns[-1]
-            names = (history.id, turn.number, sum(batch.turn == turn.id for batch in history.batches))
+            names = (history.id, turn.number, history.replies(turn))
             self.publish(history.head.tenant, ACTION_REQUIRED, thin_action(history.id), names, _done)
         self._session(history, "requires_action")
 
