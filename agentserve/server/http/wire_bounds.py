@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import secrets
 from collections import Counter
 from dataclasses import dataclass
@@ -92,9 +93,21 @@ def bounded_protocol(bounds: WireBounds, connections: Connections | None = None)
     return Bounded
 
 
+class _Quiet(logging.Logger):
+    """Errors pass; of what strangers send no warnings are written, or they could fill a disk with them."""
+
+    def __init__(self, into: logging.Logger) -> None:
+        super().__init__(into.name, into.level)
+        self.parent, self.manager = into, into.manager  # type: ignore[assignment]
+
+    def warning(self, message: object, *args: object, **options: Any) -> None:
+        self.debug(message, *args, **options)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, bounds: WireBounds, shared: Connections, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.logger = _Quiet(self.logger)
         self._bounds = bounds
         self._shared = shared
         self._address = ""

@@ -24,6 +24,10 @@ BUSY = {"compiler_busy"}  # a 503 that says: now others keep it busy
 LISTS = (  # what can be listed and deleted
     "/v1/agents/sessions", "/v1/agents", "/v1/webhook_endpoints", "/agentserve/sessions",
 )  # fmt: skip
+IDLE = (  # gauges that are 0 when nothing runs
+    "kv_pages_live", "turns_active", "engine_running", "engine_waiting", "responses_running",
+    "tier_moving_blocks", "tier_pinned_pages", "webhook_calls_pending",
+)  # fmt: skip
 _REQUESTS = ("RequestResponseCycle.run_asgi", "disconnected")
 AGAIN = 10  # times that an honest client may find its connection closed before it has asked
 SLACK = 48 << 20  # bytes by which a process may be larger than before: what allocators keep in pieces
@@ -196,12 +200,11 @@ class Fuzz:
         await self._settle()
         state = await self._server.state("cleaning", clean=True)
         found = await self._server.metrics()
-        names = ("kv_pages_live", "turns_active", "engine_running", "engine_waiting", "responses_running")
         return {
             **state,
             "worker_rss": self._server.worker_rss(),
             "workers": found["agentserve_workers"],
-            **{name: found[f"agentserve_{name}"] for name in names},
+            **{name: found[f"agentserve_{name}"] for name in IDLE},
         }
 
     async def _delete(self) -> None:
@@ -221,11 +224,10 @@ class Fuzz:
         await http.post("/reset_prefix_cache")
 
     async def _settle(self) -> None:
-        names = ("turns_active", "engine_running", "engine_waiting", "kv_pages_live", "responses_running")
         async with asyncio.timeout(120):
             while True:
                 found = await self._server.metrics()
-                idle = not any(found[f"agentserve_{name}"] for name in names)
+                idle = not any(found[f"agentserve_{name}"] for name in IDLE)
                 if idle and found["agentserve_workers"] and await self._alone():
                     return
                 await asyncio.sleep(0.2)
@@ -279,7 +281,7 @@ async def half_calls(server: Target, family: str, count: int, seed: int) -> Coun
 def check(report: Report) -> None:
     """What must hold of every run, however busy the machine is."""
     before, after = report.before, report.after
-    for name in ("kv_pages_live", "turns_active", "engine_running", "engine_waiting", "responses_running"):
+    for name in IDLE:
         assert after[name] == 0, (name, report.line())
     assert after["workers"] == before["workers"]
     assert after["background"] == 0
