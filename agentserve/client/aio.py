@@ -108,6 +108,10 @@ class AsyncSession(AsyncBranch):
         """End the turn that runs. The session takes the next message."""
         await self._http.run(calls.cancel(self.id, self._http.means))
 
+    async def decide(self, request: str, *, approve: bool) -> None:
+        """What a user says to an `ApprovalAsked`. Conflict where another word was said before."""
+        await self._http.run(calls.decide(self.id, request, approve, self._http.means))
+
     async def refresh(self) -> SessionInfo:
         self.info = await self._http.run(calls.get_session(self.id, self._http.means))
         return self.info

@@ -104,6 +104,10 @@ class Session(Branch):
         """End the turn that runs. The session takes the next message."""
         self._http.run(calls.cancel(self.id, self._http.means))
 
+    def decide(self, request: str, *, approve: bool) -> None:
+        """What a user says to an `ApprovalAsked`. Conflict where another word was said before."""
+        self._http.run(calls.decide(self.id, request, approve, self._http.means))
+
     def refresh(self) -> SessionInfo:
         self.info = self._http.run(calls.get_session(self.id, self._http.means))
         return self.info

@@ -1,4 +1,4 @@
-"""Tools of the client that the agent does not wait for, with and without asyncio."""
+"""Tools that the agent does not wait for, and calls that its client allows, with and without asyncio."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from agentserve.client import AsyncClient, Client, Retry, ToolReturned, tool
+from agentserve.client import ApprovalAsked, AsyncClient, Client, Conflict, Retry, ToolReturned, tool
 from tests.api_rig import Rig, served, settled
 from tests.client_rig import calling, messages_of, obey
 from tests.cutting_proxy import cutting
 from tests.fakes import Script, ScriptedEngine, say
+from tests.mcp_rig import ADD, FakeMcp, server
 
 RETRY = Retry(first=0.01, longest=0.05, patience=20.0)
 pytestmark = pytest.mark.process
@@ -174,3 +175,40 @@ async def test_a_client_that_leaves_ends_what_runs(rig: Rig, url: str) -> None:
         assert not ended.is_set()
     assert ended.is_set()
     await settled(lambda: not rig.engine.live)
+
+
+@pytest.mark.parametrize("approve", [True, False])
+async def test_a_call_that_is_to_be_allowed(approve: bool) -> None:
+    mcp = FakeMcp(ADD)
+    rig = Rig(ScriptedEngine(reply), mcp=mcp)
+    given = server(require_approval="always")
+
+    def work(url: str) -> list[Any]:
+        with (
+            Client(url, retry=RETRY) as client,
+            client.sessions.create("tiny", tools=[given]) as session,
+        ):
+            asked = []
+            for event in session.run(calling(add={"a": 1})):
+                if isinstance(event, ApprovalAsked):
+                    asked.append(event)
+                    session.decide(event.request, approve=approve)
+                    session.decide(event.request, approve=approve)
+                    with pytest.raises(Conflict):
+                        session.decide(event.request, approve=not approve)
+            return asked
+
+    async with served(rig.app) as url:
+        (asked,) = await asyncio.to_thread(work, url)
+        assert (asked.server, asked.name, asked.arguments) == ("calc", "add", {"a": 1})
+        async with (
+            AsyncClient(url, retry=RETRY) as client,
+            await client.sessions.create("tiny", tools=[given]) as session,
+        ):
+            turn = session.run(calling(add={"a": 1}))
+            async for event in turn:
+                if isinstance(event, ApprovalAsked):
+                    await session.decide(event.request, approve=approve)
+            text = (await turn.result()).text
+    assert len(mcp.calls) == (2 if approve else 0)
+    assert ("3" if approve else "did not allow") in text

@@ -71,6 +71,7 @@ class TurnReader:
         self._growing: dict[str, _Growing] = {}
         self._run: set[str] = set()
         self._called: set[str] = set()
+        self._asked: set[str] = set()
         self._seen: set[str] = set()
         self._order: deque[str] = deque()
 
@@ -138,6 +139,10 @@ class TurnReader:
             if call.turn == self.turn:
                 yield from self._call(call)
                 yield from self._to_run(call)
+        for asked in told.approvals_of(session, self.turn or ""):
+            if asked.request not in self._asked:
+                self._asked.add(asked.request)
+                yield asked
 
     def _to_run(self, call: Call) -> Iterator[Step]:
         if call.id not in self._run:
