@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 from typer.testing import CliRunner
 
 from agentserve.bench.outside.giraffe import CHECKS, PLANS, Subject, aborted, check, configuration
@@ -96,6 +99,7 @@ LEFT = request("client_cancel", "cancellation", score=None, status="cancelled", 
         (of("prefix", "pass", FOUND, request("x", "prefix")), "", ()),
         (of("prefix", "fail", FOUND, WRONG), "model", ("x: Expected A; received B.",)),
         (of("prefix", "inconclusive", FOUND, request("x", "prefix")), "open", ()),
+        (of("cancellation", "pass", IN_ORDER, LEFT, ended=None), "", ()),
         (
             of("cancellation", "fail", IN_ORDER, WRONG, LEFT, ended=1),
             "model",
@@ -181,6 +185,22 @@ def test_a_check_passes_if_it_does_where_answers_are_held() -> None:
     }
 
 
+COUNTED = """agentserve_turns_total{finish_reason="stop"} 5.0
+agentserve_turns_total{finish_reason="aborted"} 3.0
+"""
+NOT_COUNTED = 'vllm:request_success_total{finished_reason="abort"} 0.0'
+
+
+async def test_turns_that_clients_left_are_the_servers_own_count() -> None:
+    def shows(text: str) -> Starlette:
+        return Starlette(routes=[Route("/metrics", lambda request: Response(text))])
+
+    rig = Rig(ScriptedEngine(say("Hello.")))
+    for app, count in ((rig.app, 0), (shows(COUNTED), 3), (shows(NOT_COUNTED), None)):
+        async with served(app) as url:
+            assert await asyncio.to_thread(aborted, url) == count
+
+
 async def test_a_plan_is_run_and_its_report_read(tmp_path: Path) -> None:
     there = environment(tmp_path / "tool")
     rig = Rig(ScriptedEngine(say("Hello.")))
@@ -188,7 +208,6 @@ async def test_a_plan_is_run_and_its_report_read(tmp_path: Path) -> None:
     async with served(rig.app) as url:
         subject = Subject("s", url, "tiny")
         (found,) = await asyncio.to_thread(check, plan, subject, there, tmp_path)
-        assert await asyncio.to_thread(aborted, url) == 0
         bare = environment(tmp_path / "bare", report=False)
         with pytest.raises(ToolFailed, match="left no result"):
             await asyncio.to_thread(check, plan, Subject("other", url, "tiny"), bare, tmp_path)
