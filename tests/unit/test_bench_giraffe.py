@@ -90,7 +90,6 @@ FOUND = {
     "cache_controls_discriminative": True,
 }
 IN_ORDER = {
-    "output_cap_violations": [],
     "stop_enforcement": {"status": "inconclusive"},
     "followup_delay": {"delayed": False},
 }

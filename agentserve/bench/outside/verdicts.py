@@ -127,8 +127,8 @@ def _of_check(name: str, metrics: _Found, requests: Sequence[_Found], ended: int
         if not metrics["cache_controls_discriminative"]:
             yield "prompts that nobody sent before are told as found, or nothing is told of them"
     elif name == "cancellation":
-        if metrics["output_cap_violations"]:
-            yield f"{len(metrics['output_cap_violations'])} answers are longer than was asked for"
+        if too_long := metrics.get("output_cap_violations"):  # told only where something failed
+            yield f"{len(too_long)} answers are longer than was asked for"
         if metrics["stop_enforcement"]["status"] == "fail":
             yield "an answer went on behind its stop string"
         if metrics["followup_delay"]["delayed"]:
