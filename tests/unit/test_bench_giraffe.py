@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 from typer.testing import CliRunner
 
 from agentserve.bench.outside.giraffe import CHECKS, PLANS, Subject, aborted, check, configuration
@@ -33,8 +36,8 @@ said = json.loads(urllib.request.urlopen(request).read())["choices"][0]["message
 there = pathlib.Path(flags["--output"])
 there.mkdir()
 one = {{"scenario": "initial", "check_ids": ["access"], "score": said == "Hello.", "score_message": said,
-       "intentional": False, "status": "completed", "valid": True, "error": None, "tool_evaluation": None}}
-checks = [{{"id": name, "status": "fail", "metrics": {{}}}} for name in {checks}]
+       "intentional": False, "status": "completed", "valid": {valid}, "error": None, "tool_evaluation": None}}
+checks = [{{"id": name, "status": "pass", "metrics": {metrics}}} for name in {checks}]
 found = {{"checks": checks, "requests": [one]}}
 if {report}:
     (there / "report.json").write_text(json.dumps(found))
@@ -42,11 +45,16 @@ sys.exit(1)
 """
 
 
-def environment(folder: Path, *, report: bool = True, checks: Sequence[str] = ("access",)) -> Path:
+def environment(
+    folder: Path, *, report: bool = True, checks: Sequence[str] = ("access",), valid: bool = True
+) -> Path:
     (folder / "bin").mkdir(parents=True)
     program = folder / "bin" / "giraffe"
     program.write_text(
-        FAKE_GIRAFFE.format(python=sys.executable, report=report, checks=list(checks)), encoding="utf-8"
+        FAKE_GIRAFFE.format(
+            python=sys.executable, report=report, checks=list(checks), metrics=FOUND | IN_ORDER, valid=valid
+        ),
+        encoding="utf-8",
     )
     program.chmod(0o755)
     return folder
@@ -82,7 +90,6 @@ FOUND = {
     "cache_controls_discriminative": True,
 }
 IN_ORDER = {
-    "output_cap_violations": [],
     "stop_enforcement": {"status": "inconclusive"},
     "followup_delay": {"delayed": False},
 }
@@ -96,6 +103,7 @@ LEFT = request("client_cancel", "cancellation", score=None, status="cancelled", 
         (of("prefix", "pass", FOUND, request("x", "prefix")), "", ()),
         (of("prefix", "fail", FOUND, WRONG), "model", ("x: Expected A; received B.",)),
         (of("prefix", "inconclusive", FOUND, request("x", "prefix")), "open", ()),
+        (of("cancellation", "pass", IN_ORDER, LEFT, ended=None), "", ()),
         (
             of("cancellation", "fail", IN_ORDER, WRONG, LEFT, ended=1),
             "model",
@@ -181,6 +189,22 @@ def test_a_check_passes_if_it_does_where_answers_are_held() -> None:
     }
 
 
+COUNTED = """agentserve_turns_total{finish_reason="stop"} 5.0
+agentserve_turns_total{finish_reason="aborted"} 3.0
+"""
+NOT_COUNTED = 'vllm:request_success_total{finished_reason="abort"} 0.0'
+
+
+async def test_turns_that_clients_left_are_the_servers_own_count() -> None:
+    def shows(text: str) -> Starlette:
+        return Starlette(routes=[Route("/metrics", lambda request: Response(text))])
+
+    rig = Rig(ScriptedEngine(say("Hello.")))
+    for shown_app, count in ((rig.app, 0), (shows(COUNTED), 3), (shows(NOT_COUNTED), None)):
+        async with served(shown_app) as url:
+            assert await asyncio.to_thread(aborted, url) == count
+
+
 async def test_a_plan_is_run_and_its_report_read(tmp_path: Path) -> None:
     there = environment(tmp_path / "tool")
     rig = Rig(ScriptedEngine(say("Hello.")))
@@ -188,11 +212,10 @@ async def test_a_plan_is_run_and_its_report_read(tmp_path: Path) -> None:
     async with served(rig.app) as url:
         subject = Subject("s", url, "tiny")
         (found,) = await asyncio.to_thread(check, plan, subject, there, tmp_path)
-        assert await asyncio.to_thread(aborted, url) == 0
         bare = environment(tmp_path / "bare", report=False)
         with pytest.raises(ToolFailed, match="left no result"):
             await asyncio.to_thread(check, plan, Subject("other", url, "tiny"), bare, tmp_path)
-    assert found == Verdict("s", "as it comes", "access", "fail", 1, 1, "open")
+    assert found == Verdict("s", "as it comes", "access", "pass", 1, 1, "")
 
 
 def test_results_of_other_servers_are_kept(tmp_path: Path) -> None:
@@ -211,14 +234,28 @@ def test_results_of_other_servers_are_kept(tmp_path: Path) -> None:
 
 
 async def test_the_command_checks_a_peer_and_keeps_what_it_found(tmp_path: Path) -> None:
-    environment(tmp_path / "giraffe")
-    rig = Rig(ScriptedEngine(say("No.")))
+    environment(tmp_path / "giraffe", checks=CHECKS)
+    rig = Rig(ScriptedEngine(say("Hello.")))
     async with served(rig.app) as url:
         arguments = ["--tool", "giraffe", "--tools-dir", str(tmp_path), "--model", "tiny"]
         arguments += ["--peer", f"other={url}", "--results", str(tmp_path)]
         result = await asyncio.to_thread(CliRunner().invoke, app, ["bench", "outside", *arguments])
-    assert result.exit_code == 1, result.output  # the suite that is faked here knows one check of the six
-    assert "giraffe left no result" in result.stderr
+    assert result.exit_code == 0, result.output
+    kept = json.loads((tmp_path / "outside-giraffe-tiny.json").read_bytes())
+    assert list(kept["servers"]) == ["other"]
+    assert len(kept["verdicts"]) == sum(len(plan.checks) for plan in PLANS)
+    assert {verdict["status"] for verdict in kept["verdicts"]} == {"pass"}
+
+
+async def test_a_fault_of_the_server_is_the_commands_status(tmp_path: Path) -> None:
+    environment(tmp_path / "giraffe", checks=CHECKS, valid=False)
+    rig = Rig(ScriptedEngine(say("Hello.")))
+    async with served(rig.app) as url:
+        arguments = ["--tool", "giraffe", "--tools-dir", str(tmp_path), "--model", "tiny", "--url", url]
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["bench", "outside", *arguments])
+    assert result.exit_code == 1
+    assert "no answer of the model is why: access\n" in result.stderr
+    assert "initial: completed: None" in result.output
 
 
 def test_every_check_runs_as_it_comes_and_what_is_held_is_said() -> None:

@@ -21,7 +21,7 @@ NAME, DISTRIBUTION = "giraffe", "giraffe-llm"
 CHECKS = ("access", "serving", "tools", "sessions", "prefix", "cancellation")
 SAMPLES, SECONDS = 6, 1800.0
 _ENDED = (0, 1, 2)  # statuses that leave a report: pass, fail, inconclusive
-_ABORTED = 'finished_reason="abort"'
+_TURNS, _ABORTED = "agentserve_turns_total", 'reason="aborted"'
 
 _TOOL = {
     "type": "function",
@@ -128,7 +128,8 @@ def check(plan: Plan, subject: Subject, environment: Path, folder: Path) -> list
     command = ["giraffe", "run", "--config", str(settings), "--output", str(there), "--output-format", "json"]
     before = aborted(subject.url)
     run(environment, command, folder / f"{stem}.log", SECONDS, ended=_ENDED)
-    ended = aborted(subject.url) - before
+    after = aborted(subject.url)
+    ended = None if before is None or after is None else after - before
     path = there / "report.json"
     try:
         return verdicts(json.loads(path.read_bytes()), subject.name, plan.name, plan.checks, ended)
@@ -136,9 +137,12 @@ def check(plan: Plan, subject: Subject, environment: Path, folder: Path) -> list
         raise ToolFailed(f"giraffe left no result in {path} ({error!r})") from None
 
 
-def aborted(url: str) -> int:
-    """Turns that the server ended before they were whole, by its own count."""
+def aborted(url: str) -> int | None:
+    """Turns that the server ended before they were whole, by its own count. None: it does not count them
+    (vLLM has the name, and leaves it at 0)."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as reply:
         lines = reply.read().decode().splitlines()
-    counted = [line for line in lines if line.startswith("vllm:request_success_total") and _ABORTED in line]
-    return round(sum(float(line.rpartition(" ")[2]) for line in counted))
+    turns = [line for line in lines if line.startswith(_TURNS)]
+    if not turns:
+        return None
+    return round(sum(float(line.rpartition(" ")[2]) for line in turns if _ABORTED in line))

@@ -55,8 +55,11 @@ class Checked(msgspec.Struct, frozen=True):
         )
 
 
-def verdicts(report: _Found, server: str, plan: str, checks: Sequence[str], ended: int) -> list[Verdict]:
-    """`ended`: turns that the server broke off while this plan ran, by its own count."""
+def verdicts(
+    report: _Found, server: str, plan: str, checks: Sequence[str], ended: int | None
+) -> list[Verdict]:
+    """`ended`: turns that the server broke off while this plan ran, by its own count; None: it counts
+    none."""
     found = {entry["id"]: entry for entry in report["checks"]}
     return [_verdict(found[name], report["requests"], server, plan, ended) for name in checks]
 
@@ -78,7 +81,7 @@ def shown(found: Sequence[Verdict], server: str) -> dict[str, str]:
     return come
 
 
-def _verdict(entry: _Found, requests: Sequence[_Found], server: str, plan: str, ended: int) -> Verdict:
+def _verdict(entry: _Found, requests: Sequence[_Found], server: str, plan: str, ended: int | None) -> Verdict:
     name, status, metrics = str(entry["id"]), str(entry["status"]), entry["metrics"]
     mine = [request for request in requests if name in request["check_ids"]]
     wrong = list(dict.fromkeys(_wrong(mine, name)))
@@ -116,7 +119,7 @@ def _requests(requests: Sequence[_Found]) -> Iterator[str]:
                 yield f"{request['scenario']}: {judged['message']}"
 
 
-def _of_check(name: str, metrics: _Found, requests: Sequence[_Found], ended: int) -> Iterator[str]:
+def _of_check(name: str, metrics: _Found, requests: Sequence[_Found], ended: int | None) -> Iterator[str]:
     if name == "prefix":
         repeats = metrics["cache_repeat_misses"]
         if repeats["misses"] or repeats["observed"] < repeats["planned"]:
@@ -124,12 +127,12 @@ def _of_check(name: str, metrics: _Found, requests: Sequence[_Found], ended: int
         if not metrics["cache_controls_discriminative"]:
             yield "prompts that nobody sent before are told as found, or nothing is told of them"
     elif name == "cancellation":
-        if metrics["output_cap_violations"]:
-            yield f"{len(metrics['output_cap_violations'])} answers are longer than was asked for"
+        if too_long := metrics.get("output_cap_violations"):  # told only where something failed
+            yield f"{len(too_long)} answers are longer than was asked for"
         if metrics["stop_enforcement"]["status"] == "fail":
             yield "an answer went on behind its stop string"
         if metrics["followup_delay"]["delayed"]:
             yield "requests that followed a cancelled one were late"
         left = sum(request["status"] in ("cancelled", "timeout") for request in requests)
-        if ended < left:
+        if ended is not None and ended < left:
             yield f"{ended} of {left} turns whose clients left were ended"
