@@ -39,7 +39,7 @@ class FinishReason(Enum):
     STOP = "stop"  # EOS, a stop token, a stop string, or the end of the grammar
     LENGTH = "length"  # max_tokens, the context, or the whole KV pool is used up
     ABORTED = "aborted"  # the client went away or cancelled; the turn is rolled back
-    REFUSED = "refused"  # could never run: refused before any work was done
+    REFUSED = "refused"  # could never run, or its grammar could not be followed; the turn is rolled back
     ERROR = "error"  # the executor failed on this turn; the turn is rolled back
 
 

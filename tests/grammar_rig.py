@@ -26,3 +26,19 @@ def sources_of_bytes() -> SourceCompiler:
 
 def compiler_of_bytes(**settings: Any) -> GrammarCompiler:
     return GrammarCompiler(BYTES, VOCAB, [EOS], **settings)
+
+
+def chain(depth: int, among: str, letter: str = "#") -> str:
+    """An EBNF whose rules repeat each other in as many ways as `among` has characters."""
+    lines = [f'root ::= r{depth} "!"', f'r0 ::= "{letter}"+']
+    for n in range(1, depth + 1):
+        lines.append(f"r{n} ::= " + " | ".join(f'(r{n - 1} "{mark}"?)+' for mark in among))
+    return "\n".join(lines)
+
+
+def nest(depth: int, letter: str = "#", mark: str = "~") -> str:
+    """A regular expression of repetitions in repetitions."""
+    text = f"{letter}+"
+    for _ in range(depth):
+        text = f"(?:{text}{mark}?)+"
+    return f"^{text}!$"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +12,8 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from tools_bridge.compile_messages import At, Job, Made, receive_reply, send, send_encoded
+from tools_bridge.compile_shares import CompilerUnavailable
+from tools_bridge.repetitions import AMBIGUOUS
 from tools_bridge.reply_request import GrammarRequest
 from tools_bridge.schemas import GrammarError
 
@@ -20,10 +23,6 @@ COMMAND = (sys.executable, "-P", "-m", "tools_bridge.compile_child")
 START_SECONDS = 60.0  # importing xgrammar, and torch with it, on a busy machine
 MOST_LISTED = 20  # places in one line of the log
 ORPHAN_SECONDS = 5.0  # longer than the deadline a child runs whose parent is gone
-
-
-class CompilerUnavailable(RuntimeError):
-    """No compiler is free, or none starts: not the schema's fault."""
 
 
 class NotCompiled(GrammarError):
@@ -36,6 +35,10 @@ class NotCompiled(GrammarError):
 
 class TooSlow(NotCompiled):
     """It was given up: on a machine with less to do it may be made in time."""
+
+
+class TooAmbiguous(NotCompiled):
+    """So much that the process which tried it was ended for it."""
 
 
 class CompileProcess:
@@ -63,6 +66,8 @@ class CompileProcess:
             self.close()
         if made is None and late:
             raise TooSlow(self._place, f"the schema took longer than {seconds:g} s to compile; simplify it")
+        if made is None and self._process.wait() == -signal.SIGPROF:
+            raise TooAmbiguous(self._place, AMBIGUOUS)
         if made is None:
             raise NotCompiled(
                 self._place, "the schema cannot be compiled: it is too large or nested too deeply"

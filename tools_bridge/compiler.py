@@ -12,16 +12,18 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tools_bridge.compile_messages import Vocabulary
-from tools_bridge.compile_process import CompileProcess, CompilerUnavailable, NotCompiled, TooSlow
+from tools_bridge.compile_process import CompileProcess, NotCompiled, TooAmbiguous, TooSlow
+from tools_bridge.compile_shares import CompilerUnavailable, OverShare, Shares
 from tools_bridge.reply_request import GrammarRequest
 from tools_bridge.schemas import GrammarError
 
-__all__ = ["CompilerUnavailable", "GrammarCompiler"]
+__all__ = ["CompilerUnavailable", "GrammarCompiler", "OverShare"]
 
 MOST_REFUSED = 1024  # whose refusals are remembered
 MAX_REFUSAL_CHARS = 4096
 MOST_KEPT = 4096
 LATE_SECONDS = 60.0  # that one which took too long is not tried again
+_LATE = (TooSlow, TooAmbiguous)
 MAX_JOBS = 6  # running or waiting for a process; fewer than the threads that call, so that one can refuse
 
 
@@ -57,7 +59,8 @@ class GrammarCompiler:
     for the next schema. One that takes longer than `timeout` seconds, or more than `memory_bytes` on
     top of what a child has at rest, costs its child and is refused; the others do not notice. While
     all children are busy a new grammar waits `timeout` seconds, and is then a CompilerUnavailable, as
-    is one that comes while there are `MAX_JOBS` already. `cache_chars` bounds what is kept. What was refused
+    is one that comes while there are `MAX_JOBS` already. Of owned requests no owner has more than a share
+    (`compile_shares`). `cache_chars` bounds what is kept. What was refused
     is remembered, too. A schema that is not strict and cannot be compiled is held to its type alone, and the
     log says so. `close` ends all children at once, and what they were at is a CompilerUnavailable.
     """
@@ -78,7 +81,8 @@ class GrammarCompiler:
             Vocabulary(list(token_bytes), vocab_size, list(stop_token_ids), memory_bytes)
         )
         self._timeout = timeout
-        self._slots = threading.BoundedSemaphore(processes)
+        self._shares = Shares(processes, MAX_JOBS, clock)
+        self._late: set[str] = set()  # of those under way
         self._children = _Children()
         self._clock = clock
         self._refused: OrderedDict[str, tuple[str, float]] = OrderedDict()  # why, and until when
@@ -110,27 +114,33 @@ class GrammarCompiler:
             mine = job is None
             if job is None:
                 if len(self._jobs) >= MAX_JOBS:
-                    raise _busy()
+                    raise CompilerUnavailable("too many schemas are being compiled; try again later")
+                self._shares.enter(wanted.owner)
                 job = self._jobs[key] = _Job()
         if mine:
             self._run(key, wanted, job)
         else:
             job.done.wait()  # whoever runs it is bounded
         if job.error is not None:
-            kind = GrammarError if isinstance(job.error, GrammarError) else CompilerUnavailable
-            raise kind(str(job.error))  # a new one: several threads may raise it
+            if isinstance(job.error, CompilerUnavailable):
+                raise job.error.again()
+            raise GrammarError(str(job.error))  # a new one: several threads may raise it
         return job.text
 
     def _run(self, key: str, wanted: GrammarRequest, job: _Job) -> None:
         job.error = CompilerUnavailable("compiling was broken off")  # unless it gets to its end
         try:
-            job.text = self._in_a_slot(wanted)
+            with self._shares.process(wanted.owner, self._timeout):
+                job.text = self._compile(wanted)
             job.error = None
         except (GrammarError, CompilerUnavailable) as error:
             job.error = error
         except OSError as error:
             job.error = CompilerUnavailable(f"the schema compiler does not start: {error}")
         finally:
+            late = key in self._late or isinstance(job.error, _LATE)
+            self._late.discard(key)
+            self._shares.leave(wanted.owner, late=late)
             with self._lock:
                 del self._jobs[key]
                 if job.error is None:
@@ -138,14 +148,6 @@ class GrammarCompiler:
                 elif isinstance(job.error, GrammarError):
                     self._refuse(key, job.error)
             job.done.set()
-
-    def _in_a_slot(self, wanted: GrammarRequest) -> str:
-        if not self._slots.acquire(timeout=self._timeout):
-            raise _busy()
-        try:
-            return self._compile(wanted)
-        finally:
-            self._slots.release()
 
     def _compile(self, wanted: GrammarRequest) -> str:
         """With schemas that are not strict let go where they cannot be compiled: first the one that is known
@@ -156,6 +158,8 @@ class GrammarCompiler:
             try:
                 return self._compile_once(wanted, seconds, let_go)
             except NotCompiled as error:
+                if isinstance(error, _LATE):
+                    self._late.add(wanted.id)
                 left = wanted.loose() - let_go.keys()
                 if not left:
                     raise
@@ -224,7 +228,3 @@ class GrammarCompiler:
 
 def _why(error: NotCompiled) -> str:
     return str(error).removeprefix(f"{error.place}: ")
-
-
-def _busy() -> CompilerUnavailable:
-    return CompilerUnavailable("too many schemas are being compiled; try again later")

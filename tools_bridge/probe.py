@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tools_bridge.repetitions import AMBIGUOUS
 from tools_bridge.schemas import GrammarError
 from tools_bridge.vocabulary import GrammarVocabulary
 
@@ -35,11 +36,6 @@ WALKS = 3
 WALK_CHARS = 120
 TRIED = b'aA0 _-.,"[]{}():;+/<\\\n'  # one of each class of characters that grammars tell apart
 BESIDE = b"a0 .,-_\n"  # what repeats in turns with another
-
-AMBIGUOUS = (
-    "the grammar is too ambiguous: it reads one text in so many ways that each further character takes "
-    "longer; write repetitions so that one does not stand directly in another"
-)
 
 Clock = Callable[[], float]
 

@@ -12,6 +12,7 @@ from tools_bridge.compile_messages import MAX_COMPILED_CHARS, MAX_SOURCE_CHARS
 from tools_bridge.grammar import GrammarSource
 from tools_bridge.json_schema.ebnf import rules_of
 from tools_bridge.probe import PART_STEPS, check_speed, parts_of
+from tools_bridge.repetitions import Ambiguous, unambiguous
 from tools_bridge.schemas import GrammarError
 from tools_bridge.vocabulary import GrammarVocabulary
 
@@ -53,7 +54,10 @@ class SourceCompiler:
         known: set[str] = set()
         for place, text in source.parts:
             tell(place)
-            sizes[place] = self._alone(place, text, known)
+            try:
+                sizes[place] = self._alone(place, text, known)
+            except Ambiguous as error:
+                raise Uncompilable(place, str(error)) from None
         place = max(sizes, key=lambda place: sizes[place], default="")
         tell(place)
         grammar = _made(place, self._compiler, source.text)
@@ -113,9 +117,10 @@ class SourceCompiler:
 
 
 def compiled(compiler: xgrammar.GrammarCompiler, source: str) -> xgrammar.CompiledGrammar:
-    """From a `GrammarSource`'s text. RuntimeError."""
+    """From a `GrammarSource`'s text. RuntimeError; Ambiguous."""
     import xgrammar
 
+    source = unambiguous(source)
     if '"json_schema"' not in source:
         return compiler.compile_structural_tag(source)
     rules = rules_of(source, lambda tag: str(xgrammar.Grammar.from_structural_tag(tag)))
@@ -125,6 +130,10 @@ def compiled(compiler: xgrammar.GrammarCompiler, source: str) -> xgrammar.Compil
 def _made(place: str, compiler: xgrammar.GrammarCompiler, source: str) -> xgrammar.CompiledGrammar:
     try:
         return compiled(compiler, source)
+    except Ambiguous as error:
+        if not place:
+            raise
+        raise Uncompilable(place, str(error)) from None
     except (GrammarError, RecursionError, MemoryError):
         raise
     except Exception as error:  # xgrammar raises bare RuntimeErrors

@@ -255,7 +255,7 @@ class EngineCore:
             if session is None or session.phase is not Phase.RUNNING or session.epoch != chunk.epoch:
                 continue
             if chunk.error:
-                self._end(session, FinishReason.ERROR, now, chunk.error)
+                self._end(session, FinishReason.ERROR, now, chunk.error, refused=chunk.refused)
                 continue
             self._advance(session, chunk, now)
 
@@ -303,8 +303,17 @@ class EngineCore:
                 self._end(session, FinishReason.ERROR, now, error)
         return None
 
-    def _end(self, session: Session, reason: FinishReason, now: float, error: str = "") -> None:
-        """End a turn wherever it stands. STOP and LENGTH keep its tokens, all else rolls back."""
+    def _end(
+        self,
+        session: Session,
+        reason: FinishReason,
+        now: float,
+        error: str = "",
+        *,
+        refused: bool = False,
+    ) -> None:
+        """End a turn wherever it stands. STOP and LENGTH keep its tokens, all else rolls back. `refused`: an
+        error is told as a refusal."""
         keep = reason in (FinishReason.STOP, FinishReason.LENGTH)
         generated = session.generated
         self.scheduler.remove(session)
@@ -312,6 +321,7 @@ class EngineCore:
             self.kv.release(session.id)
         else:
             self.kv.park(session.id, session.tokens, session.computed)
+        reason = FinishReason.REFUSED if refused else reason
         self.ahead.forget(session.id)
         turn = self.sessions.end_turn(session, keep=keep)
         usage = turn.usage(generated, now)

@@ -91,6 +91,7 @@ class ChunkResult:
     computed: int  # token rows that were run for this chunk
     sampled: Sampled | None = None
     error: str = ""  # not empty: this chunk failed and its KV is not valid
+    refused: bool = False  # it failed for what its request asks
 
 
 @dataclass(frozen=True, slots=True)

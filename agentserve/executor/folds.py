@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agentserve.core.plan import SampleSpec
-from agentserve.executor.grammars import GrammarFold, GrammarStore
+from agentserve.executor.grammars import Fold, Grammars
 from agentserve.executor.penalties import TokenCounts, has_penalties
 from agentserve.executor.reasoning import ReasoningFold
 from agentserve.executor.stops import StopFold
@@ -34,13 +34,13 @@ def needs_folds(sampling: Sampling) -> bool:
 class TurnFolds:
     """The folds of one turn, over its prompt and the tokens generated so far."""
 
-    def __init__(self, spec: SampleSpec, token_bytes: Sequence[bytes], grammars: GrammarStore) -> None:
+    def __init__(self, spec: SampleSpec, token_bytes: Sequence[bytes], grammars: Grammars) -> None:
         sampling = spec.sampling
         self.sampling = sampling
         self.prompt = spec.prompt
         self.generated = array("i")
         self._token_bytes = token_bytes
-        self.grammar: GrammarFold | None = None
+        self.grammar: Fold | None = None
         self.counts: TokenCounts | None = None
         self.reasoning = ReasoningFold(sampling.reasoning) if sampling.reasoning is not None else None
         self._stops = StopFold(sampling.stop) if sampling.stop else None
@@ -85,7 +85,7 @@ class FoldCache:
     store's bound, all but those that run (`expect`) are let go of.
     """
 
-    def __init__(self, capacity: int, token_bytes: Sequence[bytes], grammars: GrammarStore) -> None:
+    def __init__(self, capacity: int, token_bytes: Sequence[bytes], grammars: Grammars) -> None:
         self._capacity = capacity
         self._token_bytes = token_bytes
         self._grammars = grammars

@@ -85,11 +85,12 @@ class TorchExecutor:
         computed = [0 if error else len(chunk.tokens) for chunk, error in zip(chunks, errors, strict=True)]
         runnable = [number for number, error in enumerate(errors) if not error]
         sampled: dict[int, Sampled] = {}
+        refused: set[int] = set()
         if runnable:
             ends, broken = self._forward([chunks[number] for number in runnable])
             for place in broken:
                 errors[runnable[place]] = _NOT_FINITE
-            sampled = self._sample(chunks, runnable, ends, errors)
+            sampled = self._sample(chunks, runnable, ends, errors, refused)
         results = tuple(
             ChunkResult(
                 session=chunk.session,
@@ -98,6 +99,7 @@ class TorchExecutor:
                 computed=computed[number],
                 sampled=sampled.get(number),
                 error=errors[number],
+                refused=number in refused,
             )
             for number, chunk in enumerate(chunks)
         )
@@ -134,9 +136,15 @@ class TorchExecutor:
         return ends[0] if len(ends) == 1 else torch.cat(ends), broken
 
     def _sample(
-        self, chunks: Sequence[Chunk], runnable: Sequence[int], ends: Tensor, errors: list[str]
+        self,
+        chunks: Sequence[Chunk],
+        runnable: Sequence[int],
+        ends: Tensor,
+        errors: list[str],
+        refused: set[int],
     ) -> dict[int, Sampled]:
-        """Sampled tokens by chunk number; a row that gives none becomes an error instead.
+        """Sampled tokens by chunk number; a row that gives none becomes an error instead, and is `refused`
+        where its request is at fault.
 
         `ends` are the hidden states of the `runnable` chunks; those with an error are not sampled.
         """
@@ -163,6 +171,8 @@ class TorchExecutor:
         for number, found in zip(numbers, self._sampler.sample(logits, specs), strict=True):
             if isinstance(found, NotSampled):
                 errors[number] = found.error
+                if found.refused:
+                    refused.add(number)
             else:
                 sampled[number] = found
         return sampled

@@ -23,7 +23,7 @@ from agentserve.core.plan import Sampled, SampleSpec
 from agentserve.executor.draws import uniform
 from agentserve.executor.filters import draw
 from agentserve.executor.folds import FoldCache, TurnFolds, needs_folds
-from agentserve.executor.grammars import GrammarStore
+from agentserve.executor.grammars import Grammars, GrammarStore, GrammarTooSlow
 from agentserve.executor.logprobs import RawLogprobs
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels.ops import Logits
@@ -39,6 +39,7 @@ class NotSampled:
     """A row that gave no token, and why, in one line. The other rows are not touched by it."""
 
     error: str
+    refused: bool = False  # the request is at fault
 
 
 class Sampler:
@@ -56,10 +57,12 @@ class Sampler:
         token_bytes: Sequence[bytes],
         eos_token_ids: Sequence[int],
         max_sessions: int = 1024,
+        grammars: Grammars | None = None,
     ) -> None:
+        """grammars: where matchers run; in this process by default."""
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
-        self._grammars = GrammarStore(token_bytes, vocab_size, self._eos)
+        self._grammars = grammars or GrammarStore(token_bytes, vocab_size, self._eos)
         self._folds = FoldCache(max_sessions, token_bytes, self._grammars)
 
     def define_grammar(self, grammar_id: str, compiled: str) -> None:
@@ -109,6 +112,8 @@ class Sampler:
     def _try_row(self, row: Row, session: SessionId, turn: TurnId, spec: SampleSpec) -> Sampled | NotSampled:
         try:
             return self._sample_row(row, session, turn, spec)
+        except GrammarTooSlow as error:
+            return NotSampled(str(error), refused=True)
         except ValueError as error:
             return NotSampled(str(error))
         except Exception as error:  # of this row's settings or of a library: its batch mates go on

@@ -66,8 +66,11 @@ class _Places:
     def _repeat(self, part: Node, least: int, most: int | None, then: int) -> int:
         if most is None:
             again = self._place()
-            self.free[again] = (self._add(part, again), then)
+            begin = self._add(part, again)
+            self.free[again] = (begin, then)
             then = again
+            if least:  # one of them is what may come again: nested, each would be there twice as often
+                then, least = begin, least - 1
         else:
             out = then
             for _ in range(most - least):

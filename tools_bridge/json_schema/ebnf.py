@@ -20,6 +20,7 @@ from itertools import count
 from tools_bridge.json_schema.pattern_rules import expression, string_rules
 from tools_bridge.json_schema.pattern_tree import ANY, Node, Repeat
 from tools_bridge.json_schema.patterns import Pattern, read_pattern
+from tools_bridge.repetitions import check_depth
 from tools_bridge.schemas import GrammarError
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]')  # a text, or a class of characters
@@ -136,6 +137,8 @@ class _Patterns:
             nonlocal name
             name = found[1] or name
             node = nodes.get(found[2])
+            if node is not None:
+                check_depth(node)  # there is no automaton of it here
             return found[0] if node is None else f"({expression(node, quoted=name in quoted)})"
 
         rules = _NAMED.sub(put, rules)

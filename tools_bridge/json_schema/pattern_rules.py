@@ -45,7 +45,7 @@ def expression(node: Node, *, quoted: bool) -> str:
         case Chars(ranges) if quoted:
             return _written(ranges)[0]
         case Chars(ranges):
-            return _class(ranges)
+            return class_of(ranges)
         case Row(nodes):
             return " ".join(expression(part, quoted=quoted) for part in nodes) or '""'
         case Either(nodes):
@@ -58,10 +58,11 @@ def _written(ranges: Ranges) -> Sequence[str]:
     """In a JSON string: as they are, then behind a backslash."""
     plain = outside((*outside(ranges), *NO_PLAIN))
     escaped = "".join(text for code, text in ESCAPES.items() if any(a <= code <= b for a, b in ranges))
-    return [*([_class(plain)] if plain else []), *([rf'"\\" [{escaped}]'] if escaped else [])]
+    return [*([class_of(plain)] if plain else []), *([rf'"\\" [{escaped}]'] if escaped else [])]
 
 
-def _class(ranges: Ranges) -> str:
+def class_of(ranges: Ranges) -> str:
+    """As EBNF writes it."""
     return "[" + "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in ranges) + "]"
 
 

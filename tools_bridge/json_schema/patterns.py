@@ -94,7 +94,15 @@ def read_pattern(text: str, where: str, *, ours: bool = False) -> Pattern:
     return Pattern(text, whole, None if ecma == whole else ecma)
 
 
+def read_whole(text: str, where: str) -> Node:
+    """A regular expression that matches texts from end to end, as xgrammar reads it: `.` is any character.
+    GrammarError where it cannot be read."""
+    return _WholeReader(text, f"{where}: the pattern {text[:60]!r}", ecma=True).all()
+
+
 class _Reader:
+    any_char: Ranges = outside(LINE_ENDS)
+
     def __init__(self, text: str, what: str, *, ecma: bool = False) -> None:
         self._text = text
         self._ecma = ecma
@@ -130,7 +138,7 @@ class _Reader:
         if char == "[":
             return self._class()
         if char == ".":
-            return Chars(outside(LINE_ENDS))
+            return Chars(self.any_char)
         if char == "\\":
             return Chars(self._escape(in_class=False))
         if char in "*+?{})^":
@@ -259,3 +267,15 @@ class _Reader:
 
     def _no(self, why: str) -> GrammarError:
         return GrammarError(f"{self._what} {why}")
+
+
+class _WholeReader(_Reader):
+    any_char = outside(())
+
+    def _anchored(self) -> Node:
+        self._take("^")
+        nodes = self._row()
+        self._take("$")
+        if self._next() not in ("|", ""):
+            raise self._no("has an anchor within, which cannot be held")
+        return Row(tuple(nodes))

@@ -123,6 +123,7 @@ def create_app(
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
     options = replace(options, limits=limits)
     text_pool = ThreadPoolExecutor(2, thread_name_prefix="text")
+    keys = keyring or Keyring(options.api_keys, options.admin_keys)
     # Its threads wait for compilations, which the maker bounds; a slow schema must not hold up others.
     grammar_pool = ThreadPoolExecutor(8, thread_name_prefix="grammar")
     clock = clock or WallClock()
@@ -165,7 +166,7 @@ def create_app(
         end_ids=end_ids,
         chain=chain,
         tool_parser=tool_parser,
-        grammars=Grammars(grammar_maker, engine, grammar_pool),
+        grammars=Grammars(grammar_maker, engine, grammar_pool, lambda: keys.shared),
         directory=directory,
         chronicle=chronicle or Chronicle(Transcripts(), EventLogs(lambda: secrets.token_hex(4))),
         background=Background(),
@@ -177,7 +178,7 @@ def create_app(
         started=started,
         clock_at_start=epoch,
         new_seed=lambda: secrets.randbits(63),
-        keyring=keyring or Keyring(options.api_keys, options.admin_keys),
+        keyring=keys,
         accounts=accounts,
         terms=terms,
         text_pool=text_pool,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 from agentserve.server.engine_port import Engine
 from agentserve.server.errors import ApiError
 from agentserve.server.http.answer_form import Form
 from agentserve.server.http.reply_port import GrammarMaker
-from tools_bridge.compiler import CompilerUnavailable
+from tools_bridge.compiler import CompilerUnavailable, OverShare
 from tools_bridge.reply_request import GrammarRequest
 
 
@@ -20,7 +22,15 @@ class Grammars:
     request, takes none of its threads.
     """
 
-    def __init__(self, maker: GrammarMaker, engine: Engine, executor: Executor) -> None:
+    def __init__(
+        self,
+        maker: GrammarMaker,
+        engine: Engine,
+        executor: Executor,
+        shared: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """shared: whether tenants are kept apart; else the grammars are nobody's, and nobody has a share."""
+        self._shared = shared
         self._maker = maker
         self._engine = engine
         self._executor = executor
@@ -33,14 +43,16 @@ class Grammars:
         if not form.constrained:
             return None
         try:
-            source = self._maker.source(form, prompt_end, tenant)
+            source = self._maker.source(form, prompt_end, tenant if self._shared() else "")
             compiled = self._maker.cached(source)
             if compiled is None:
                 compiled = await self._compiled(source)
         except (ValueError, RecursionError) as error:
             raise _refused(str(error), form) from None
         except CompilerUnavailable as error:  # others' schemas keep it busy, or it does not start
-            headers = {"retry-after": "5"}
+            headers = {"retry-after": str(math.ceil(error.seconds))}
+            if isinstance(error, OverShare):
+                raise ApiError(str(error), status=429, code="grammar_limit", headers=headers) from None
             raise ApiError(str(error), status=503, code="compiler_busy", headers=headers) from None
         if not compiled:
             return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.engine import EngineCore
 from agentserve.executor.calibrate import Bounds, measure_cost
+from agentserve.executor.matchers import GuardedGrammars
 from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
@@ -45,11 +47,14 @@ from tiering.stores.faults import Fault, no_fault
 log = logging.getLogger(__name__)
 
 
-def build_engine(spec: WorkerSpec, fault: Fault = no_fault) -> BuiltEngine:
+def build_engine(
+    spec: WorkerSpec, fault: Fault = no_fault, matchers: socket.socket | None = None
+) -> BuiltEngine:
     """Load the model and put the engine together. Raises ValueError (ModelError, TextError) or OSError
     with one line that says what is wrong with the model or the settings.
 
-    fault: what stores do at named points, for tests."""
+    fault: what stores do at named points, for tests. matchers: the host of the processes that grammars are
+    followed in (`fork_host`); in this one without."""
     torch.set_num_threads(spec.threads)
     device, dtype = torch.device(spec.device), DTYPES[spec.dtype]
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -70,9 +75,9 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault) -> BuiltEngine:
     reach = reach_of(longest, min(pages), spec.page_size)
     decoder = Decoder(config, loaded.weights, ops, reach, spec.activations)
     pool = KVPool(config, pages, spec.page_size, kv_dtype, device)
-    sampler = Sampler(
-        config.vocab_size, shown_bytes(text.tokenizer), text.end_ids, max_sessions=4 * spec.max_num_seqs
-    )
+    shown = shown_bytes(text.tokenizer)
+    grammars = GuardedGrammars(matchers, shown, config.vocab_size, text.end_ids) if matchers else None
+    sampler = Sampler(config.vocab_size, shown, text.end_ids, 4 * spec.max_num_seqs, grammars)
     executor = TorchExecutor(decoder, pool, sampler)
     bounds = Bounds(
         groups=len(groups),

@@ -1,0 +1,254 @@
+"""Grammars in the worker whose matchers run in another process (`matcher_process`), so that no call of theirs
+can hold a step: what takes too long ends its turn, and the others' are folded again in a new process.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import weakref
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from agentserve.executor.grammars import MAX_BYTES, TOO_SLOW, GrammarTooSlow, ids_of
+from agentserve.executor.matcher_process import (
+    NO_MEMORY,
+    Ask,
+    Begin,
+    Define,
+    Drop,
+    Leave,
+    Line,
+    Push,
+    Spawn,
+    Told,
+    Vocabulary,
+)
+
+ANSWER_SECONDS = 30.0  # beyond all CPU time that a call may take, on a machine that is busy
+_BLAMED = (-signal.SIGPROF, NO_MEMORY)  # ends that a grammar is the cause of, whoever else runs there
+
+
+class _Died(Exception):
+    """The matcher process ended, or was given up, while it was asked something."""
+
+    def __init__(self, status: int, late: bool) -> None:
+        super().__init__(f"the process of grammars ended ({status})")
+        self.status = status
+        self.late = late
+
+    @property
+    def blamed(self) -> bool:
+        return self.late or self.status in _BLAMED
+
+
+class GuardedGrammars:
+    """`Grammars`; one thread. `host`: from `fork_host`.
+
+    A process that ended while a fold was asked of it ended of that fold, if it was for time or memory: it is
+    `GrammarTooSlow`, and never asked again. Of any other end the fold is tried once more.
+    """
+
+    def __init__(
+        self,
+        host: socket.socket,
+        token_bytes: Sequence[bytes],
+        vocab_size: int,
+        stop_token_ids: Sequence[int],
+        max_bytes: int = MAX_BYTES,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        self.max_bytes = max_bytes
+        self.deaths = 0
+        self._link = host
+        self._host: Line[Spawn] | None = None
+        self._vocabulary = Vocabulary(list(token_bytes), vocab_size, list(stop_token_ids), max_bytes)
+        self._answer_seconds = answer_seconds
+        self._child: Line[Told] | None = None
+        self._known: set[str] = set()  # by the child
+        self._texts: dict[str, bytes] = {}
+        self._numbers = count()
+        self._ended: list[int] = []
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocabulary.vocab_size
+
+    @property
+    def generation(self) -> int:
+        """Of the process that runs."""
+        return self.deaths
+
+    def define(self, grammar_id: str, compiled: str) -> None:
+        self.drop(grammar_id)
+        self._texts[grammar_id] = zlib.compress(compiled.encode(), 1)
+        try:
+            self._tried(lambda: self._tell(grammar_id))
+        except BaseException:
+            del self._texts[grammar_id]
+            raise
+
+    def drop(self, grammar_id: str) -> None:
+        self._texts.pop(grammar_id, None)
+        if grammar_id in self._known and self._child is not None:
+            self._known.discard(grammar_id)
+            try:
+                self._child.send(Drop(grammar_id))
+            except OSError:
+                pass  # whoever asks next finds out
+
+    def start(self, grammar_id: str) -> GuardedFold:
+        if grammar_id not in self._texts:
+            raise ValueError(f"grammar {grammar_id!r} is not defined on this worker")
+        number = next(self._numbers)
+        try:
+            fold = GuardedFold(self, grammar_id, self._texts[grammar_id], number)
+        except ValueError:
+            self._ended.append(number)
+            raise
+        weakref.finalize(fold, self._ended.append, fold.number)
+        return fold
+
+    def close(self) -> None:
+        """The processes end with their sockets."""
+        for line in (self._child, self._host):
+            if line is not None:
+                line.close()
+        self._link.close()
+
+    def advance(self, fold: GuardedFold, token: int | None) -> Told:
+        """Where the fold is behind `token`, or where it is now."""
+
+        def once() -> Told:
+            told = None
+            if fold.generation != self.generation or self._child is None:
+                if fold.grammar not in self._known:
+                    self._tell(fold.grammar, fold.text)
+                told = self._ask(Begin(fold.number, fold.grammar, list(fold.tokens)))
+                fold.generation = self.generation
+            if token is not None:
+                told = self._ask(Push(fold.number, token))
+            assert told is not None
+            return told
+
+        return self._tried(once)
+
+    def _tell(self, grammar_id: str, text: bytes | None = None) -> Told:
+        text = self._texts[grammar_id] if text is None else text
+        told = self._ask(Define(grammar_id, zlib.decompress(text).decode()))
+        self._known.add(grammar_id)
+        return told
+
+    def _tried(self, once: Callable[[], Told]) -> Told:
+        for last in (False, True):
+            try:
+                return once()
+            except _Died as death:
+                if death.blamed:
+                    raise GrammarTooSlow(TOO_SLOW) from None
+                if last:
+                    raise ValueError(str(death)) from None
+        raise AssertionError
+
+    def _ask(self, ask: Ask) -> Told:
+        child = self._child or self._spawn()
+        late = False
+        told = None
+        try:
+            if self._ended:
+                child.send(Leave(self._ended.copy()))
+                self._ended.clear()
+            child.send(ask)
+            told = child.receive()
+        except TimeoutError:
+            late = True
+        except OSError:
+            pass
+        if told is None:
+            raise _Died(self._replace(), late)
+        if told.slow:
+            raise GrammarTooSlow(told.error)
+        if told.error:
+            raise ValueError(told.error)
+        return told
+
+    def _replace(self) -> int:
+        """A new process; how the one before ended."""
+        if self._child is not None:
+            self._child.close()
+        self.deaths += 1
+        self._known.clear()
+        self._ended.clear()
+        return self._spawned()
+
+    def _spawn(self) -> Line[Told]:
+        if self._host is None:
+            self._host = Line(self._link, Spawn)
+            self._host.send(self._vocabulary)
+        self._spawned()
+        assert self._child is not None
+        return self._child
+
+    def _spawned(self) -> int:
+        assert self._host is not None
+        self._host.send(Spawn())
+        said, files, _, _ = socket.recv_fds(self._link, 16, 1)
+        if not files:
+            raise RuntimeError("the host of grammars is gone")
+        child = socket.socket(fileno=files[0])
+        child.settimeout(self._answer_seconds)
+        self._child = Line(child, Told)
+        return int(said)
+
+
+class GuardedFold:
+    """A `Fold` of which the worker has the tokens, and the last answer."""
+
+    def __init__(self, grammars: GuardedGrammars, grammar: str, text: bytes, number: int) -> None:
+        self.grammar = grammar
+        self.text = text
+        self.number = number
+        self.tokens = array("i")
+        self.generation = -1
+        self._grammars = grammars
+        self._failed = ""
+        self._allowed: npt.NDArray[np.int64] | None = None
+        self._told = self._advanced(None)
+        self.size = self._told.size
+
+    def allowed(self) -> npt.NDArray[np.int64]:
+        self._check()
+        if self._allowed is None:
+            self._allowed = ids_of(self._told.bits, self._grammars.vocab_size)
+        return self._allowed
+
+    def push(self, token: int) -> bool:
+        self._check()
+        if self._told.over:
+            return False
+        told = self._advanced(token)
+        if not told.taken:
+            return False
+        self._told, self._allowed = told, None
+        self.tokens.append(token)
+        return True
+
+    @property
+    def over(self) -> bool:
+        return self._told.over
+
+    def _advanced(self, token: int | None) -> Told:
+        try:
+            return self._grammars.advance(self, token)
+        except GrammarTooSlow as error:
+            self._failed = str(error)
+            raise
+
+    def _check(self) -> None:
+        if self._failed:
+            raise GrammarTooSlow(self._failed)
