@@ -21,7 +21,6 @@ def texts():
         compiler.compile(reply_grammar(response=ResponseFormat("choice", choices=(f"{n}x", f"{n}yy"))))
         for n in range(len(NAMES))
     ]
-    compiler.close()
     return dict(zip(NAMES, made, strict=True))
 
 
