@@ -35,7 +35,12 @@ def receiver() -> Iterator[Receiver]:
 def receivers() -> Iterator[Callable[..., Receiver]]:
     """More of them."""
     made: list[Receiver] = []
-    yield lambda *args: made.append(Receiver(*args)) or made[-1]
+
+    def one_more(port: int = 0) -> Receiver:
+        made.append(Receiver(port))
+        return made[-1]
+
+    yield one_more
     for one in made:
         one.close()
 
