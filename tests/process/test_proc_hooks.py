@@ -35,7 +35,12 @@ def receiver() -> Iterator[Receiver]:
 def receivers() -> Iterator[Callable[..., Receiver]]:
     """More of them."""
     made: list[Receiver] = []
-    yield lambda *args: made.append(Receiver(*args)) or made[-1]
+
+    def one_more(port: int = 0) -> Receiver:
+        made.append(Receiver(port))
+        return made[-1]
+
+    yield one_more
     for one in made:
         one.close()
 
@@ -76,7 +81,7 @@ def test_a_server_that_is_killed_at_a_point(
     receiver: Receiver, undisturbed: tuple[Any, list[str]], server: Server, point: str
 ) -> None:
     before = receiver.effects()
-    server.endpoint("events", event_types=EVENTS)
+    events = server.endpoint("events", event_types=EVENTS)
     session = server.session(webhook_tool(server.endpoint("good")))
     created = receiver.lines.get(timeout=PATIENCE).split(maxsplit=3)
     server.nothing_owed()
@@ -89,6 +94,7 @@ def test_a_server_that_is_killed_at_a_point(
     items = server.items(session)
     assert (shown(items), list(dict.fromkeys(server.prompts()))) == undisturbed
     server.check_told(items)
+    server.until(lambda: [one["status"] for one in server.deliveries(events)] == ["delivered"] * len(EVENTS))
     server.nothing_owed()
     got = [created, *receiver.got()]
     told = {(json.loads(body)["type"], id_) for path, id_, body, _ in got if path == "/events"}
