@@ -50,14 +50,15 @@ class LoopWatch:
         self._thread = threading.get_native_id()
         self._python_thread = threading.get_ident()
         self._arm()
-        if not self._going:
-            self._going = True
-            threading.Thread(target=self._look, name="loop-watch", daemon=True).start()
+        self._going = True
+        self._looker = threading.Thread(target=self._look, name="loop-watch", daemon=True)
+        self._looker.start()
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._due = float("inf")
+        self._going = False
+        self._looker.join()
 
     def take(self) -> list[dict[str, Any]]:
         """The stalls since the last time, the worst first."""
