@@ -98,10 +98,10 @@ class _Quiet(logging.Logger):
 
     def __init__(self, into: logging.Logger) -> None:
         super().__init__(into.name, into.level)
-        self.parent, self.manager = into, into.manager  # type: ignore[assignment]
+        self.parent, self.manager = into, into.manager
 
-    def warning(self, message: object, *args: object, **options: Any) -> None:
-        self.debug(message, *args, **options)
+    def isEnabledFor(self, level: int) -> bool:
+        return level != logging.WARNING and super().isEnabledFor(level)
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -1,5 +1,5 @@
 """The real server, seen from within: `/fuzz/state` tells what it holds and what held its loop up. Run as a
-script: a folder for its own notes, the flags of `serve` as JSON, and its configuration file or nothing."""
+script: the flags of `serve` as JSON, and its configuration file or nothing."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from agentserve.server.wiring import prepare_app
 from tests.prove.fuzz.loop_watch import LoopWatch
 
 
-def prepare(config: ServeConfig, folder: Path) -> Prepared:
+def prepare(config: ServeConfig) -> Prepared:
     prepared = prepare_app(config)
-    watch = LoopWatch(folder / "stacks")
+    watch = LoopWatch()
 
     def build(engine: Engine) -> Starlette:
         app = prepared.build(engine)
@@ -80,12 +80,12 @@ def resident() -> int:
 
 
 if __name__ == "__main__":
-    folder, flags, file = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+    flags, file = json.loads(sys.argv[1]), sys.argv[2]
     worker = (sys.executable, str(Path(__file__).with_name("fuzz_worker.py")))
     try:
         run(
             load(flags, Path(file) if file else None),
-            lambda config: prepare(config, folder),
+            prepare,
             lambda ready: print(f"ready on {ready.url}", flush=True),
             worker,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.prove.fuzz.fuzz import NAMES, Fuzz, Report, Size, check, half_calls
+from tests.prove.fuzz.loop_watch import LoopWatch
 from tests.prove.fuzz.target import target
 
 pytestmark = pytest.mark.process
@@ -33,6 +35,25 @@ def settings(folder: Path) -> Path:
 async def fuzzed(folder: Path, size: Size, seed: int) -> Report:
     async with target(folder, config=settings(folder)) as server:
         return await Fuzz(server, size, seed).run()
+
+
+def test_the_watch_tells_what_a_busy_loop_computed() -> None:
+    """And not how long others had the machine meanwhile."""
+
+    async def run() -> list[dict[str, Any]]:
+        watch = LoopWatch()
+        watch.start()
+        await asyncio.sleep(0.05)
+        watch.take()
+        began = time.thread_time()
+        while time.thread_time() < began + 0.15:
+            pass
+        await asyncio.sleep(0.05)
+        watch.stop()
+        return watch.take()
+
+    worst = asyncio.run(run())[0]
+    assert 0.13 < worst["loop_cpu"] <= worst["fault"] + 0.02 <= worst["late"] + 0.04
 
 
 def test_fuzz_slice(tmp_path: Path, tell: Callable[[str], None]) -> None:
