@@ -19,6 +19,7 @@ from typing import BinaryIO
 import msgspec
 
 from tools_bridge.compile_messages import At, Job, Made, Vocabulary, receive, send
+from tools_bridge.cpu_guard import CpuGuard
 from tools_bridge.reply_request import source_of
 from tools_bridge.schemas import GrammarError
 from tools_bridge.source_compiler import TOO_MUCH_MEMORY, SourceCompiler, Uncompilable, no_memory, placed
@@ -30,7 +31,7 @@ def main() -> None:
     if wanted is None:
         return
     try:
-        compiler = SourceCompiler(wanted.token_bytes, wanted.vocab_size, wanted.stop_token_ids)
+        compiler = SourceCompiler(wanted.token_bytes, wanted.vocab_size, wanted.stop_token_ids, CpuGuard())
     except ValueError as error:
         send(replies, Made(error=str(error)))
         return

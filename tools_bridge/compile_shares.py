@@ -103,7 +103,9 @@ class Shares:
             return None
         most = max(1, self._processes - 1)
         fit = [one for one in self._waiting if not one[1] or self._running[one[1]] < most]
-        return min(fit, key=lambda one: (self._running[one[1]], self._served.get(one[1], 0), one), default=None)
+        return min(
+            fit, key=lambda one: (self._running[one[1]], self._served.get(one[1], 0), one), default=None
+        )
 
     def _check(self, owner: str) -> None:
         times, last = self._late.get(owner, (0, 0.0))

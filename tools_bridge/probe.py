@@ -35,6 +35,8 @@ PART_STEPS = 3_000  # of those in one part of many
 WALKS = 3
 WALK_CHARS = 120
 TRIED = b'aA0 _-.,"[]{}():;+/<\\\n'  # one of each class of characters that grammars tell apart
+PRINTED = bytes([9, 10, *range(32, 127)])
+FEW = 24  # that are tried one by one
 BESIDE = b"a0 .,-_\n"  # what repeats in turns with another
 
 Clock = Callable[[], float]
@@ -85,17 +87,19 @@ def check_speed(
     import xgrammar
 
     budget = _Budget(steps)
-    unit = _Unit(clock)
+    unit = Unit(clock)
     seen: set[tuple[bytes, bytes]] = set()
+    places: set[bytes] = set()
     for seed in range(WALKS):
         matcher = xgrammar.GrammarMatcher(grammar)
-        for open_ in _wander(matcher, random.Random(seed)):
-            for text in _texts(open_):
+        for open_ in wander(matcher, random.Random(seed)):
+            for text in _texts(matcher, open_) if open_ not in places else ():
                 if budget.left <= 0:
                     return
                 if (open_, text) not in seen:
                     seen.add((open_, text))
                     budget.left -= _repeat(matcher, text, clock, unit)
+            places.add(open_)
 
 
 class _Budget:
@@ -103,19 +107,19 @@ class _Budget:
         self.left = steps
 
 
-class _Unit:
+class Unit:
     """What a step of a plain grammar takes: the least of many, as what else the machine does only adds."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seconds = 0.0
 
-    def exceeded(self, seconds: float) -> bool:
+    def exceeded(self, seconds: float, times: float = SLOW) -> bool:
         """Whether a step is slow, also by what a plain one takes at this moment."""
-        if seconds <= SLOW * self._seconds:
+        if seconds <= times * self._seconds:
             return False
         self._seconds = max(self._seconds, self._measured())
-        return seconds > SLOW * self._seconds
+        return seconds > times * self._seconds
 
     def _measured(self) -> float:
         import xgrammar
@@ -138,25 +142,34 @@ def _plain() -> xgrammar.CompiledGrammar:
     return compiler.compile_grammar(xgrammar.Grammar.from_ebnf(PLAIN))
 
 
-def _texts(accepted: bytes) -> Iterator[bytes]:
-    """What to repeat where these may come."""
-    for one in accepted:
+def _texts(matcher: xgrammar.GrammarMatcher, open_: bytes) -> Iterator[bytes]:
+    """What to repeat where these may come: each, then each with what may come behind it."""
+    for one in open_:
         yield bytes([one])
-    for one in accepted:
-        for other in BESIDE:
-            if other != one:
-                yield bytes([one, other])
+    for one in open_:
+        if matcher.accept_string(bytes([one])):
+            behind = [] if matcher.is_terminated() else _open(matcher, BESIDE)
+            matcher.rollback(1)
+            for other in behind:
+                if other != one:
+                    yield bytes([one, other])
 
 
-def _wander(matcher: xgrammar.GrammarMatcher, rng: random.Random) -> Iterator[bytes]:
-    """Goes along a text drawn at random; at each place, which of `TRIED` may come."""
+def _open(matcher: xgrammar.GrammarMatcher, classes: bytes) -> bytes:
+    """The characters that may come; one of each of `classes` where there are many."""
+    found = bytes(one for one in PRINTED if _takes(matcher, one))
+    return found if len(found) <= FEW else bytes(one for one in classes if one in found)
+
+
+def wander(matcher: xgrammar.GrammarMatcher, rng: random.Random) -> Iterator[bytes]:
+    """Goes along a text drawn at random; at each place, what may come."""
     length = 0
     while length < WALK_CHARS and not matcher.is_terminated():
         forced = matcher.find_jump_forward_string()
         if forced and matcher.accept_string(forced):
             length += len(forced)
             continue
-        open_ = bytes(one for one in TRIED if _takes(matcher, one))
+        open_ = _open(matcher, TRIED)
         yield open_
         among = open_ or bytes(one for one in range(256) if _takes(matcher, one))
         # White space leads nowhere, and what closes a text early hides the rest of it.
@@ -173,7 +186,7 @@ def _takes(matcher: xgrammar.GrammarMatcher, one: int) -> bool:
     return True
 
 
-def _repeat(matcher: xgrammar.GrammarMatcher, text: bytes, clock: Clock, unit: _Unit) -> int:
+def _repeat(matcher: xgrammar.GrammarMatcher, text: bytes, clock: Clock, unit: Unit) -> int:
     """Repeats `text` as long as it is taken and grows dearer; leaves the matcher where it was.
 
     Returns the steps that say nothing against the grammar.

@@ -86,7 +86,9 @@ def rules_of_regex(text: str) -> str | None:
     if states is None:
         check_depth(node)
         return None
-    return "\n".join(["root ::= s0", *(f"s{number} ::= {_rule(state)}" for number, state in enumerate(states))])
+    return "\n".join(
+        ["root ::= s0", *(f"s{number} ::= {_rule(state)}" for number, state in enumerate(states))]
+    )
 
 
 def _rule(state: State) -> str:

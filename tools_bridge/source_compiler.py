@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tools_bridge.compile_messages import MAX_COMPILED_CHARS, MAX_SOURCE_CHARS
+from tools_bridge.cpu_guard import Guard, NoGuard
 from tools_bridge.grammar import GrammarSource
 from tools_bridge.json_schema.ebnf import rules_of
-from tools_bridge.probe import PART_STEPS, check_speed, parts_of
+from tools_bridge.probe import MOST_STEPS, PART_STEPS, check_speed, parts_of
 from tools_bridge.repetitions import Ambiguous, unambiguous
 from tools_bridge.schemas import GrammarError
+from tools_bridge.token_probe import check_tokens, long_tokens
 from tools_bridge.vocabulary import GrammarVocabulary
 
 if TYPE_CHECKING:
     import xgrammar
 
+PROBE_SECONDS = 5.0  # of CPU, for one walk through a grammar; usually it takes a tenth of one
 TOO_MUCH_MEMORY = "the schema needs too much memory to compile; simplify it"
 
 
@@ -35,9 +38,18 @@ def placed(place: str, why: str) -> str:
 
 
 class SourceCompiler:
-    def __init__(self, token_bytes: Sequence[bytes], vocab_size: int, stop_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        vocab_size: int,
+        stop_token_ids: Sequence[int],
+        guard: Guard | None = None,
+    ) -> None:
+        """guard: ends this process where a grammar holds it; for one that may end."""
         import xgrammar  # here, not above: it imports torch
 
+        self._guard = guard or NoGuard()
+        self._long = long_tokens(token_bytes)
         self._vocabulary = GrammarVocabulary(token_bytes, vocab_size, stop_token_ids)
         self._compiler = xgrammar.GrammarCompiler(self._vocabulary.info, max_threads=1, cache_enabled=False)
         bytes_ = GrammarVocabulary([bytes([n]) for n in range(256)], 257, [256])  # costs next to nothing
@@ -63,7 +75,8 @@ class SourceCompiler:
         grammar = _made(place, self._compiler, source.text)
         self._check_beginning(place, grammar)
         try:
-            check_speed(grammar)
+            self._check_speed(grammar)
+            check_tokens(grammar, self._vocabulary.vocab_size, self._long, self._guard)
         except GrammarError as error:
             raise Uncompilable(self._slowest(source) or place, str(error)) from None
         text = self._vocabulary.seal(grammar)
@@ -72,6 +85,13 @@ class SourceCompiler:
                 place, "the schema is too complex: its compiled form is too large; simplify it"
             )
         return text
+
+    def _check_speed(self, grammar: xgrammar.CompiledGrammar, steps: int = MOST_STEPS) -> None:
+        self._guard.begin(PROBE_SECONDS)
+        try:
+            check_speed(grammar, steps=steps)
+        finally:
+            self._guard.end()
 
     def _alone(self, place: str, text: str, known: set[str]) -> int:
         """Tries a part over bytes, and the patterns and grammars in it, which walks along it may not come to;
@@ -83,7 +103,7 @@ class SourceCompiler:
             grammar = self._perhaps(inner)
             try:
                 if grammar is not None:
-                    check_speed(grammar, steps=PART_STEPS)
+                    self._check_speed(grammar, PART_STEPS)
             except GrammarError as error:
                 raise Uncompilable(place, str(error)) from None
         whole = self._perhaps(text)
@@ -95,7 +115,7 @@ class SourceCompiler:
             grammar = self._perhaps(text)
             try:
                 if grammar is not None:
-                    check_speed(grammar)
+                    self._check_speed(grammar)
             except GrammarError:
                 return place
         return ""

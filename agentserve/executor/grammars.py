@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xgrammar
 
+from tools_bridge.cpu_guard import Guard, NoGuard
 from tools_bridge.vocabulary import GrammarVocabulary
 
 Mask = npt.NDArray[np.bool_]
@@ -21,6 +22,7 @@ Clock = Callable[[], float]
 MAX_BYTES = 128 * 2**20  # of compiled grammars in memory, as xgrammar counts them
 SLOW_SECONDS = 0.5  # of CPU that a turn may be behind: everybody else's step waits for it
 EACH_SECONDS = 0.005  # of CPU that each look-up gives back; the usual one takes a hundredth of it
+MORE_SECONDS = 0.05  # at which the process is ended where it can be, if the turn has not told of it itself
 
 TOO_SLOW = "the grammar is too ambiguous: a token took too long to be looked up in it"
 
@@ -64,22 +66,6 @@ class Grammars(Protocol):
     def start(self, grammar_id: str) -> Fold:
         """A fold at the grammar's beginning; an unknown id is a ValueError."""
         ...
-
-
-class Guard(Protocol):
-    """Ends a look-up that takes longer than it may, if anybody can."""
-
-    def begin(self, seconds: float) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class NoGuard:
-    def begin(self, seconds: float) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
 
 
 def ids_of(bits: bytes, vocab_size: int) -> npt.NDArray[np.int64]:
@@ -152,7 +138,7 @@ class GrammarFold:
     def _timed(self) -> Iterator[None]:
         if self._left > 0:
             began = self._clock()
-            self._guard.begin(self._left)
+            self._guard.begin(self._left + MORE_SECONDS)
             try:
                 yield
             finally:

@@ -20,9 +20,9 @@ from typing import Generic, TypeVar
 import msgspec
 
 from agentserve.executor.grammars import GrammarFold, GrammarStore, GrammarTooSlow
+from tools_bridge.cpu_guard import CpuGuard
 
 DEFINE_SECONDS = 5.0  # of CPU, to read a compiled grammar of the largest size
-MORE_SECONDS = 0.05  # of CPU, beyond what a turn has: it tells of the lack itself where it can
 MEMORY_BYTES = 2 * 1024**3  # for matchers, on top of what the host has
 NO_MEMORY = 77  # the exit status for want of it
 _BUFFER = 64 * 1024
@@ -39,7 +39,7 @@ class Vocabulary(msgspec.Struct, frozen=True, tag=1):
 
 class Spawn(msgspec.Struct, frozen=True, tag=2):
     """Every other: a new matcher is wanted. Answered by how the one before ended (as
-    `os.waitstatus_to_exitcode` has it, in digits), and beside that the new one's socket."""
+    `os.waitstatus_to_exitcode` has it) and the new one's id, in digits, and beside that its socket."""
 
 
 class Define(msgspec.Struct, frozen=True, tag=1):
@@ -152,7 +152,7 @@ def _host(link: socket.socket) -> None:
     vocabulary = line.receive()
     if not isinstance(vocabulary, Vocabulary):
         return
-    guard = _CpuGuard()
+    guard = CpuGuard()
     store = GrammarStore(
         vocabulary.token_bytes, vocabulary.vocab_size, vocabulary.stop_token_ids, vocabulary.max_bytes,
         guard=guard,
@@ -166,7 +166,7 @@ def _host(link: socket.socket) -> None:
         if child == 0:
             _leave(near, _Matcher(store, guard).serve)
         near.close()
-        socket.send_fds(link, [b"%d" % status], [far.fileno()])
+        socket.send_fds(link, [b"%d %d" % (status, child)], [far.fileno()])
         far.close()
     _end(child)
 
@@ -178,18 +178,8 @@ def _end(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-class _CpuGuard:
-    """The default action of SIGPROF ends the process, also in the middle of native code."""
-
-    def begin(self, seconds: float) -> None:
-        signal.setitimer(signal.ITIMER_PROF, seconds + MORE_SECONDS)
-
-    def end(self) -> None:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
 class _Matcher:
-    def __init__(self, store: GrammarStore, guard: _CpuGuard) -> None:
+    def __init__(self, store: GrammarStore, guard: CpuGuard) -> None:
         self._store = store
         self._guard = guard
         self._folds: dict[int, GrammarFold] = {}

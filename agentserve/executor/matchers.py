@@ -10,6 +10,7 @@ import weakref
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 
 import numpy as np
@@ -61,14 +62,13 @@ class GuardedGrammars:
         vocab_size: int,
         stop_token_ids: Sequence[int],
         max_bytes: int = MAX_BYTES,
-        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self.max_bytes = max_bytes
         self.deaths = 0
+        self.pid = 0  # of the process that runs
         self._link = host
         self._host: Line[Spawn] | None = None
         self._vocabulary = Vocabulary(list(token_bytes), vocab_size, list(stop_token_ids), max_bytes)
-        self._answer_seconds = answer_seconds
         self._child: Line[Told] | None = None
         self._known: set[str] = set()  # by the child
         self._texts: dict[str, bytes] = {}
@@ -97,10 +97,8 @@ class GuardedGrammars:
         self._texts.pop(grammar_id, None)
         if grammar_id in self._known and self._child is not None:
             self._known.discard(grammar_id)
-            try:
+            with suppress(OSError):  # whoever asks next finds out
                 self._child.send(Drop(grammar_id))
-            except OSError:
-                pass  # whoever asks next finds out
 
     def start(self, grammar_id: str) -> GuardedFold:
         if grammar_id not in self._texts:
@@ -197,13 +195,14 @@ class GuardedGrammars:
     def _spawned(self) -> int:
         assert self._host is not None
         self._host.send(Spawn())
-        said, files, _, _ = socket.recv_fds(self._link, 16, 1)
+        said, files, _, _ = socket.recv_fds(self._link, 64, 1)
         if not files:
             raise RuntimeError("the host of grammars is gone")
         child = socket.socket(fileno=files[0])
-        child.settimeout(self._answer_seconds)
+        child.settimeout(ANSWER_SECONDS)
         self._child = Line(child, Told)
-        return int(said)
+        status, self.pid = map(int, said.split())
+        return status
 
 
 class GuardedFold:

@@ -1,4 +1,4 @@
-"""Compilers are shared: no tenant has them all, and one whose grammars take too long waits before the next."""
+"""Compilers are shared: no tenant has them all, and whose grammars take too long waits before the next."""
 
 import threading
 
@@ -8,6 +8,7 @@ from tools_bridge.compile_process import TooSlow
 from tools_bridge.compile_shares import FIRST_PAUSE, FORGOTTEN, CompilerUnavailable, OverShare, Shares
 from tools_bridge.compiler import MAX_JOBS, GrammarCompiler
 from tools_bridge.reply_request import GrammarRequest
+from tools_bridge.schemas import GrammarError
 
 PLACES = 6
 
@@ -96,7 +97,11 @@ def test_a_process_is_left_to_others_and_who_was_served_longest_ago_is_next(shar
     for name in ("b1", "b2", "a1", "c1"):
         threads[name].join()
     assert order == ["b1", "a1", "c1", "b2"]
-    with shares.process("a", 60), pytest.raises(CompilerUnavailable, match="too many"), shares.process("a", 0):
+    with (
+        shares.process("a", 60),
+        pytest.raises(CompilerUnavailable, match="too many"),
+        shares.process("a", 0),
+    ):
         pass
 
 
@@ -105,12 +110,12 @@ def test_a_late_grammar_is_its_owners_and_others_are_compiled(monkeypatch, now):
 
     def compile_(wanted):
         if wanted.data.startswith(b"slow"):
-            raise TooSlow("the schema took longer than 10 s to compile")
+            raise TooSlow("", "the schema took longer than 10 s to compile")
         return "text"
 
     monkeypatch.setattr(compiler, "_compile", compile_)
     assert compiler.compile(GrammarRequest(b"known", "b")) == "text"
-    with pytest.raises(TooSlow):
+    with pytest.raises(GrammarError, match="took longer"):
         compiler.compile(GrammarRequest(b"slow 1", "b"))
     for data in (b"slow 2", b"plain"):
         with pytest.raises(OverShare) as caught:

@@ -5,7 +5,7 @@ import time
 import pytest
 import xgrammar
 
-from tests.grammar_rig import BYTES, EOS, VOCAB, sources_of_bytes
+from tests.grammar_rig import BYTES, EOS, VOCAB, chain, nest, sources_of_bytes
 from tools_bridge.grammar import GrammarError, ResponseFormat, ToolChoice, reply_grammar
 from tools_bridge.probe import check_speed
 from tools_bridge.registry import reply_form
@@ -14,6 +14,7 @@ from tools_bridge.types import ToolSpec
 from tools_bridge.vocabulary import GrammarVocabulary
 
 WORDS = r"^(([A-Za-z]+ ?)+[,.]? ?)+$"
+SPELLED = 'root ::= (([A-Za-z]+ " "?)+ [,.]? " "?)+'
 MANY = "root ::= " + " | ".join(f'x{n} "Z{n}"' for n in range(300)) + "\n"
 MANY += "\n".join(f'x{n} ::= [a-z ]* x{n} [a-z ]* | "{n}"' for n in range(300))
 
@@ -44,7 +45,9 @@ def ebnf(text):
         ebnf('root ::= root root | "a" | ""'),
         ebnf('root ::= x x x x x x x x "!"\nx ::= x x | [a-z ] | ""'),
         ebnf(MANY),
-        *map(regex, (WORDS, "^((([a-z ]*)*)*){0,50}Q$")),
+        ebnf(SPELLED),
+        ebnf(chain(4, "~|%")),
+        ebnf(chain(6, "^")),
     ],
 )  # fmt: skip
 def test_what_grows_is_refused(compile_, source):
@@ -78,6 +81,7 @@ class Steps:
         pattern("a+"),
         *map(pattern, (WORDS, "^((([a-z ]*)*)*){0,50}Q$", r"^(\w+\s?)*$")),  # automata
         pattern("^([a-z]*[a-z]*[a-z]*[a-z]*){0,20}$"),
+        *map(regex, (WORDS, "^((([a-z ]*)*)*){0,50}Q$", nest(40), r"((a|b)*a(a|b){12})+")),
         pattern(r"^[a-zA-Z0-9._%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}$"),
         pattern(r"^([a-z0-9]+(-[a-z0-9]+)*\.)+[a-z]{2,}$"),
         regex(r"(\w+,)*\w+"),
@@ -107,7 +111,7 @@ class Machine:
 @pytest.mark.parametrize("slower", [0.2, 1, 20])
 def test_what_is_refused_does_not_depend_on_the_machine(compile_, slower):
     with pytest.raises(GrammarError, match="too ambiguous"):
-        check_speed(compile_(regex(WORDS)), Machine(slower))
+        check_speed(compile_(ebnf(SPELLED)), Machine(slower))
     check_speed(compile_(regex(r"(\w+\s*)+")), Machine(slower))
 
 

@@ -1,0 +1,135 @@
+"""Grammars that are followed in another process: whoever hangs it fails alone, and the others go on."""
+
+import os
+import signal
+
+import pytest
+import xgrammar
+
+from agentserve.executor.grammars import GrammarStore, GrammarTooSlow
+from agentserve.executor.matcher_process import fork_host
+from agentserve.executor.matchers import GuardedGrammars
+from tests.grammar_rig import chain
+from tools_bridge.vocabulary import GrammarVocabulary
+
+# Python 3.12 warns of forks beside threads; the worker has none where it forks.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+
+RUN, EOS, SIZE = 257, 256, 300
+TOKENS = [*(bytes([n]) for n in range(256)), b"", b"#" * 80]
+TEXT = b'{"a": [1, {"b": "c d"}, 2.5e3]'
+
+
+@pytest.fixture(scope="module")
+def texts():
+    vocabulary = GrammarVocabulary(TOKENS, SIZE, [EOS])
+    compiler = xgrammar.GrammarCompiler(vocabulary.info, max_threads=1, cache_enabled=False)
+    hangs = compiler.compile_grammar(xgrammar.Grammar.from_ebnf(chain(12, "~|%")))
+    return {
+        "json": vocabulary.seal(compiler.compile_builtin_json_grammar()),
+        "hangs": vocabulary.seal(hangs),
+    }
+
+
+@pytest.fixture
+def grammars(texts):
+    found = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS])
+    for name, text in texts.items():
+        found.define(name, text)
+    yield found
+    found.close()
+
+
+def here(texts, name="json"):
+    store = GrammarStore(TOKENS, SIZE, [EOS])
+    store.define(name, texts[name])
+    return store.start(name)
+
+
+def same(fold, other):
+    return (fold.over, fold.allowed().tolist()) == (other.over, other.allowed().tolist())
+
+
+def test_it_says_what_a_fold_in_this_process_says(grammars, texts):
+    fold, other = grammars.start("json"), here(texts)
+    assert fold.size == grammars.start("json").size > 0
+    assert same(fold, other)
+    for token in TEXT:
+        for one in (fold, other):
+            assert not one.push(1)
+            assert one.push(token)
+        assert same(fold, other)
+    for one in (fold, other):
+        assert one.push(ord("}"))
+        assert not one.over
+        assert one.push(EOS)
+        assert one.over
+        assert not one.push(EOS)
+        assert len(one.allowed()) == 0
+
+
+def test_who_hangs_it_fails_alone_and_the_others_are_folded_again(grammars, texts):
+    fold, other, bomb = grammars.start("json"), here(texts), grammars.start("hangs")
+    for n, token in enumerate(TEXT):
+        if n == 7:
+            worker = grammars.pid
+            for _ in range(3):  # it is not asked again
+                with pytest.raises(GrammarTooSlow, match="too ambiguous"):
+                    bomb.push(RUN)
+                with pytest.raises(GrammarTooSlow):
+                    bomb.allowed()
+            assert grammars.deaths == 1
+            assert grammars.pid != worker
+            with pytest.raises(ProcessLookupError):
+                os.kill(worker, 0)
+        assert fold.push(token)
+        assert other.push(token)
+        assert same(fold, other)
+    assert grammars.start("hangs").push(ord("#"))  # it may be as it is, as long as nobody waits for it
+
+
+def test_one_that_was_killed_from_outside_is_nobodys_fault(grammars, texts):
+    fold, other = grammars.start("json"), here(texts)
+    for token in TEXT:
+        os.kill(grammars.pid, signal.SIGKILL)
+        assert fold.push(token)
+        assert other.push(token)
+        assert same(fold, other)
+    assert grammars.deaths == len(TEXT)
+
+
+def test_one_that_says_nothing_at_all_is_given_up(texts):
+    grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS])
+    grammars.define("json", texts["json"])
+    fold, other = grammars.start("json"), grammars.start("json")
+    grammars._child._link.settimeout(0.05)
+    os.kill(grammars.pid, signal.SIGSTOP)
+    with pytest.raises(GrammarTooSlow):
+        fold.push(ord("{"))
+    assert other.push(ord("{"))
+    grammars.close()
+
+
+def test_what_cannot_be_used_is_said(grammars, texts):
+    with pytest.raises(ValueError, match="another vocabulary"):
+        grammars.define("bad", "no grammar")
+    for name in ("bad", "never"):
+        with pytest.raises(ValueError, match="not defined"):
+            grammars.start(name)
+    fold = grammars.start("json")
+    grammars.drop("json")
+    with pytest.raises(ValueError, match="not defined"):
+        grammars.start("json")
+    assert fold.push(ord("{"))
+    os.kill(grammars.pid, signal.SIGKILL)
+    assert fold.push(ord("}"))  # it keeps what it needs
+    grammars.define("json", texts["json"])
+    assert grammars.start("json").push(ord("{"))
+    assert grammars.deaths == 1
+
+
+def test_a_host_that_is_gone_is_an_error(texts):
+    grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS])
+    grammars.close()
+    with pytest.raises((OSError, RuntimeError)):
+        grammars.define("json", texts["json"])
