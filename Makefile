@@ -6,11 +6,12 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
-# Load generators of others, each in an environment of its own.
+# Load generators and checks of others, each in an environment of its own.
 TOOL    ?= abench
 OUTSIDE := .venv-outside
 abench  := agentic-bench==0.2.0
 aiperf  := aiperf==0.13.0
+giraffe := giraffe-llm==0.1.0a1
 
 .PHONY: help setup demo serve test check bench outside prove clean
 
@@ -21,7 +22,7 @@ help:
 	@echo "make test     run every test (ARGS='-k name' for some)"
 	@echo "make check    lint, types, arrows"
 	@echo "make bench    print speeds"
-	@echo "make outside  replay agents' sessions with abench, or TOOL=aiperf (1.2 GB), in .venv-outside"
+	@echo "make outside  replay agents' sessions with abench, or TOOL=aiperf (1.2 GB), in .venv-outside; TOOL=giraffe checks answers"
 	@echo "make prove    long proofs: soak, crash, big simulations"
 	@echo "make clean    remove .venv and caches"
 
@@ -67,7 +68,7 @@ bench: $(STAMP)
 	@test -n "$(ARGS)" || $(BIN)/agentserve bench grammar
 
 outside: $(STAMP)
-	@test -n "$($(TOOL))" || { echo "TOOL is abench or aiperf"; exit 1; }
+	@test -n "$($(TOOL))" || { echo "TOOL is abench, aiperf or giraffe"; exit 1; }
 	@test -x $(OUTSIDE)/$(TOOL)/bin/python || $(PYTHON) -m venv $(OUTSIDE)/$(TOOL)
 	@$(OUTSIDE)/$(TOOL)/bin/python -m pip --quiet --disable-pip-version-check install $($(TOOL))
 	@$(BIN)/agentserve bench outside --tool $(TOOL) --tools-dir $(OUTSIDE) $(ARGS)

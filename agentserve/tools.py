@@ -33,6 +33,7 @@ class Tool:
     function: Callable[..., Any]
     arguments: type[msgspec.Struct]
     timeout: float  # seconds
+    background: bool = False  # the agent goes on without its result, and reads it when it is there
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -57,7 +58,11 @@ def tool(function: Callable[..., Any], /) -> Tool: ...
 
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None, timeout: float = USUAL_SECONDS
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float = USUAL_SECONDS,
+    background: bool = False,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -68,12 +73,14 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     timeout: float = USUAL_SECONDS,
+    background: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a tool: `@tool`, or `@tool(timeout=5)`. Every parameter needs an annotation that
     msgspec can decode; the description is the docstring. `timeout`: seconds that a call may take.
 
     A coroutine function runs on the server's event loop and is cancelled at its timeout. Any other runs in
-    a thread, which nothing can stop: after the timeout its result is dropped.
+    a thread, which nothing can stop: after the timeout its result is dropped. `background`: of tools that
+    `agentserve.client` runs; the agent goes on, and reads the result with its next model call.
     """
 
     def made(given: Callable[..., Any]) -> Tool:
@@ -84,7 +91,7 @@ def tool(
             raise TypeError(f"{called}: timeout must be above 0, got {timeout}")
         arguments = _arguments(given, called)
         text = inspect.getdoc(given) or "" if description is None else description
-        return Tool(called, text, _schema(arguments), given, arguments, timeout)
+        return Tool(called, text, _schema(arguments), given, arguments, timeout, background)
 
     return made if function is None else made(function)
 

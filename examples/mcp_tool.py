@@ -2,7 +2,8 @@
 
 Start a server first that may dial this machine: `agentserve serve --private-host 127.0.0.1`. This script
 serves an MCP server of one tool, gives it to an agent, approves the call that the agent makes, and prints
-what came of it. The call is forced by `tool_choice`, because the small model would not make it by itself.
+what came of it; then a response has the same tool, without being asked. Calls are forced by `tool_choice`,
+because the small model would not make them by itself.
 """
 
 from __future__ import annotations
@@ -38,15 +39,21 @@ def serve() -> str:
 
 def main() -> None:
     client = OpenAI(base_url=f"{URL}/v1", api_key="none")
+    model, station = client.models.list().data[0].id, serve()
+    in_a_session(client, model, station)
+    in_a_response(client, model, station)
+
+
+def in_a_session(client: OpenAI, model: str, station: str) -> None:
     sessions = client.beta.agents.sessions
     agent: Any = {
-        "model": client.models.list().data[0].id,
+        "model": model,
         "instructions": "You help travellers. ",
         "tools": [
             {
                 "type": "mcp",
                 "server_label": "station",
-                "transport": {"type": "http", "server_url": serve()},
+                "transport": {"type": "http", "server_url": station},
                 "require_approval": "always",  # the default
             }
         ],
@@ -71,6 +78,21 @@ def main() -> None:
         elif item.type == "message" and item.role == "assistant":
             print(f"answer: {item.content[0].text}")
     sessions.delete(session.id)
+
+
+def in_a_response(client: OpenAI, model: str, station: str) -> None:
+    tool: Any = {"type": "mcp", "server_label": "station", "server_url": station, "require_approval": "never"}
+    response = client.responses.create(
+        model=model,
+        input="Which trains leave Rome?",
+        tools=[tool],
+        tool_choice={"type": "mcp", "server_label": "station", "name": "departures"},
+        temperature=0,
+        max_output_tokens=96,
+    )
+    for item in response.output:
+        if item.type == "mcp_call":
+            print(f"in a response: {item.name}({item.arguments}): {item.status}: {item.output}")
 
 
 def wait(client: OpenAI, session: str, *statuses: str) -> Any:

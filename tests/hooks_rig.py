@@ -26,7 +26,15 @@ __all__ = ["result"]
 
 
 class HooksRig:
-    def __init__(self, folder: Path | None = None, hooks: Hooks | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        hooks: Hooks | None = None,
+        like: HooksRig | None = None,
+        leaving: bool = False,
+        **options: Any,
+    ) -> None:
+        """`like`: with the endpoints of another. `leaving`: it publishes nothing."""
         self.clock = VirtualTime()
         self.sender = ScriptedSender(self.clock)
         self.hooks = hooks or make_hooks(
@@ -45,7 +53,10 @@ class HooksRig:
             sleep=self.sleep,
             **options,
         )
-        self.secrets: dict[str, str] = {}
+        self.secrets: dict[str, str] = {} if like is None else like.secrets
+        self.hooks.leaving = leaving
+        for endpoint in () if like is None else like.hooks.ledger.endpoints.values():
+            self.hooks.ledger.change_endpoint(endpoint)
         begin_webhooks(self.rig.context)
 
     async def sleep(self, seconds: float) -> None:

@@ -143,13 +143,16 @@ def as_clients_write(history: list[Message]) -> list[Message]:
     return out  # type: ignore[no-any-return]
 
 
-def as_templates_read(of: Model, history: list[Message]) -> list[Message]:
-    """Ids of calls as the family has them. Arguments as text for those templates that want them so; these do
-    not take a message without content either, which is what `transformers` makes of null. Without replies
-    that say nothing, for those templates that refuse them."""
+def as_templates_read(of: Model, history: list[Message], kwargs: Kwargs) -> list[Message]:
+    """Ids of calls as the family has them, answers behind their reasoning where Hermes 4 thinks. Arguments
+    as text for those templates that want them so; these do not take a message without content either, which
+    is what `transformers` makes of null. Without replies that say nothing, for those templates that refuse
+    them."""
     assert of.chat.facts is not None
     if not of.chat.facts.empty_reply:
         history = [message for message in history if not _empty(of, message)]
+    if "hermes-4" in of.family.file.lower() and kwargs.get("thinking"):
+        return [_with_reasoning(message) for message in history]
     if of.family.numbers_calls:
         return _numbered(history)
     if not of.chat.facts.string_arguments:
@@ -162,6 +165,13 @@ def _empty(of: Model, message: Message) -> bool:
     return message["role"] == "assistant" and not (
         message["content"] or message.get("tool_calls") or reasoning
     )
+
+
+def _with_reasoning(message: Message) -> Message:
+    if message["role"] != "assistant" or not message["content"]:
+        return message
+    thought = message.get("reasoning_content", "")
+    return message | {"content": f"<think>{thought}</think>{message['content']}"}
 
 
 def _numbered(history: list[Message]) -> list[Message]:

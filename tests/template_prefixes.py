@@ -25,14 +25,15 @@ class Kept:
 
 
 @cache
-def measure(name: str, *, steadily: bool = False, seed: int = 5) -> Kept:
+def measure(name: str, *, steadily: bool = False, wavering: bool = False, seed: int = 5) -> Kept:
     """Random sessions of an agent: texts and users, calls (one or several, with and without text and
-    reasoning) and their results, users who speak up behind results."""
+    reasoning) and their results, users who speak up behind results. `wavering`: each request says anew
+    whether its turn is to reason."""
     of = model(name, steadily)
     draw = random.Random(seed)
     turns = whole = tokens = kept = 0
-    for number in range(SESSIONS):
-        session = _Session(of, draw, number)
+    for number in range(3 if wavering else SESSIONS):
+        session = _Session(of, draw, number, wavering)
         for _ in range(TURNS):
             before = session.prompt()
             before += session.goes_on()
@@ -45,8 +46,9 @@ def measure(name: str, *, steadily: bool = False, seed: int = 5) -> Kept:
 
 
 class _Session:
-    def __init__(self, of: Model, draw: random.Random, number: int) -> None:
-        self._of, self._draw = of, draw
+    def __init__(self, of: Model, draw: random.Random, number: int, wavering: bool) -> None:
+        self._of, self._draw, self._wavering = of, draw, wavering
+        self._tails: dict[int, str] = {}
         self._spliced: dict[int, list[int]] = {}
         self._tools = draw.choice([[WEATHER, SEARCH], [WEATHER, SEARCH], None])
         self._kwargs = draw.choice([{}, {"enable_thinking": True}, {"enable_thinking": False}])
@@ -55,16 +57,25 @@ class _Session:
             self._history.insert(0, {"role": "system", "content": "Be nice."})
 
     def prompt(self) -> list[int]:
+        if self._wavering:
+            thinks = self._draw.choice([None, True, False])
+            self._kwargs = {} if thinks is None else {"enable_thinking": thinks, "thinking": thinks}
         return self._of.chat.render(
             self._history,  # type: ignore[arg-type]
             tools=self._tools,  # type: ignore[arg-type]
             kwargs=self._kwargs,
             spliced=self._spliced,
+            tails=self._tails,
         ).tolist()
 
     def goes_on(self) -> list[int]:
         """A turn is generated and its client sends what comes next. Returns the turn's ids."""
         draw = self._draw
+        self._tails[len(self._history)] = self._of.chat.tail(
+            self._history,  # type: ignore[arg-type]
+            tools=self._tools,  # type: ignore[arg-type]
+            kwargs=self._kwargs,
+        )
         reply = [draw.randrange(256, 400) for _ in range(8)]
         self._spliced[len(self._history)] = reply
         turn: Message = {"role": "assistant", "content": "whatever it says"}

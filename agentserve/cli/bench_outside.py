@@ -1,4 +1,4 @@
-"""`agentserve bench outside`: agents' sessions replayed by load generators of others."""
+"""`agentserve bench outside`: agents' sessions replayed by load generators of others, and their checks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 class ToolName(StrEnum):
     ABENCH = "abench"
     AIPERF = "aiperf"
+    GIRAFFE = "giraffe"
 
 
 def outside(
     *,
-    tool: Annotated[ToolName, typer.Option(help="Who replays.")] = ToolName.ABENCH,
+    tool: Annotated[ToolName, typer.Option(help="Who replays or, with giraffe, checks.")] = ToolName.ABENCH,
     tools_dir: Annotated[
         Path, typer.Option(help="Holds an environment of the tool's name; `make outside` makes it.")
     ] = Path(".venv-outside"),
@@ -47,12 +48,29 @@ def outside(
     wait: Annotated[float, typer.Option(min=0, help="Mean seconds that a tool takes.")] = 0.8,
     seconds: Annotated[float, typer.Option(min=5, help="Of each of aiperf's replays.")] = 15.0,
     seed: Annotated[int, typer.Option()] = 1,
+    served_name: Annotated[
+        str | None,
+        typer.Option(help="giraffe: what servers call --model.", show_default="the same"),
+    ] = None,
+    peer: Annotated[
+        str | None,
+        typer.Option(help="giraffe: NAME=URL of another server with this model; check it instead of ours."),
+    ] = None,
     results: Annotated[Path | None, typer.Option(help="Write outside-TOOL.json into this folder.")] = None,
 ) -> None:
     """Replay agents' sessions with tool waits, streamed and whole; status 1 if any request fails.
 
-    Half a minute with abench, two with aiperf (which does so through three of the server's APIs).
+    Half a minute with abench, two with aiperf (which does so through three of the server's APIs). giraffe
+    checks answers instead, in two minutes; its status is 1 if a check fails for another reason than them.
     """
+    if tool is ToolName.GIRAFFE:
+        from agentserve.cli.bench_giraffe import checks
+
+        name = served_name or model
+        if "/" in name:
+            fail(f"{name} is no name for a result; give --served-name")
+        checks(tools_dir / tool.value, model, name, url=url, peer=peer, results=results)
+        return
     from agentserve.bench import report
     from agentserve.bench.outside.run import Place, failed, replay_all, tools
     from agentserve.bench.outside.tokenizer import tokenizer_folder

@@ -23,6 +23,7 @@ from agentserve.client.protocol.errors import (
     Unprocessable,
 )
 from agentserve.client.protocol.events import (
+    ApprovalAsked,
     Call,
     ErrorTold,
     Event,
@@ -47,6 +48,7 @@ from agentserve.client.sync_turn import Turn
 from agentserve.tools import Tool, tool
 
 __all__ = [
+    "ApprovalAsked",
     "AsyncBranch",
     "AsyncClient",
     "AsyncSession",

@@ -1,4 +1,4 @@
-"""Tools of one turn, each in a task of its own."""
+"""Tools of one turn, or those of a session that run in the background, each in a task of its own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ _END = object()
 class AsyncTools:
     """Runs calls and brings their results, in the order in which they are there."""
 
-    def __init__(self, http: AsyncHttp, session: str, box: Toolbox) -> None:
+    def __init__(self, http: AsyncHttp, session: str, box: Toolbox, *, streams: bool = True) -> None:
+        """`streams`: results are sent while they are produced, where tools say them in pieces."""
         self.refused: list[tuple[Call, StatusError]] = []
         self._http = http
         self._session = session
         self._box = box
+        self._streams = streams
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 
@@ -39,6 +41,12 @@ class AsyncTools:
         """Raises what kept a result from being brought."""
         if self._failure is not None:
             raise self._failure
+
+    async def wait(self) -> None:
+        """Until all results are brought. Raises what kept one from it."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        self.check()
 
     async def close(self) -> None:
         """What still runs is cancelled."""
@@ -62,7 +70,7 @@ class AsyncTools:
         elif job.kind in (Kind.PIECES, Kind.ASYNC_PIECES):
             source = _Source(job)
             try:
-                if await self._uploaded(call, source):
+                if self._streams and await self._uploaded(call, source):
                     return
                 outcome = await source.rest()
             finally:

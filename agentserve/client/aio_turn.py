@@ -25,13 +25,23 @@ class AsyncTurn:
     """
 
     def __init__(
-        self, http: AsyncHttp, session: str, box: Toolbox, flow: TurnFlow, turns: set[AsyncTurn]
+        self,
+        http: AsyncHttp,
+        session: str,
+        box: Toolbox,
+        flow: TurnFlow,
+        *,
+        background: AsyncTools,
+        opened: set[AsyncTurn | AsyncTools],
     ) -> None:
+        """`opened`: what its client closes at its end."""
         self._http = http
         self._session = session
         self._tools = AsyncTools(http, session, box)
+        self._background = background
         self._flow = flow
-        self._turns = turns
+        self._box = box
+        self._opened = opened
         self._effect: Effect | None = None  # that is not answered yet
         self._answer: Answer = None
         self._stream: AsyncStream | None = None
@@ -49,7 +59,7 @@ class AsyncTurn:
     async def __anext__(self) -> Event:
         if self._closed:
             raise StopAsyncIteration
-        self._turns.add(self)
+        self._opened.add(self)
         try:
             while True:
                 self._tools.check()
@@ -91,7 +101,7 @@ class AsyncTurn:
 
     async def close(self) -> None:
         self._closed = True
-        self._turns.discard(self)
+        self._opened.discard(self)
         self._flow.close()
         try:
             await self._tools.close()
@@ -109,7 +119,7 @@ class AsyncTurn:
     async def _do(self, effect: Effect) -> Answer:
         match effect:
             case Run():
-                self._tools.start(effect.call)
+                self._run(effect.call)
                 return None
             case Open():
                 await self._let_go()
@@ -123,6 +133,14 @@ class AsyncTurn:
                 raise AssertionError("told by the caller of this")
             case _:
                 return await self._http.do(effect)
+
+    def _run(self, call: Call) -> None:
+        """In the background it is the session's: the turn may end before it does."""
+        if call.name in self._box.background:
+            self._opened.add(self._background)
+            self._background.start(call)
+        else:
+            self._tools.start(call)
 
     async def _let_go(self) -> None:
         stream, self._stream = self._stream, None

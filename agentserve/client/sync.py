@@ -10,12 +10,13 @@ from typing import Any, Self
 import httpx
 
 from agentserve.client.protocol import calls
-from agentserve.client.protocol.errors import ClientError, NotFound
-from agentserve.client.protocol.events import Receipt, SessionInfo
+from agentserve.client.protocol.errors import ClientError, NotFound, StatusError
+from agentserve.client.protocol.events import Call, Receipt, SessionInfo
 from agentserve.client.protocol.flow import Flow, JsonObject, Means, Retry
-from agentserve.client.protocol.follow import resume_turn, run_turn
+from agentserve.client.protocol.follow import TurnFlow, resume_turn, run_turn
 from agentserve.client.protocol.toolbox import Toolbox
 from agentserve.client.sync_http import Http
+from agentserve.client.sync_tools import Tools
 from agentserve.client.sync_turn import Turn
 from agentserve.client.wire import ANSWER, SILENCE, URL, Settings
 from agentserve.tools import Tool
@@ -36,7 +37,7 @@ class Branch:
 
     def hint(self, **hints: Any) -> dict[str, Receipt]:
         """`expected_wait` and `deadline` (seconds), `priority`, `final`, `retain`; None takes one back. A
-        receipt for each. NotFound before the first turn."""
+        receipt for each."""
         return self._http.run(calls.hint(self.id, hints, self._http.means))
 
     def fork(self, at_turn: int | None = None) -> Branch:
@@ -70,24 +71,42 @@ class Session(Branch):
     """An agent's session, with the tools that are run here. As a context manager it is closed, which deletes
     it, in the end."""
 
-    def __init__(self, http: Http, info: SessionInfo, box: Toolbox, turns: set[Turn]) -> None:
+    def __init__(self, http: Http, info: SessionInfo, box: Toolbox, opened: set[Turn | Tools]) -> None:
         super().__init__(http, info.id)
         self.info = info  # as it was when it was created or got
         self._box = box
-        self._turns = turns
+        self._background = Tools(http, info.id, box, streams=False)
+        self._opened = opened
+
+    @property
+    def refused(self) -> list[tuple[Call, StatusError]]:
+        """Results of background tools that the server did not take."""
+        return self._background.refused
 
     def run(self, text: str | Sequence[str]) -> Turn:
         """Say something. The turn begins when its first event is asked for."""
-        return Turn(self._http, self.id, self._box, run_turn(self.id, text, self._http.means), self._turns)
+        return self._turn(run_turn(self.id, text, self._http.means, self._box.background))
 
     def resume(self) -> Turn:
         """The last turn, from its beginning, in whatever state it is: of a client that went away, or gave up
         for a while. Calls that wait for results are run (again, if they were run before)."""
-        return Turn(self._http, self.id, self._box, resume_turn(self.id, self._http.means), self._turns)
+        return self._turn(resume_turn(self.id, self._http.means, self._box.background))
+
+    def _turn(self, flow: TurnFlow) -> Turn:
+        return Turn(self._http, self.id, self._box, flow, background=self._background, opened=self._opened)
+
+    def wait_for_background(self) -> None:
+        """Until the tools that run in the background have brought their results, which the model reads with
+        its next call. Raises what kept one from being brought."""
+        self._background.wait()
 
     def cancel(self) -> None:
         """End the turn that runs. The session takes the next message."""
         self._http.run(calls.cancel(self.id, self._http.means))
+
+    def decide(self, request: str, *, approve: bool) -> None:
+        """What a user says to an `ApprovalAsked`. Conflict where another word was said before."""
+        self._http.run(calls.decide(self.id, request, approve, self._http.means))
 
     def refresh(self) -> SessionInfo:
         self.info = self._http.run(calls.get_session(self.id, self._http.means))
@@ -101,16 +120,23 @@ class Session(Branch):
 
     def close(self) -> None:
         """A turn that runs is cancelled, and the session is gone. NotFound."""
+        self._background.close()
         super().close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._background.close()
+        super().__exit__(kind, error, trace)
 
     def _closed(self, means: Means) -> Flow[None]:
         return calls.delete_session(self.id, means)
 
 
 class Sessions:
-    def __init__(self, http: Http, turns: set[Turn]) -> None:
+    def __init__(self, http: Http, opened: set[Turn | Tools]) -> None:
         self._http = http
-        self._turns = turns
+        self._opened = opened
 
     def create(
         self,
@@ -126,13 +152,13 @@ class Sessions:
         box = Toolbox(tools)
         body = {"model": model, "instructions": instructions, "tools": box.described(), **agent}
         info = self._http.run(calls.create_session(body, metadata, self._http.means))
-        return Session(self._http, info, box.of(info), self._turns)
+        return Session(self._http, info, box.of(info), self._opened)
 
     def get(self, id_: str, *, tools: Iterable[Tool | JsonObject] = ()) -> Session:
         """A session that there is. `tools`: those of it that are run here. NotFound."""
         box = Toolbox(tools)
         info = self._http.run(calls.get_session(id_, self._http.means))
-        return Session(self._http, info, box.of(info), self._turns)
+        return Session(self._http, info, box.of(info), self._opened)
 
     def list(self, *, metadata: Mapping[str, str] | None = None) -> Iterator[SessionInfo]:
         """All, the newest first; those with these metadata."""
@@ -164,13 +190,13 @@ class Client:
     ) -> None:
         settings = Settings(base_url, api_key, retry or Retry(), timeout, silence, headers or {})
         self._http = Http(settings, http)
-        self._turns: set[Turn] = set()
-        self.sessions = Sessions(self._http, self._turns)
+        self._opened: set[Turn | Tools] = set()
+        self.sessions = Sessions(self._http, self._opened)
 
     def close(self) -> None:
         """Close what was opened: connections, streams, tools that run. Sessions stay, and so do turns."""
-        for turn in list(self._turns):
-            turn.close()
+        for one in list(self._opened):
+            one.close()
         self._http.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,5 @@
-"""Tools of one turn, each in a thread of its own, with another one that waits for it."""
+"""Tools of one turn, or those of a session that run in the background, each in a thread of its own, with
+another one that waits for it."""
 
 from __future__ import annotations
 
@@ -32,11 +33,13 @@ class Tools:
     """Runs calls and brings their results, in the order in which they are there. A coroutine function gets a
     loop of its own."""
 
-    def __init__(self, http: Http, session: str, box: Toolbox) -> None:
+    def __init__(self, http: Http, session: str, box: Toolbox, *, streams: bool = True) -> None:
+        """`streams`: results are sent while they are produced, where tools say them in pieces."""
         self.refused: list[tuple[Call, StatusError]] = []
         self._http = http
         self._session = session
         self._box = box
+        self._streams = streams
         self._stop = Event()
         self._threads: list[tuple[Thread, _Source]] = []
         self._failure: BaseException | None = None
@@ -49,6 +52,14 @@ class Tools:
         """Raises what kept a result from being brought."""
         if self._failure is not None:
             raise self._failure
+
+    def wait(self) -> None:
+        """Until all results are brought. Raises what kept one from it."""
+        while self._threads:
+            thread, _ = self._threads[0]
+            thread.join()
+            self._threads = [each for each in self._threads if each[0] is not thread]
+        self.check()
 
     def close(self) -> None:
         """Nobody waits any more for what still runs."""
@@ -84,7 +95,7 @@ class Tools:
             return job
         source.begin(job)
         streams = job.kind in (Kind.PIECES, Kind.ASYNC_PIECES)
-        if streams and self._uploaded(call, source):
+        if self._streams and streams and self._uploaded(call, source):
             return None
         return source.rest()
 

@@ -20,12 +20,24 @@ class Turn:
     """Iterate over its events, or ask for `result()`. As a context manager it lets go of its stream
     and its tools in the end; the turn itself goes on, `cancel` ends it."""
 
-    def __init__(self, http: Http, session: str, box: Toolbox, flow: TurnFlow, turns: set[Turn]) -> None:
+    def __init__(
+        self,
+        http: Http,
+        session: str,
+        box: Toolbox,
+        flow: TurnFlow,
+        *,
+        background: Tools,
+        opened: set[Turn | Tools],
+    ) -> None:
+        """`opened`: what its client closes at its end."""
         self._http = http
         self._session = session
         self._tools = Tools(http, session, box)
+        self._background = background
         self._flow = flow
-        self._turns = turns
+        self._box = box
+        self._opened = opened
         self._effect: Effect | None = None  # that is not answered yet
         self._answer: Answer = None
         self._stream: Stream | None = None
@@ -43,7 +55,7 @@ class Turn:
     def __next__(self) -> Event:
         if self._closed:
             raise StopIteration
-        self._turns.add(self)
+        self._opened.add(self)
         try:
             while True:
                 self._tools.check()
@@ -82,7 +94,7 @@ class Turn:
 
     def close(self) -> None:
         self._closed = True
-        self._turns.discard(self)
+        self._opened.discard(self)
         self._flow.close()
         try:
             self._tools.close()
@@ -100,7 +112,7 @@ class Turn:
     def _do(self, effect: Effect) -> Answer:
         match effect:
             case Run():
-                self._tools.start(effect.call)
+                self._run(effect.call)
                 return None
             case Open():
                 self._let_go()
@@ -114,6 +126,14 @@ class Turn:
                 raise AssertionError("told by the caller of this")
             case _:
                 return self._http.do(effect)
+
+    def _run(self, call: Call) -> None:
+        """In the background it is the session's: the turn may end before it does."""
+        if call.name in self._box.background:
+            self._opened.add(self._background)
+            self._background.start(call)
+        else:
+            self._tools.start(call)
 
     def _let_go(self) -> None:
         stream, self._stream = self._stream, None

@@ -12,7 +12,7 @@ from functools import partial
 from agentserve.text import deepseek_tools, hermes
 from agentserve.text.conversation import Message, merge_leading_system
 from agentserve.text.errors import TextError
-from agentserve.text.facts import TemplateFacts, TemplateMessage, probe
+from agentserve.text.facts import TemplateFacts, TemplateMessage, probe, wants_marks
 from agentserve.text.frames import TOOL, Frames, learn, within_a_turn
 from agentserve.text.jinja import CompiledTemplate
 from agentserve.text.roles import (
@@ -61,6 +61,7 @@ class Chat:
         )
         self.sources = (self._default.source, self._tool_use.source)
         self.facts: TemplateFacts = probe(self._run)
+        self._wants_marks = wants_marks(partial(self._run, kwargs={"thinking": True}))
         family = detect("\n".join(self.sources)).name
         told = self.facts.tool_calls and not self.facts.tools and family in deepseek_tools.CALLS
         self._told = family if told else None
@@ -104,6 +105,8 @@ class Chat:
         if not self.facts.system:
             messages = _system_into_user(messages)
         shaped = [self._shape(message) for message in messages]
+        if self._wants_marks and kwargs.get("thinking"):
+            shaped = [_with_marks(message) for message in shaped]
         run = partial(self._run, kwargs=kwargs)
         if self._steadily:
             return steady(run, shaped, list(tools) or None, add_generation_prompt)
@@ -201,6 +204,13 @@ class Chat:
         if not self.facts.short_call_ids or (len(call_id) == 9 and call_id.isalnum()):
             return call_id
         return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+def _with_marks(message: TemplateMessage) -> TemplateMessage:
+    """An answer behind its reasoning, as the model wrote it."""
+    if message["role"] != "assistant" or not message["content"]:
+        return message
+    return message | {"content": f"{_OPEN}{message.get('reasoning_content', '')}{_CLOSE}{message['content']}"}
 
 
 def _system_into_user(messages: Sequence[Message]) -> list[Message]:

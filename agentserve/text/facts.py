@@ -82,6 +82,16 @@ def probe(render: Render) -> TemplateFacts:
     )
 
 
+def wants_marks(render: Render) -> bool:
+    """Whether it cuts past answers behind `</think>` and fails at those without it, as Hermes 4's does where
+    it is told that the model thinks (`render` tells it so)."""
+
+    def takes(content: str) -> bool:
+        return _takes(render, [_USER_MESSAGE, {"role": "assistant", "content": content}, _USER_MESSAGE])
+
+    return not takes(_VALUE) and takes(f"</think>{_VALUE}")
+
+
 def _shows(
     render: Render,
     messages: Sequence[TemplateMessage],

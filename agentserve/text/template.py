@@ -152,7 +152,7 @@ class ChatTemplate:
         kwargs: Mapping[str, Json] | None = None,
     ) -> str:
         """What stands behind the last message in such a prompt for a new turn, for `tails`; "" where a
-        client's own words are in it. The arguments are as `render` took them."""
+        control string that a client wrote is in it. The arguments are as `render` took them."""
         chat = self._available_chat()
         hider = Hider(self._tokenizer.matcher, Placeholders([*strings_of((), kwargs or {}), *chat.sources]))
         hidden = {key: hider.json(value) for key, value in (kwargs or {}).items()}
@@ -217,7 +217,7 @@ class ChatTemplate:
     ) -> tuple[_Rendered, set[int]]:
         """The rendered request, and the splices that were not found in it."""
         texts = strings_of(request.messages, *request.tools, request.kwargs)
-        placeholders = Placeholders([*texts, *chat.sources])
+        placeholders = Placeholders([*texts, *tails.values(), *chat.sources])
         hider = Hider(self._tokenizer.matcher, placeholders)
         kwargs = {key: hider.json(value) for key, value in request.kwargs.items()}
         splices: list[Splice] = []

@@ -15,6 +15,7 @@ from agentserve.server.wiring import prepare_app
 
 if __name__ == "__main__":
     armed, *flags = sys.argv[1:]
-    settings = load({"port": 0, **dict(zip(flags[::2], flags[1::2], strict=True))})
+    pairs = zip(flags[::2], flags[1::2], strict=True)
+    settings = load({"port": 0, **{name: value == "true" or value for name, value in pairs}})
     worker = (sys.executable, str(Path(__file__).with_name("faulty_worker.py")), armed)
     run(settings, prepare_app, lambda ready: print(f"ready on {ready.url}", flush=True), worker)

@@ -386,9 +386,9 @@ async def test_sessions_hints_forks_and_lists(rig: Rig, url: str) -> None:
             assert agent["tools"][0]["parameters"]["properties"]["city"]["default"] == "Oslo"
             assert agent["tools"][0]["description"] == "The weather of a city."
             assert agent["tools"][0]["timeout"] == 7 + GRACE
-            with pytest.raises(NotFound):
-                await session.hint(priority=1)  # of what has no turn yet there is nothing to say
+            assert (await session.hint(priority=-1))["priority"].status == "deferred"
             await session.run("Hi").result()
+            assert (await session.describe())["hints"]["priority"] == -1
             receipts = await session.hint(priority=1, expected_wait=-3, nonsense=1)
             assert receipts["priority"].status == "accepted"
             assert receipts["expected_wait"].status == "rejected"

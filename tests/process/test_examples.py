@@ -81,7 +81,10 @@ def test_mcp_tool(url: str) -> None:  # noqa: F811
     said = run("mcp_tool.py", url)
     assert said.startswith("approve: station.departures({'city': ")
     assert "\nresult: completed: " in said
-    assert "12:10 to the airport" in said
+    session, _, response = said.partition("in a response: departures({")
+    assert "12:10 to the airport" in session
+    assert ": completed: " in response
+    assert "12:10 to the airport" in response
 
 
 def test_webhook_tool() -> None:

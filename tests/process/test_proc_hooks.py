@@ -19,7 +19,8 @@ from tests.process.test_proc_webhooks import Receiver
 
 pytestmark = pytest.mark.process
 
-STEPS = ("turn", "said", "accept", "attempt", "end", "held", "item", "over")
+EVENTS = [f"agent.session.{kind}" for kind in ("created", "in_progress", "idle")]
+STEPS = ("publish", "turn", "said", "accept", "attempt", "end", "held", "item", "over")
 POINTS = [f"{step}.{side}" for step in STEPS for side in ("before", "after")]
 
 
@@ -34,7 +35,12 @@ def receiver() -> Iterator[Receiver]:
 def receivers() -> Iterator[Callable[..., Receiver]]:
     """More of them."""
     made: list[Receiver] = []
-    yield lambda *args: made.append(Receiver(*args)) or made[-1]
+
+    def one_more(port: int = 0) -> Receiver:
+        made.append(Receiver(port))
+        return made[-1]
+
+    yield one_more
     for one in made:
         one.close()
 
@@ -60,7 +66,9 @@ def undisturbed(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) ->
 def calls_of(got: list[list[str]]) -> dict[str, set[str]]:
     """Ids of events, by session and call, of requests that were signed rightly."""
     seen: dict[str, set[str]] = {}
-    for _, id_, content, right in got:
+    for path, id_, content, right in got:
+        if path == "/events":
+            continue
         data = json.loads(content)["data"]
         assert right == "right\n"
         call = data["required_action"].get("call_id", "")
@@ -73,9 +81,12 @@ def test_a_server_that_is_killed_at_a_point(
     receiver: Receiver, undisturbed: tuple[Any, list[str]], server: Server, point: str
 ) -> None:
     before = receiver.effects()
+    events = server.endpoint("events", event_types=EVENTS)
+    session = server.session(webhook_tool(server.endpoint("good")))
+    created = receiver.lines.get(timeout=PATIENCE).split(maxsplit=3)
+    server.nothing_owed()
     server.kill()
     server.start(point)
-    session = server.session(webhook_tool(server.endpoint("good")))
     server.follow(session)
     server.ask(session)
     server.died()
@@ -83,9 +94,14 @@ def test_a_server_that_is_killed_at_a_point(
     items = server.items(session)
     assert (shown(items), list(dict.fromkeys(server.prompts()))) == undisturbed
     server.check_told(items)
-    assert [len(ids) for ids in calls_of(receiver.got()).values()] == [1]
-    assert sum((receiver.effects() - before).values()) == 1
+    server.until(lambda: [one["status"] for one in server.deliveries(events)] == ["delivered"] * len(EVENTS))
     server.nothing_owed()
+    got = [created, *receiver.got()]
+    told = {(json.loads(body)["type"], id_) for path, id_, body, _ in got if path == "/events"}
+    assert sorted(kind for kind, _ in told) == sorted(EVENTS)  # each is one, however often it came
+    assert [len(ids) for ids in calls_of(got).values()] == [1]
+    assert set((receiver.effects() - before).values()) == {1}
+    assert len(receiver.effects() - before) == len(EVENTS) + 1
 
 
 def callback_of(receiver: Receiver) -> tuple[str, str]:
@@ -278,4 +294,35 @@ def test_a_cancel_in_mid_delivery_and_a_kill(receiver: Receiver, server: Server)
     server.ask(session)
     items = server.items(session)
     assert items[-1]["role"] == "assistant"
+    server.nothing_owed()
+
+
+def test_parallel_calls_whose_results_come_in_any_order_and_to_two_servers(
+    receiver: Receiver, server: Server
+) -> None:
+    later, good = server.endpoint("later", payload="full"), server.endpoint("good")
+    tools = [webhook_tool(at, name=name) for at, name in ((later, "weather"), (later, "now"), (good, "date"))]
+    session = [server.session(*tools) for _ in range(2)]
+    urls: list[dict[str, str]] = []
+    for one in session:
+        server.ask(one)
+        urls.append({})
+        while len(urls[-1]) < 2:
+            content = receiver.lines.get(timeout=PATIENCE).split(maxsplit=3)[2]
+            action = json.loads(content)["data"]["required_action"]
+            if "callback_url" in action:
+                urls[-1][action["name"]] = action["callback_url"]
+    results = {"weather": "rain", "now": "noon"}
+    for name in ("weather", "now"):
+        assert server.client.post(urls[0][name], json={"output": results[name]}).status_code == 202
+    assert server.outputs(session[0]) == ["rain", "noon", "good"]
+    undisturbed = server.prompts()[-1]
+    assert server.client.post(urls[1]["now"], json={"output": "noon"}).status_code == 202
+    server.kill()
+    server.start()
+    assert server.client.post(urls[1]["now"], json={"output": "noon"}).status_code == 202
+    assert server.client.post(urls[1]["weather"], json={"output": "rain"}).status_code == 202
+    assert server.outputs(session[1]) == ["rain", "noon", "good"]
+    assert server.prompts()[-1] == undisturbed
+    assert server.client.post(urls[1]["weather"], json={"output": "sun"}).status_code == 409
     server.nothing_owed()

@@ -97,8 +97,15 @@ def test_tenants_share_a_machine_and_nothing_else(tmp_path: Path) -> None:
             while client.get("/v1/models", headers={"x-api-key": late}).status_code != 200:
                 assert time.monotonic() < deadline, "a new key is not taken"
                 time.sleep(0.05)
+            boss = {"x-api-key": admin}
+            made = client.post("/agentserve/admin/keys", json={"tenant": "late"}, headers=boss).json()
+            assert client.get("/v1/models", headers={"x-api-key": made["key"]}).status_code == 200
+            limits = {"limits": {"requests_per_minute": 500}}
+            client.post("/agentserve/admin/tenants/late", json=limits, headers=boss).raise_for_status()
         with server(folder, errors) as (client, _):
             assert cached(client, late, PROMPTS[0]) == 0
+            told_late = client.get("/v1/models", headers={"x-api-key": made["key"]})
+            assert told_late.headers["x-ratelimit-limit-requests"] == "500"
             assert hits(client, admin)["disk"] == 0
             for text in PROMPTS:
                 cached(client, a, text)
@@ -111,7 +118,7 @@ def test_tenants_share_a_machine_and_nothing_else(tmp_path: Path) -> None:
     audit = [json.loads(line) for line in (folder / "audit" / "audit.jsonl").read_text().splitlines()]
     assert {line["tenant"] for line in audit if "tenant" in line} == {"a", "b", "default", "late"}
     kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
-    for key in (*keys, late):
+    for key in (*keys, late, made["key"]):
         secret = key.rpartition("_")[2]
         assert secret not in told
         assert secret.encode() not in kept

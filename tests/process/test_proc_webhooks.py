@@ -53,9 +53,10 @@ class Receiver:
 
     def got(self) -> list[list[str]]:
         """Path, id, body and what it thinks of the signature, of every request since the last call."""
+        httpx.get(f"http://127.0.0.1:{self.port}/mark", timeout=PATIENCE).raise_for_status()
         found = []
-        while not self.lines.empty():
-            found.append(self.lines.get().split(maxsplit=3))
+        while (line := self.lines.get(timeout=PATIENCE)) != "mark":
+            found.append(line.split(maxsplit=3))
         return found
 
     def effects(self) -> Counter[str]:

@@ -2,7 +2,7 @@
 
 It says its port, then a line for every request that it got whole: path, id, body, and whether the signature
 is right; where it is not, nothing more happens. `run`: the secret of all endpoints whose path has no other
-(`POST /secret/PATH`), and its port (0: any).
+(`POST /secret/PATH`), and its port (0: any). `GET /mark`: it says `mark`.
 
 What it is asked to do it does once for each id, however often it is asked: `GET /effects` says for what, and
 how often.
@@ -52,7 +52,10 @@ class Receiver:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             first, *lines = head.split("\r\n")
             path = first.split()[1]
-            if path == "/effects":
+            if path == "/mark":
+                self.say("mark")
+                writer.write(answer(204))
+            elif path == "/effects":
                 writer.write(answer(200, json.dumps(self.effects).encode()))
             else:
                 headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
@@ -91,6 +94,10 @@ class Receiver:
         match path.split("/")[1]:
             case "good" | "mended":
                 writer.write(result("good"))
+            case "sunny":
+                writer.write(result("Sunny, 24 degrees."))
+            case "events":
+                writer.write(answer(204))
             case "later":
                 writer.write(answer(202))
             case "slow":

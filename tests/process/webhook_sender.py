@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tools_bridge.webhooks.address import AddressPolicy
 from tools_bridge.webhooks.attempt import HttpSender
 from tools_bridge.webhooks.clock import LoopTime
@@ -22,7 +24,7 @@ from tools_bridge.webhooks.outbox import Outbox
 from tools_bridge.webhooks.replies import Reply
 from tools_bridge.webhooks.signing import key_of
 from tools_bridge.webhooks.store import Change, Store, Table
-from tools_bridge.webhooks.types import Delivery, Outcome, State
+from tools_bridge.webhooks.types import Delivery, Kind, Outcome, State
 
 POINTS = (
     *("accept.before", "accept.inside", "accept.after", "accepted.untold"),
@@ -98,22 +100,23 @@ class ArmedStore(Store):
 
     @staticmethod
     def _step(changes: list[Change]) -> str:
-        states = [_state(content) for table, _, content in changes if table is Table.DELIVERIES and content]
+        found = [_delivery(content) for table, _, content in changes if table is Table.DELIVERIES and content]
+        states = [delivery.state for delivery in found if delivery.kind is Kind.TOOL]
         if State.PENDING in states:
             return "accept"
         if State.ENDED in states:
             return "end"
-        return "acknowledge" if State.LOGGED in states else "nothing"
+        if State.LOGGED in states:
+            return "acknowledge"
+        return "publish" if any(delivery.state is State.PENDING for delivery in found) else "nothing"
 
     def _pass(self, point: str) -> None:
         if point == self.armed:
             die()
 
 
-def _state(content: bytes) -> State:
-    import msgspec
-
-    return msgspec.msgpack.decode(content, type=Delivery).state
+def _delivery(content: bytes) -> Delivery:
+    return msgspec.msgpack.decode(content, type=Delivery)
 
 
 class ArmedSender:
@@ -121,10 +124,10 @@ class ArmedSender:
         self.sender, self.armed = sender, armed
 
     async def send(self, post: Any) -> Reply:
-        if self.armed == "attempt.before":
+        if self.armed == "attempt.before" and post.wants_body:
             die()
         reply = await self.sender.send(post)
-        if self.armed == "attempt.after":
+        if self.armed == "attempt.after" and post.wants_body:
             die()
         return reply
 

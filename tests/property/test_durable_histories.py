@@ -78,6 +78,7 @@ class Server:
             calls=made,
             handed={f"cut {made[0][0]}": False} if made else {},
             now=self.clock.now(),
+            tail="assistant: " * (lease.turn % 2),
             usage={"prompt_tokens": len(asked)},
         )
         self.directory.write(lease, turn)
@@ -140,7 +141,7 @@ def at_rest(directory: SessionDirectory, session: Session) -> dict[str, Any]:
 def interrupted(before: Session, after: Session, now: float) -> None:
     """A turn was cut off: as it was before that turn, and its number is not used again."""
     kept = ("public_id", "parent", "family", "committed", "chain", "replies", "points", "pending", "issued")
-    for name in (*kept, "usage", "last_turn", "created", "used", "length"):
+    for name in (*kept, "tails", "usage", "last_turn", "created", "used", "length"):
         assert getattr(after, name) == getattr(before, name), name
     assert (after.epoch, after.running) == (before.epoch + 1, None)
     assert after.state is (SessionState.WAITING_TOOL if after.pending else SessionState.IDLE)

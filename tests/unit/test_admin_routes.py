@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agentserve.server.tenants.audit import Entry
-from agentserve.server.tenants.keyfile import KeysError
+from agentserve.server.tenants.keyfile import KeyFile, KeysError
+from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.tenants.terms import Terms
 from tests.admins_rig import CONFIG, KEYS, TENANTS, TURN, Admins
 from tests.api_rig import CHAT, Rig, user
@@ -132,6 +133,16 @@ async def test_what_was_owed_stays_owed_when_a_limit_changes(admins: Admins) -> 
     [_, tokens] = accounts.standings("acme")
     assert (tokens.limit, tokens.remaining) == (200, 0)
     assert tokens.reset > 60
+
+
+async def test_an_open_server_has_no_admin(tmp_path: Path) -> None:
+    """Whoever is on this machine may use it, but not close it to all others by making its first key."""
+    rig = Rig(keyring=Keyring(file=KeyFile(tmp_path)), terms=Terms(CONFIG, tmp_path))
+    for method, path in (("POST", KEYS), ("GET", KEYS), ("POST", f"{TENANTS}/a"), ("GET", TENANTS)):
+        reply = await rig.client.request(method, path, content=b'{"tenant":"a"}')
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "admin_key_needed")
+    assert not rig.context.keyring.closed
+    assert (await rig.client.get("/metrics")).status_code == 200
 
 
 async def test_tenants_are_listed(admins: Admins) -> None:

@@ -53,6 +53,21 @@ def exits() -> None:
 
 
 @agentserve.tool
+def interrupts() -> None:
+    raise KeyboardInterrupt("mine")
+
+
+@agentserve.tool
+async def interrupts_here() -> None:
+    raise KeyboardInterrupt("mine")
+
+
+@agentserve.tool
+def half() -> str:
+    return "\ud800"
+
+
+@agentserve.tool
 def endless() -> str:
     return "x" * (5 << 20)
 
@@ -63,7 +78,8 @@ def stuck() -> str:
     return "too late"
 
 
-TOOLS = {tool.name: tool for tool in (add, place, broken, leaves, exits, endless, stuck)}
+HOSTILE = (leaves, exits, interrupts, interrupts_here, half, endless)
+TOOLS = {tool.name: tool for tool in (add, place, broken, *HOSTILE, stuck)}
 PYTHON = [{"type": "python", "name": name} for name in TOOLS]
 
 
@@ -129,13 +145,16 @@ async def test_python_functions_run_in_the_server() -> None:
 
 
 async def test_what_a_function_does_to_leave_ends_its_call_only() -> None:
-    rig = made("".join(hermes(name, "{}") for name in ("leaves", "exits", "endless")), "Done.")
+    names = ("leaves", "exits", "interrupts", "interrupts_here", "endless", "half")
+    rig = made("".join(hermes(name, "{}") for name in names), "Done.")
     agent = await created(rig, agent={"tools": PYTHON}, input="?")
     await agent.until("idle")
     errors = {item["error"] for item in await agent.items() if item["type"] == "function_call_output"}
     assert errors == {
         "The tool failed.",
         "The tool failed: SystemExit: 1",
+        "The tool failed: KeyboardInterrupt: mine",
+        None,  # half of a surrogate pair is no text
         "The tool's output is too long for the context. Ask for less.",
     }
     check_events(agent.events())

@@ -174,7 +174,7 @@ def test_what_is_learned_is_bounded_and_goes_by_tenant() -> None:
     assert len(learned) == 256
     assert learned.of("999") is not None
     assert learned.of("0") is None
-    for number in range(300):
+    for number in range(110):
         for tenant in range(20):
             curves = learned.heard(f"many{tenant}").curves
             curves.started(f"s{number}", (f"tool{number}",), 0.0)

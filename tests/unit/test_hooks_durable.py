@@ -11,6 +11,7 @@ import pytest
 import agentserve
 from agentserve.clock import VirtualClock
 from agentserve.server.agents.shelf import Shelf
+from agentserve.server.sessions.book import StorageError
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.events import EventLogs
@@ -23,6 +24,7 @@ from tests.api_rig import settled
 from tests.fakes import ScriptedEngine, say
 from tests.hooks_rig import LATER, URL, HooksRig, result, webhook_tool
 from tests.session_stores import MemoryStore
+from tests.webhook_rig import settle
 
 OTHER = "https://other.example/hook"
 
@@ -203,6 +205,21 @@ async def test_what_was_told_has_its_id_for_good(lost: int) -> None:
     items = [item["id"] for item in await agent.items()]
     assert len(set(items)) == len(items)
     assert told.keys() <= set(items)
+    await machine.close()
+
+
+async def test_a_disk_that_fails_at_the_start_ends_no_turn() -> None:
+    machine = Machine(ScriptedEngine())
+    agent = await created(machine.rig, CALL, input="Weather?")
+    (call,) = (await agent.until("requires_action"))["required_actions"]
+    agent = await machine.kill(agent)
+    machine.book.error = StorageError("No space left on device")
+    await settle()
+    assert (await agent.get())["status"] == "requires_action"
+    machine.book.error = None
+    machine.engine.reply = say("It rains.")
+    await agent.give(call)
+    await agent.until("idle")
     await machine.close()
 
 

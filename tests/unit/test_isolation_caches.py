@@ -105,6 +105,7 @@ async def test_every_route_renders_and_compiles_for_its_tenant_alone() -> None:
         place = f"/agentserve/sessions/{turn['session_id']}/tool_results/{call}/stream"
         assert (await client.post(place, content=b"noon" * 300)).status_code == 200
         assert seen.of[name] >= before + len(asked)
+    assert {submit.tenant for submit in rig.engine.submits} == {"a", "b"}
     assert set(seen.of) == {"a", "b"}, "something is rendered for nobody, which all would find"
     assert owners == ["a"] * (len(owners) // 2) + ["b"] * (len(owners) // 2)
     assert len(owners) >= 6

@@ -179,3 +179,17 @@ async def test_some_calls_are_the_clients() -> None:
     assert begins_with_all_before(client)
     assert len(mcp.calls) == 1
     client.rig.check_rest()
+
+
+async def test_a_call_behind_one_that_was_refused_is_another_reply() -> None:
+    """Also where its client sends all items in one input."""
+    client, _ = client_of(SUM, hermes("sub", "{}"), "I see.")
+    given = server(require_approval={"always": {"tool_names": ["add"]}})
+    items: list[Any] = [{"role": "user", "content": "1 + 2?"}]
+    first = await client.create(items, tools=[given], store=False)
+    items += [*first["output"], approval(of_kind(first, "mcp_approval_request"), approve=False)]
+    second = await client.create(items, tools=[given], store=False)
+    assert kinds(second) == ["mcp_call", "message"]
+    items += [*second["output"], {"role": "user", "content": "Thanks."}]
+    await client.create(items, tools=[given], store=False)
+    assert begins_with_all_before(client)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -88,6 +89,24 @@ async def test_readers_of_events_are_cut_off_and_what_is_the_tenant_s_goes_on(tm
     told = (await rig.client.get(f"/v1/responses/{response['id']}", headers=mine)).json()
     assert told["status"] == "completed"
     await settled(lambda: rig.context.agents.shelf.get("acme", working["id"]).status == "idle")
+
+
+async def test_a_body_that_is_still_coming_is_not_read_on(tmp_path: Path) -> None:
+    rig = Admins(tmp_path)
+    made = await rig.made("acme")
+    coming = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"model": '
+        coming.set()
+        await asyncio.Event().wait()
+
+    asked = asyncio.create_task(rig.client.post(CHAT, content=body(), headers=with_key(made["key"])))
+    await coming.wait()
+    await rig.ask("DELETE", f"{KEYS}/{made['id']}")
+    reply = await asked
+    assert (reply.status_code, reply.json()["error"]["code"]) == (401, "key_revoked")
+    assert len(rig.context.open_requests) == 0
 
 
 async def test_over_a_socket_the_last_event_says_why_and_the_connection_is_whole(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.completions import _prompts
-from agentserve.server.http.history import message_dicts
+from agentserve.server.http.history import message_dicts, tool_dicts
+from agentserve.server.http.schemas import FunctionDef, ToolDef
 from agentserve.server.limits import Limits
 from tests.api_rig import CHAT, TOOLS, Rig, hermes, user
 from tests.fakes import ByteTokenizer, ScriptedEngine, say
@@ -223,6 +224,15 @@ async def test_parts_of_other_kinds_have_a_code_of_their_own() -> None:
 LONGEST = max(map(len, ByteTokenizer.token_bytes))
 
 
+def called(name: str) -> list[dict[str, Any]]:
+    call = {"id": "c", "function": {"name": name, "arguments": "{}"}}
+    return [user("a"), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "b"}]
+
+
+def described(text: str) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "f", "description": text}}]
+
+
 class Untouched(ByteTokenizer):
     """A tokenizer that must not be asked."""
 
@@ -236,6 +246,9 @@ class Untouched(ByteTokenizer):
         (CHAT, lambda text: {"messages": [user(text)]}, "messages"),
         (CHAT, lambda text: {"messages": [user(text[:500]), user(text[500:])]}, "messages"),
         ("/tokenize", lambda text: {"messages": [user(text)]}, "messages"),
+        (CHAT, lambda text: {"messages": called(text)}, "messages"),
+        (CHAT, lambda text: {"messages": [user("a")], "tools": described(text)}, "tools"),
+        ("/tokenize", lambda text: {"messages": [user("a")], "tools": described(text)}, "tools"),
         ("/tokenize", lambda text: {"prompt": text}, "prompt"),
         ("/v1/completions", lambda text: {"prompt": text}, "prompt"),
         ("/v1/completions", lambda text: {"prompt": [text]}, "prompt"),
@@ -259,6 +272,8 @@ def test_what_templates_may_drop_does_not_count() -> None:
     limits = Limits(prompt_bytes=10)
     history = [user("a" + " " * 20), {"role": "assistant", "content": "<think>" + "x" * 20 + "</think>ok"}]
     assert len(message_dicts(history, limits)) == 2
+    late = FunctionDef("f", description="x" * 20)
+    assert len(tool_dicts([ToolDef(function=late, defer_loading=True)], limits)) == 1
     with pytest.raises(ApiError, match="13 bytes"):
         message_dicts([*history, user("y" * 10)], limits)
 

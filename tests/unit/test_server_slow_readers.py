@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -22,7 +25,8 @@ from agentserve.server.http.wire_bounds import (
     WireBounds,
     bounded_protocol,
 )
-from tests.api_rig import settled
+from tests.api_rig import CHAT, Rig, settled, user
+from tests.fakes import ScriptedEngine, say
 
 SOON = 0.05
 LONG = 60.0  # never in a test
@@ -45,6 +49,18 @@ class App:
 
         return EventStream(frames(), keep_alive=LONG, close=close)  # type: ignore[arg-type]
 
+    async def quiet(self, request: Request) -> Response:
+        """A stream of one frame, and then of nothing."""
+
+        async def frames() -> AsyncIterator[bytes]:
+            yield FRAME
+            await asyncio.Event().wait()
+
+        async def close() -> None:
+            self.closed += 1
+
+        return EventStream(frames(), keep_alive=SOON, close=close)  # type: ignore[arg-type]
+
     async def whole(self, request: Request) -> Response:
         return Response(WHOLE)
 
@@ -54,7 +70,11 @@ async def client(app: App, path: str, unread: float) -> AsyncIterator[tuple[sock
     """A connection that has asked and read nothing yet."""
     bounds = WireBounds(head_seconds=LONG, linger_seconds=LONG, unread_seconds=unread)
     connections = Connections(bounds)
-    routes = [Route("/stream", app.stream), Route("/whole", app.whole)]
+    routes = [
+        Route("/stream", app.stream),
+        Route("/whole", app.whole),
+        Route("/quiet", app.quiet),
+    ]
     running = uvicorn.Server(
         uvicorn.Config(
             Starlette(routes=routes),
@@ -95,6 +115,21 @@ async def test_a_whole_reply_that_nobody_reads_does_not_stay() -> None:
         await settled(lambda: len(connections) == 1)
         await settled(lambda: not len(connections))
         assert connections.unread == 1
+
+
+@pytest.mark.parametrize("path", ["/quiet", "/stream"])
+async def test_a_client_that_has_sent_more_than_one_request_and_leaves_is_gone_for_all(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, loop = App(), asyncio.get_running_loop()
+    async with client(app, path, unread=LONG) as (sock, connections):
+        await loop.sock_recv(sock, 1000)
+        await loop.sock_sendall(sock, b"GET /whole HTTP/1.1\r\nhost: localhost\r\n\r\n" * 2)
+        await asyncio.sleep(SOON)
+        sock.close()
+        await settled(lambda: app.closed == 1)
+        await settled(lambda: not len(connections))
+    assert not caplog.records
 
 
 class Timers:
@@ -186,3 +221,36 @@ async def test_the_rest_of_a_connection_that_was_closed_does_not_stay() -> None:
     assert transport.aborted
     protocol.connection_lost(None)
     assert (len(connections), connections.unread) == (0, 1)
+
+
+async def test_a_turn_ends_whose_reader_is_too_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentserve.server.sessions.turns.MOST_UNREAD", 40)
+    rig = Rig(ScriptedEngine(say("x" * 500)))
+    reads, sent = asyncio.Event(), []
+    body = {"model": "tiny", "stream": True, "messages": [user("a")], "max_tokens": 500}
+    request = {"type": "http.request", "body": json.dumps(body).encode()}
+    messages = [request]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+        if len(sent) > 2:
+            await reads.wait()
+
+    scope = {
+        "type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "client": ("::1", 1),
+    }  # fmt: skip
+    asked = asyncio.create_task(rig.app(scope, receive, send))
+    await settled(lambda: bool(rig.engine.aborted))
+    assert not rig.engine.live
+    reads.set()
+    await asked
+    told = [frame for frame in b"".join(sent).split(b"\n\n") if frame]
+    assert json.loads(told[-1].removeprefix(b"data: "))["error"]["code"] == "turn_cancelled"
+    assert len(told) < 60
+    rig.check_rest()

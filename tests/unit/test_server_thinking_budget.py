@@ -10,6 +10,7 @@ from agentserve.types import ReasoningCap
 from tests.api_rig import CHAT, Rig, user
 from tests.fakes import CONTROL, ByteTokenizer
 from tests.messages_rig import ask, minimal, refusal
+from tests.responses_rig import RESPONSES
 from tests.unit.test_server_reasoning import Thinks
 from tools_bridge.registry import reply_form
 
@@ -60,6 +61,16 @@ async def test_in_messages(thinking: Any, cap: ReasoningCap | None) -> None:
     rig = Rig()
     await ask(rig, thinking=thinking)
     assert told(rig) == cap
+
+
+@pytest.mark.usefixtures("one_token_each")
+async def test_in_responses() -> None:
+    rig = Rig()
+    reply = await rig.post(RESPONSES, {"model": "tiny", "input": "a", "thinking_token_budget": 32})
+    assert reply.status_code == 200
+    assert told(rig) == ReasoningCap(32, CLOSE, OPEN)
+    reply = await rig.post(RESPONSES, {"model": "tiny", "input": "a", "thinking_token_budget": -1})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "thinking_token_budget")
 
 
 async def test_a_model_without_a_token_that_ends_reasoning_is_not_held() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -130,6 +131,25 @@ async def test_heads_without_end_are_refused(pieces: list[bytes], status: int, c
         found, told = await said(port, *pieces)
         assert (found, told["error"]["code"]) == (status, code)
         await gone(connections)
+
+
+async def test_what_strangers_send_fills_no_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server() as (port, connections):
+        theirs = logging.getLogger("uvicorn.error")
+        monkeypatch.setattr(theirs, "handlers", [caplog.handler])
+        monkeypatch.setattr(theirs, "level", logging.WARNING)
+        theirs.manager._clear_cache()  # type: ignore[attr-defined]
+        theirs.error("heard")
+        for text in (b"not http at all\r\n\r\n", get(b"/ping", b"upgrade: x\r\nconnection: upgrade\r\n")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(text)
+            assert await reader.read(100)
+            writer.close()
+        await gone(connections)
+    said = [record.getMessage() for record in caplog.records if record.name == theirs.name]
+    assert said == ["heard"]
 
 
 async def gone(connections: Connections) -> None:

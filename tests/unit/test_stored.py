@@ -30,6 +30,7 @@ def a_turn(number: int, calls: tuple[str, ...] = (), **changed: Any) -> Committe
         "calls": tuple(PendingCall(id_, "tool \ud800", '{"a": 1}', TurnId(number)) for id_ in calls),
         "handed": dict.fromkeys(calls, True),
         "usage": {"prompt_tokens": 5},
+        "tails": {2 * number - 1: "<|assistant|>"},
     }
     return CommittedTurn(**(facts | changed))
 
@@ -66,10 +67,21 @@ def test_ids_of_another_tokenizer_or_template_are_rendered_again() -> None:
     records[2] = turn_bytes(turns[1], b"another model", same)
     found, _ = read_session("s1", head, records, MINE, same, to_come=same)
     assert found.replies == {1: array("i", [1, 1 << 30])}
+    assert found.tails == {1: "<|assistant|>"}
     assert found.points == {b"a1": 100, b"a2": 0}  # how many tokens these are now, nobody knows
     assert (found.length, found.committed, found.chain) == (0, 2, session.chain)
     back, _ = read_session("s1", head, records, b"another model", same, to_come=same)
     assert back.replies == {3: array("i", [2, 1 << 30])}  # a model that comes back finds its own
+
+
+def test_a_turn_of_an_earlier_version_does_not_say_what_its_prompt_ended_with() -> None:
+    turn = a_turn(1)
+    session = a_session(turn)
+    record = msgspec.msgpack.decode(turn_bytes(turn, MINE, same))
+    del record["tails"]
+    records = {1: msgspec.msgpack.encode(record)}
+    found, _ = read_session("s1", head_bytes(session, None, same), records, MINE, same, to_come=same)
+    assert (found.replies, found.tails) == (session.replies, {})
 
 
 def test_a_turn_that_was_cut_off_still_runs() -> None:

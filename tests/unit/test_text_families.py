@@ -18,6 +18,8 @@ from tools_bridge.registry import BY_NAME, reply_form
 
 MOVING = {"mistral-v3", "mistral-nemo", "mistral-v11"}
 """Templates that show tools before the last user's message alone."""
+TOLD_FIRST = {"glm5.2", "gemma4", "gemma4-31b"}
+"""Templates that say in front of everything whether the model is to reason."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -27,7 +29,7 @@ def test_ids_equal_apply_chat_template(name: str) -> None:
     for history, tools, kwargs in Histories(of, seed=1):
         clients = as_clients_write(history)
         try:
-            expected = of.expected(as_templates_read(of, history), tools, kwargs)
+            expected = of.expected(as_templates_read(of, history, kwargs), tools, kwargs)
         except TemplateError:
             refused += 1
             with pytest.raises(TextError):
@@ -112,6 +114,13 @@ def test_a_prompt_continues_what_was_generated(name: str) -> None:
     assert (kept.turns, kept.whole) == (expected.turns, expected.whole)
     if name not in MOVING:
         assert kept.whole == kept.turns
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_prompt_continues_what_was_generated_for_a_client_that_reasons_now_and_then(name: str) -> None:
+    steadily = name in MOVING
+    kept = measure(name, steadily=steadily, wavering=True)
+    assert (kept.whole == kept.turns) == (name not in TOLD_FIRST)
 
 
 @pytest.mark.parametrize("name", sorted(MOVING))

@@ -52,6 +52,64 @@ def test_an_opened_reasoning_stays_in_front_of_its_answer() -> None:
     turns(template("qwen3"), [[65, 66], [67]], [True, False], kwargs={"enable_thinking": False})
 
 
+THINKS: list[dict[str, object]] = [{}, {"enable_thinking": True}, {"enable_thinking": False}]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    asked=st.lists(st.sampled_from(THINKS), min_size=4, max_size=4),
+    replies=st.lists(REPLIES, min_size=3, max_size=3),
+)
+def test_a_turn_stands_behind_what_its_own_prompt_ended_with(
+    asked: list[dict[str, object]], replies: list[list[int]]
+) -> None:
+    chat = template("qwen3")
+    history: list[Message] = [{"role": "user", "content": "hi"}]
+    spliced: dict[int, Sequence[int]] = {}
+    tails: dict[int, str] = {}
+    before: list[int] = []
+    for kwargs, reply in zip(asked, [*replies, []], strict=True):
+        prompt = chat.render(history, kwargs=kwargs, spliced=spliced, tails=tails).tolist()  # type: ignore[arg-type]
+        assert prompt[: len(before)] == before
+        tails[len(history)] = chat.tail(history, kwargs=kwargs)  # type: ignore[arg-type]
+        spliced[len(history)] = reply
+        history += [{"role": "assistant", "content": "so"}, {"role": "user", "content": "next"}]
+        before = [*prompt, *reply]
+
+
+def test_what_a_prompt_begins_its_turn_with_may_stand_in_past_turns_elsewhere() -> None:
+    """As DeepSeek V3.1's `</think>`, which is in all of them: then more than what follows it changes."""
+    chat = inline(
+        "{% for m in messages %}{{ '<|im_start|></think>' if m.role == 'assistant' }}"
+        "{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>{{ '<think>' if thinking else '</think>' }}{% endif %}"
+    )
+    history: list[Message] = [{"role": "user", "content": "a"}]
+    longer = [*history, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    for then in (True, False):
+        for now in (True, False):
+            before = chat.render(history, kwargs={"thinking": then}).tolist()
+            tails = {1: chat.tail(history, kwargs={"thinking": then})}
+            after = chat.render(longer, kwargs={"thinking": now}, spliced={1: [7, 8]}, tails=tails).tolist()
+            assert after[: len(before) + 2] == [*before, 7, 8]
+
+
+def test_a_control_string_of_a_client_does_not_come_back_with_a_turn() -> None:
+    chat = inline(
+        "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>{{ mood }}{% endif %}"
+    )
+    history: list[Message] = [{"role": "user", "content": "a"}]
+    assert chat.tail(history, kwargs={"mood": "glad"}).endswith("glad")
+    assert chat.tail(history, kwargs={"mood": "<|im_end|>"}) == ""
+    private = chat.tail(history, kwargs={"mood": "\U000f0000"})
+    longer = [*history, {"role": "assistant", "content": "b"}, {"role": "user", "content": "<|im_end|>"}]
+    prompt = chat.render(longer, spliced={1: [7, 8]}, tails={1: private}).tolist()
+    assert (prompt.count(7), prompt.count(8)) == (1, 1)
+    [end] = [id_ for text, id_ in tokenizer().control.items() if text == "<|im_end|>"]
+    assert prompt.count(end) == 3
+
+
 @pytest.mark.parametrize(
     "ending",
     [

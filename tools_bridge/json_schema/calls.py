@@ -29,8 +29,7 @@ MARKS: dict[str, tuple[str, ...]] = {
 }
 """What no string of a call may have in it, by style: parsers take it for the end of a value."""
 
-MAX_GEMMA_PATTERN = 160  # characters: xgrammar makes automata of patterns there, which grow with the square
-MAX_TEXT, MAX_GEMMA_TEXT = 256, 64  # characters of a text whose length is held by a pattern
+MAX_TEXT = 256  # characters of a text whose length is held by a pattern
 APART: Ranges = (*CONTROLS, (60, 60))  # every mark that ends a value begins with <; line ends may be cut off
 _NAME = re.compile(r"[^\s<>\"&\x00-\x1f]([^<>\"&\x00-\x1f]*[^\s<>\"&\x00-\x1f])?")
 _GEMMA_NAME = re.compile(r"\w[\w.$-]*")
@@ -156,15 +155,12 @@ class _Form:
     def _pattern(self, part: Part, where: str, apart: Ranges) -> Part:
         if "pattern" in part:
             pattern = read_pattern(f"^({part['pattern']})$", where, ours=True)
-            if self._style == "gemma" and pattern.size > MAX_GEMMA_PATTERN:
-                raise self._no(f"a pattern or format of more than {MAX_GEMMA_PATTERN} characters", where)
         elif "minLength" in part or "maxLength" in part:
             least, most = part.get("minLength", 0), part.get("maxLength")
             assert isinstance(least, int)
             assert most is None or isinstance(most, int)
-            limit = MAX_GEMMA_TEXT if self._style == "gemma" else MAX_TEXT
-            if max(least, most or 0) > limit:
-                raise self._no(f"a string's length beyond {limit}", where)
+            if max(least, most or 0) > MAX_TEXT:
+                raise self._no(f"a string's length beyond {MAX_TEXT}", where)
             pattern = Pattern("", Repeat(ANY, least, most))
         else:
             return part

@@ -22,7 +22,7 @@ _PCHAR = r"([A-Za-z0-9\-._~!$&'()*+,;=:@]|%[0-9A-Fa-f]{2})"
 _SEGMENT = _PCHAR.replace(":", "")
 _TAIL = rf"(\?({_PCHAR}|[/?])*)?(#({_PCHAR}|[/?])*)?"
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"
-_HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,200}[A-Za-z0-9])?"
+_HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"
 _AUTHORITY = rf"{_HOST}(:\d{{1,4}})?"
 
 PATTERNS = {

@@ -31,7 +31,6 @@ from tools_bridge.json_schema.pattern_tree import (
     counted,
     ends,
     lengths,
-    size,
     written,
 )
 from tools_bridge.schemas import GrammarError, check_pattern
@@ -70,11 +69,6 @@ class Pattern:
             raise GrammarError(
                 f"{where}: the pattern {self.text[:60]!r} asks for a character that cannot be held"
             ) from None
-
-    @property
-    def size(self) -> int:
-        """Characters of the pattern, those that are counted as often as they may come."""
-        return size(self.whole)
 
     def of_length(self, least: int, most: int | None) -> Pattern | None:
         """With the length held, too; None where that cannot be said."""

@@ -1,22 +1,18 @@
 """HTTP for the `mcp` package: connections to addresses that were judged, to one host, of bounded size.
 
-The rules are those of webhooks (`webhooks/dial.py`), for the HTTP library that this package uses.
+The rules are those of webhooks (`webhooks/pinned.py`), for the HTTP library that this package uses.
 """
-
-# ruff: noqa: ASYNC109 (httpcore2 says how its backends are called)
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterable, Sequence
-from ipaddress import ip_address
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 import httpcore2
 import httpx2
 
-from tools_bridge.webhooks.address import Address, Refused
-from tools_bridge.webhooks.dial import TooLarge
+from tools_bridge.webhooks.address import Address
+from tools_bridge.webhooks.pinned import Bounded, Pinned
 
 MOST_REQUESTS = 100  # of one operation: a server may end a stream and ask for it to be taken up again
 
@@ -35,6 +31,9 @@ class Seen:
         self.encoded = False  # a reply was compressed, although that was not asked for
         self.error: Exception | None = None  # the last that a connection failed with
 
+    def take(self, count: int) -> None:
+        self.left -= count
+
     @property
     def too_large(self) -> bool:
         return self.left <= 0
@@ -46,76 +45,18 @@ class Seen:
         return None if 200 <= last < 300 else last
 
 
-class PinnedBackend(httpcore2.AsyncNetworkBackend):
+class BoundedStream(Bounded, httpcore2.AsyncNetworkStream):
+    pass
+
+
+class PinnedBackend(Pinned, httpcore2.AsyncNetworkBackend):
+    """For one operation."""
+
+    stream = BoundedStream
+    failures = (httpcore2.ConnectError, httpcore2.ConnectTimeout)
+
     def __init__(self, host: str, port: int, addresses: Sequence[Address], seen: Seen) -> None:
-        self._inner = httpcore2.AnyIOBackend()
-        self._place = (host, port)
-        self._addresses = addresses
-        self._seen = seen
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        if (host, port) != self._place:
-            raise Refused("a connection to another host was asked for")
-        share = None if timeout is None else timeout / len(self._addresses)
-        failure: Exception | None = None
-        for address in self._addresses:
-            try:
-                stream = await self._inner.connect_tcp(str(address), port, timeout=share)
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
-                failure = error
-                continue
-            place = stream.get_extra_info("server_addr")
-            if place is not None and ip_address(str(place[0])) != address:
-                await stream.aclose()
-                raise Refused("the connection went to another address")
-            return BoundedStream(stream, self._seen)
-        assert failure is not None
-        raise failure
-
-    async def connect_unix_socket(
-        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
-    ) -> httpcore2.AsyncNetworkStream:
-        raise Refused("no sockets of this machine")
-
-    async def sleep(self, seconds: float) -> None:
-        await self._inner.sleep(seconds)
-
-
-class BoundedStream(httpcore2.AsyncNetworkStream):
-    def __init__(self, inner: httpcore2.AsyncNetworkStream, seen: Seen) -> None:
-        self._inner = inner
-        self._seen = seen
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        if self._seen.left <= 0:
-            raise TooLarge
-        data = await self._inner.read(min(max_bytes, self._seen.left), timeout)
-        self._seen.left -= len(data)
-        return data
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        await self._inner.write(buffer, timeout)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        return BoundedStream(await self._inner.start_tls(ssl_context, server_hostname, timeout), self._seen)
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._inner.get_extra_info(info)
+        super().__init__(httpcore2.AnyIOBackend(), host, port, addresses, seen)
 
 
 class Wire(httpx2.AsyncBaseTransport):

@@ -239,5 +239,5 @@ def _port(text: str | None, scheme: str, trusted: bool) -> int:
     if not 0 < port < 65536:
         raise Refused("the URL's port is none")
     if not trusted and ((port < 1024 and port not in (80, 443)) or port in _ODD_PORTS):
-        raise Refused(f"port {port} is not used for webhooks")
+        raise Refused(f"port {port} may not be called")
     return port

@@ -22,9 +22,9 @@ from tools_bridge.webhooks.dial import (
     NotResolved,
     PinnedBackend,
     Resolver,
-    TooLarge,
     addresses_of,
 )
+from tools_bridge.webhooks.pinned import TooLarge
 from tools_bridge.webhooks.replies import Answered, Failed, Fault, Reply
 
 log = logging.getLogger(__name__)

@@ -1,35 +1,28 @@
 """Connections to the addresses that were judged, and to nothing else.
 
-A name is resolved once; the backend given to httpcore knows the addresses that were found good, dials
-them, and resolves nothing. TLS still checks the name. httpcore itself follows no redirects and knows no
-proxies. What comes back is cut at a number of bytes, as it is read.
+A name is resolved once; the backend given to httpcore (`pinned.py`) knows the addresses that were found
+good, dials them, and resolves nothing. TLS still checks the name. httpcore itself follows no redirects and
+knows no proxies. What comes back is cut at a number of bytes, as it is read.
 """
-
-# ruff: noqa: ASYNC109 (httpcore says how its backends are called)
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from ipaddress import ip_address
-from typing import Any, Protocol
+from typing import Protocol
 
 import httpcore
 
-from tools_bridge.webhooks.address import Address, AddressPolicy, Refused, Target, checked
+from tools_bridge.webhooks.address import Address, AddressPolicy, Target, checked
+from tools_bridge.webhooks.pinned import Bounded, Pinned
 
 _MOST_ASKED = 256  # threads: a name server that is slow holds those who ask it, for as long as it likes
 
 
 class NotResolved(Exception):
-    pass
-
-
-class TooLarge(Exception):
     pass
 
 
@@ -116,92 +109,12 @@ class Allowance:
         self._left -= count
 
 
-class PinnedBackend(httpcore.AsyncNetworkBackend):
-    """For one attempt to one host."""
-
-    def __init__(
-        self,
-        inner: httpcore.AsyncNetworkBackend,
-        host: str,
-        port: int,
-        addresses: Sequence[Address],
-        allowance: Allowance,
-    ) -> None:
-        self._inner = inner
-        self._place = (host, port)
-        self._addresses = addresses
-        self._allowance = allowance
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        if (host, port) != self._place:
-            raise Refused("a connection to another host was asked for")
-        share = None if timeout is None else timeout / len(self._addresses)
-        failure: Exception | None = None
-        for address in self._addresses:
-            try:
-                stream = await self._inner.connect_tcp(str(address), port, timeout=share)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                failure = error
-                continue
-            if not _is_at(stream, address):
-                await stream.aclose()
-                raise Refused("the connection went to another address")
-            return BoundedStream(stream, self._allowance)
-        assert failure is not None
-        raise failure
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        raise Refused("no sockets of this machine")
-
-    async def sleep(self, seconds: float) -> None:
-        await self._inner.sleep(seconds)
+class BoundedStream(Bounded, httpcore.AsyncNetworkStream):
+    pass
 
 
-def _is_at(stream: httpcore.AsyncNetworkStream, address: Address) -> bool:
-    place = stream.get_extra_info("server_addr")
-    return place is None or ip_address(str(place[0])) == address
+class PinnedBackend(Pinned, httpcore.AsyncNetworkBackend):
+    """For one attempt."""
 
-
-class BoundedStream(httpcore.AsyncNetworkStream):
-    """Reads no more than it may."""
-
-    def __init__(self, inner: httpcore.AsyncNetworkStream, allowance: Allowance) -> None:
-        self._inner = inner
-        self._allowance = allowance
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        if self._allowance.left <= 0:
-            raise TooLarge
-        data = await self._inner.read(min(max_bytes, self._allowance.left), timeout)
-        self._allowance.take(len(data))
-        return data
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        await self._inner.write(buffer, timeout)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        inner = await self._inner.start_tls(ssl_context, server_hostname, timeout)
-        return BoundedStream(inner, self._allowance)
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._inner.get_extra_info(info)
+    stream = BoundedStream
+    failures = (httpcore.ConnectError, httpcore.ConnectTimeout)

@@ -70,8 +70,11 @@ class Tool(Protocol):
     def read(self, replay: Replay, load: Load, folder: Path) -> Came: ...
 
 
-def run(environment: Path, command: Sequence[str], log: Path, limit: float) -> None:
-    """Run a tool's command to its end, its output in `log`. ToolFailed."""
+def run(
+    environment: Path, command: Sequence[str], log: Path, limit: float, *, ended: Sequence[int] = (0,)
+) -> None:
+    """Run a tool's command to its end, its output in `log`. ToolFailed, also at a status that is not in
+    `ended`."""
     program = environment / "bin" / command[0]
     if not program.exists():
         raise ToolFailed(f"{program}: not there; `make outside` sets the environment up")
@@ -88,7 +91,7 @@ def run(environment: Path, command: Sequence[str], log: Path, limit: float) -> N
             )
         except subprocess.TimeoutExpired:
             raise ToolFailed(f"{command[0]} took longer than {limit:.0f} s; see {log}") from None
-    if done.returncode:
+    if done.returncode not in ended:
         said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-SHOWN:]
         raise ToolFailed(f"{command[0]} ended with status {done.returncode}; see {log}: {' | '.join(said)}")
 

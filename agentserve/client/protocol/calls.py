@@ -110,6 +110,16 @@ def cancel(session: str, means: Means) -> Flow[None]:
     yield from asked(Request("POST", path_of(session, "events"), {"events": [event]}), means)
 
 
+def decide(session: str, request: str, approve: bool, means: Means) -> Flow[None]:
+    """What a user says to a call that is to be allowed. The same again does nothing; else Conflict."""
+    event = {
+        "type": "agent.session.input.mcp_approval_request_result",
+        "request_id": request,
+        "response": {"type": "mcp_tool_call", "decision": "approve" if approve else "deny"},
+    }
+    yield from asked(Request("POST", path_of(session, "events"), {"events": [event]}), means)
+
+
 def give(session: str, turn: str, call: str, outcome: Outcome, means: Means) -> Flow[None]:
     """The result of a call. One that is too long becomes an error that the model reads. StatusError where
     the server waits for no such result, or has another one."""

@@ -81,6 +81,16 @@ class ToolCalled:
 
 
 @dataclass(frozen=True, slots=True)
+class ApprovalAsked:
+    """The server makes this call of an MCP tool when `session.decide` allows it."""
+
+    request: str
+    server: str
+    name: str
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
 class ToolReturned:
     """What the model reads of a call. `error` or else `output`, which is text or parts of it."""
 
@@ -129,6 +139,7 @@ Event = (
     | Message
     | Reasoning
     | ToolCalled
+    | ApprovalAsked
     | ToolReturned
     | Resynced
     | ErrorTold
@@ -197,6 +208,16 @@ def required_of(session: JsonObject) -> tuple[Call, ...]:
         Call(action["call_id"], action["name"], action["arguments"], action["turn_id"])
         for action in session.get("required_actions") or ()
         if action.get("type") == "function_call"
+    )
+
+
+def approvals_of(session: JsonObject, turn: str) -> tuple[ApprovalAsked, ...]:
+    """The calls of a turn that its client has to allow."""
+    return tuple(
+        ApprovalAsked(action["request_id"], asked["server_label"], asked["name"], asked["arguments"])
+        for action in session.get("required_actions") or ()
+        if action.get("type") == "mcp_approval_request" and action["turn_id"] == turn
+        for asked in (action["request"],)
     )
 
 

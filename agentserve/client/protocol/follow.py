@@ -9,7 +9,7 @@ said.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from agentserve.client.protocol import calls
@@ -58,21 +58,23 @@ Answer = Reply | Broken | bytes | None
 TurnFlow = Generator[Effect, Answer, TurnResult]
 
 
-def run_turn(session: str, text: str | Sequence[str], means: Means) -> TurnFlow:
-    """Say something, and follow the turn that it begins."""
-    return _Following(session, means).run(calls.say(session, text, means))
+def run_turn(
+    session: str, text: str | Sequence[str], means: Means, background: Collection[str] = ()
+) -> TurnFlow:
+    """Say something, and follow the turn that it begins. `background`: names of tools."""
+    return _Following(session, means, background).run(calls.say(session, text, means))
 
 
-def resume_turn(session: str, means: Means) -> TurnFlow:
+def resume_turn(session: str, means: Means, background: Collection[str] = ()) -> TurnFlow:
     """Follow the session's last turn from wherever it is: all that it has told by now comes first."""
-    return _Following(session, means).run(None)
+    return _Following(session, means, background).run(None)
 
 
 class _Following:
-    def __init__(self, session: str, means: Means) -> None:
+    def __init__(self, session: str, means: Means, background: Collection[str]) -> None:
         self._session = session
         self._means = means
-        self._reader = TurnReader()
+        self._reader = TurnReader(background=background)
         self._place: str | None = None  # the id of the last event that came, or after which to begin
         self._log: str | None = None  # of which server events came last
         self._decoder = SseDecoder()

@@ -9,7 +9,7 @@ said of it is void, and `Resynced` says so.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agentserve.client.protocol import events as told
@@ -61,14 +61,17 @@ class _Growing:
 class TurnReader:
     """`turn`: its id; None: the next turn that begins. What comes before it begins is passed over."""
 
-    def __init__(self, turn: str | None = None) -> None:
+    def __init__(self, turn: str | None = None, background: Collection[str] = ()) -> None:
+        """`background`: tools whose calls are never required: they are to be run when they are told."""
         self.turn = turn
+        self._background = background
         self._started = False
         self.ended: told.TurnEnded | None = None
         self._items: dict[str, JsonObject] = {}  # that are done, in order: by id, or by call
         self._growing: dict[str, _Growing] = {}
         self._run: set[str] = set()
         self._called: set[str] = set()
+        self._asked: set[str] = set()
         self._seen: set[str] = set()
         self._order: deque[str] = deque()
 
@@ -133,10 +136,18 @@ class TurnReader:
 
     def _required(self, session: JsonObject) -> Iterator[Step]:
         for call in told.required_of(session):
-            if call.turn == self.turn and call.id not in self._run:
-                self._run.add(call.id)
+            if call.turn == self.turn:
                 yield from self._call(call)
-                yield Run(call)
+                yield from self._to_run(call)
+        for asked in told.approvals_of(session, self.turn or ""):
+            if asked.request not in self._asked:
+                self._asked.add(asked.request)
+                yield asked
+
+    def _to_run(self, call: Call) -> Iterator[Step]:
+        if call.id not in self._run:
+            self._run.add(call.id)
+            yield Run(call)
 
     def _call(self, call: Call) -> Iterator[Step]:
         if call.id not in self._called:
@@ -157,7 +168,10 @@ class TurnReader:
             key = f"call {item['call_id']}"
             if done or key not in self._items:  # its place is where it was called
                 self._items[key] = item
-            yield from self._call(Call(item["call_id"], item["name"], item["arguments"], item["turn_id"]))
+            call = Call(item["call_id"], item["name"], item["arguments"], item["turn_id"])
+            yield from self._call(call)
+            if call.name in self._background and item.get("status") == "in_progress":
+                yield from self._to_run(call)
         elif type_ == "function_call_output":
             key = f"output {item['call_id']}"
             again, self._items[key] = key in self._items, item

@@ -49,6 +49,11 @@ class Toolbox:
         if len(self._own) != sum(isinstance(tool, Tool) for tool in self._all):
             raise ValueError("two tools have one name")
 
+    @property
+    def background(self) -> frozenset[str]:
+        """Names of tools that the agent does not wait for."""
+        return frozenset(name for name, tool in self._own.items() if tool.background)
+
     def described(self) -> list[JsonObject]:
         """As an agent's `tools`."""
         return [_described(tool) if isinstance(tool, Tool) else tool for tool in self._all]
@@ -99,13 +104,14 @@ def piece_of(value: object) -> str:
 
 
 def _described(tool: Tool) -> JsonObject:
-    return {
+    described: JsonObject = {
         "type": "function",
         "name": tool.name,
         "description": tool.description,
         "parameters": tool.parameters,
         "timeout": tool.timeout + GRACE,
     }
+    return described | ({"async": True} if tool.background else {})
 
 
 def _kind(function: Callable[..., Any]) -> Kind:

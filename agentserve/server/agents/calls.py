@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 
 from agentserve.server.agents.history import History
 from agentserve.server.agents.means import Means
@@ -72,17 +73,19 @@ class Calls:
             task.cancel()
         self._running.clear()
 
-    def take_in(self) -> None:
-        """Make items of the results that are held."""
-        held = self._line.held()
+    def take_in(self) -> Future[None] | None:
+        """Make items of the results that are held. When they are on disk, where that has to be waited for:
+        else the session has them."""
+        held, kept = self._line.held(), None
         for call in self._history.open_calls(self._turn):
             if call.call in held:
                 task = self._running.pop(call.call, None)
                 if task is not None:
                     task.cancel()
                 outcome = self._outcomes.pop(call.call, None) or _read(held[call.call])
-                self._answered(call, outcome)
+                kept = self._answered(call, outcome)
                 self.settled([call])
+        return kept if self._line.forgotten else None
 
     def settled(self, calls: Iterable[CallItem]) -> None:
         """Nobody is to run these any more."""
@@ -205,13 +208,14 @@ class Calls:
         server = history.head.config.server(call.server) if call.server else None
         return ToolCall(history.id, turn.id, call, history.head.tenant, turn.number, server)
 
-    def _answered(self, call: CallItem, outcome: ToolOutcome) -> None:
+    def _answered(self, call: CallItem, outcome: ToolOutcome) -> Future[None] | None:
         output = None if outcome.error is not None else outcome.output
         name = self._history.output_id(self._turn.id, call.call)
         item = OutputItem(name, call.call, output, outcome.error)
-        self._means.shelf.add(self._history, self._turn, item)
+        kept = self._means.shelf.add(self._history, self._turn, item)
         self._means.teller.added(self._history, self._turn, item)
         self._means.teller.call_done(self._history, self._turn, call.call)
+        return kept
 
 
 def bounded(outcome: ToolOutcome) -> ToolOutcome:

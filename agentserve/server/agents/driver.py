@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -116,8 +116,9 @@ class Driver:
             self.heard()
             await asyncio.shield(post.done)
         else:
-            self._calls.take_in()
+            kept = self._calls.take_in()
             self.heard()
+            await booked(kept)
 
     async def decide(self, call: CallItem, decision: Decision) -> None:
         """What a user says to a call that needs approval."""
@@ -141,7 +142,11 @@ class Driver:
             while not self._over():
                 waited = await self._results()
                 generation = await self._begin()
-                self._calls.take_in()
+                try:
+                    await booked(self._calls.take_in())
+                except BaseException:
+                    generation.rollback()
+                    raise
                 self._released()
                 if waited:
                     self._means.teller.in_progress(self.history, self.turn, again=True)
@@ -296,6 +301,8 @@ class Driver:
             self.line.stop_waiting(f"the turn was {status}" if failure is None else failure.message)
         now = means.wall()
         ended = msgspec.structs.replace(turn, status=status, error=failure, completed=now)
+        happened = [(kind, turn.number) for kind in (("failed", "idle") if status == "failed" else ("idle",))]
+        means.shelf.owe(history, [event for event in happened if means.teller.wants(history, event)])
         kept = means.shelf.keep_turn(history, ended)
         history.head.active = now
         means.shelf.keep_head(history)
@@ -333,7 +340,8 @@ class Driver:
             turn.steps += 1
             await booked(means.shelf.add(history, turn, *items, step=number))
         turn.lives += 1
-        await booked(means.shelf.keep_turn(history, turn))
+        with suppress(StorageFailed):  # it is written when the disk is back
+            await booked(means.shelf.keep_turn(history, turn))
         last = history.last_reply(turn)
         if last is None:
             asked = [user_message(item) for item in history.asked(turn)]

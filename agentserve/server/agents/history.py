@@ -16,6 +16,7 @@ from agentserve.server.agents.records import (
     Batch,
     CallItem,
     Failure,
+    Happened,
     Head,
     Item,
     ListingItem,
@@ -40,6 +41,7 @@ class History:
     head: Head
     turns: list[Turn] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
+    owed: dict[Happened, None] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -130,6 +132,11 @@ class History:
                 return None if found is None else (item, found)
         return None
 
+    @property
+    def steps(self) -> int:
+        """The number of the last turn of the session that came to a reply."""
+        return max((batch.step or 0 for batch in self.batches), default=0)
+
     def said_by(self, turn: str) -> int:
         """How many items the agent brought forth in it."""
         return sum(not isinstance(item, _NOT_SAID) for item, _ in self.items(turn))
@@ -167,7 +174,7 @@ class History:
     def namer(self, turn: Turn) -> Callable[[str], str]:
         """Names the items of the turn's next reply: as they are told before anything of it is kept, and as
         they are made again of what the session kept. What died with its server, its name died with."""
-        place = sum(batch.turn == turn.id and batch.step is not None for batch in self.batches)
+        place = self.replies(turn)
         given: Counter[str] = Counter()
 
         def name(prefix: str) -> str:
@@ -176,6 +183,10 @@ class History:
 
         return name
 
+    def replies(self, turn: Turn) -> int:
+        """Of the model, in a turn."""
+        return sum(batch.turn == turn.id and batch.step is not None for batch in self.batches)
+
     def output_id(self, turn: str, call: str) -> str:
         """The name of a call's result, which is told before it is kept."""
         return derived_id("fco", self.id, turn, call)
@@ -183,6 +194,14 @@ class History:
     def last_reply(self, turn: Turn) -> Batch | None:
         replies = (b for b in reversed(self.batches) if b.turn == turn.id and b.step is not None)
         return next(replies, None)
+
+    def happened(self, event: Happened) -> bool:
+        """It was written that it was owed; what it is about may not have been."""
+        kind, number = event
+        turn = next((turn for turn in self.turns if turn.number == number), None)
+        if kind in ("created", "in_progress"):
+            return kind == "created" or turn is not None
+        return turn is not None and turn.over and kind in ("idle", turn.status)
 
     def answered(self, turn: Turn) -> bool:
         """Its last reply calls nothing that is waited for: it was the answer."""

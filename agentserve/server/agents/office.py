@@ -52,13 +52,7 @@ class Office:
     async def ask(self, history: History, messages: Sequence[Sequence[str]], key: str | None = None) -> Turn:
         """A turn on what a user says, the texts of each message. When this returns it runs, and is on disk.
         Busy, TooManyTurns, SessionClosed, ServerMissing; what the line raises."""
-        if history.active is not None or history.id in self._starting:
-            raise Busy
-        own = sum(driver.history.head.tenant == history.head.tenant for driver in self._drivers.values())
-        if own >= MOST_RUNNING - MOST_RUNNING // SPARE:
-            raise TooManyTurns(own)
-        if len(self._drivers) >= MOST_RUNNING:
-            raise TooManyTurns(None)
+        self._check_room(history)
         means, now = self.means, self.means.wall()
         starting = self._starting[history.id] = asyncio.get_running_loop().create_future()
         try:
@@ -82,6 +76,8 @@ class Office:
             try:
                 self.shelf.add(history, turn, *items)
                 self.shelf.keep_head(history)
+                begun = ("in_progress", number)
+                self.shelf.owe(history, [begun] if means.teller.wants(history, begun) else [])
                 await booked(self.shelf.keep_turn(history, turn))
             except BaseException:
                 generation.rollback()
@@ -101,6 +97,16 @@ class Office:
         self._drivers[history.id] = driver
         driver.start(generation).add_done_callback(partial(self._over, driver))
         return turn
+
+    def _check_room(self, history: History) -> None:
+        """Whether a turn of it may begin now: Busy, TooManyTurns."""
+        if history.active is not None or history.id in self._starting:
+            raise Busy
+        own = sum(driver.history.head.tenant == history.head.tenant for driver in self._drivers.values())
+        if own >= MOST_RUNNING - MOST_RUNNING // SPARE:
+            raise TooManyTurns(own)
+        if len(self._drivers) >= MOST_RUNNING:
+            raise TooManyTurns(None)
 
     async def background_result(
         self, history: History, turn: Turn, call: CallItem, outcome: ToolOutcome

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from agentserve.server.agents.fold import Step
 from agentserve.server.agents.history import History
-from agentserve.server.agents.records import AgentConfig, Failure, Item, Output, Turn
+from agentserve.server.agents.records import AgentConfig, Failure, Happened, Item, Output, Turn
 from agentserve.server.sessions.session_record import PendingCall
 from agentserve.server.sessions.turns import Piece
 from agentserve.server.text_port import JsonObject
@@ -41,6 +41,11 @@ class Line(Protocol):
 
     def held(self) -> Mapping[str, Output]:
         """Results that were taken for them, and cannot be lost."""
+        ...
+
+    @property
+    def forgotten(self) -> bool:
+        """The directory had no room for the session: results are on disk once they are items."""
         ...
 
     async def begin(self, config: AgentConfig, messages: Sequence[JsonObject], *, first: bool) -> Generation:
@@ -86,6 +91,10 @@ class Teller(Protocol):
 
     def ended(self, history: History, turn: Turn) -> None:
         """The turn is over, and the session idle."""
+        ...
+
+    def wants(self, history: History, event: Happened) -> bool:
+        """Somebody beyond this server is to be told of it."""
         ...
 
     def steps(self, history: History, turn: Turn, steps: Sequence[Step]) -> None: ...

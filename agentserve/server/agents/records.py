@@ -278,9 +278,19 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     told: tuple[str, ...] = ()
 
 
-Record = TypeVar("Record", SavedAgent, Head, Turn, Batch)
+Happened = tuple[str, int]
+"""An event of a session: which, and the number of its turn (0: of none)."""
 
 
-def packed(record: SavedAgent | Head | Turn | Batch) -> bytes:
+class Owed(msgspec.Struct, frozen=True):
+    """Events of a session that the outbox of webhooks does not have yet."""
+
+    events: tuple[Happened, ...]
+
+
+Record = TypeVar("Record", SavedAgent, Head, Turn, Batch, Owed)
+
+
+def packed(record: SavedAgent | Head | Turn | Batch | Owed) -> bytes:
     """JSON: a model can write half a surrogate pair, which msgpack does not take."""
     return write_json(msgspec.to_builtins(record))

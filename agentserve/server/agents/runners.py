@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 INTERRUPTED = "The tool was interrupted: the server was started again while it ran."
 FAILED = "The tool failed."
 MOST_THREADS = 16  # plain functions at once
+LEAVING = (SystemExit, KeyboardInterrupt, GeneratorExit)
+"""A function that raises one of these must not end the server. Signals are the server's own to handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class PythonTools:
             else:
                 value = await self._in_thread(made)
             return ToolOutcome(_text(value))
-        except (Exception, SystemExit) as error:  # it must not end the server
+        except (Exception, *LEAVING) as error:
             log.warning("tool %s failed: %s: %s", call.name, type(error).__name__, error)
             return ToolOutcome(error=f"{FAILED[:-1]}: {type(error).__name__}: {error}"[:1000])
 

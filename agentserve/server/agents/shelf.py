@@ -1,6 +1,7 @@
 """All agents and agent sessions of a server, bounded; on disk too where a book is given. No event loop.
 
-Names of records: `a:AGENT`, `s:SESSION` (its head), `t:SESSION:n` (a turn), `i:SESSION:n` (a batch of items).
+Names of records: `a:AGENT`, `s:SESSION` (its head), `t:SESSION:n` (a turn), `i:SESSION:n` (a batch of items),
+`e:SESSION` (events that are owed).
 A record is written when it changes, so a session costs what is new in it, however long it is.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +17,17 @@ from typing import Protocol
 import msgspec
 
 from agentserve.server.agents.history import History, item_cost
-from agentserve.server.agents.records import Batch, Head, Item, Record, SavedAgent, Turn, packed
+from agentserve.server.agents.records import (
+    Batch,
+    Happened,
+    Head,
+    Item,
+    Owed,
+    Record,
+    SavedAgent,
+    Turn,
+    packed,
+)
 from agentserve.server.sessions.writer import Failure
 
 
@@ -126,6 +137,25 @@ class Shelf:
         self._use(history)
         return self._put(f"i:{history.id}:{number}", batch)
 
+    def owe(self, history: History, events: Iterable[Happened]) -> None:
+        """They are about to happen, with what is kept next; and are to be told of."""
+        before = len(history.owed)
+        history.owed.update(dict.fromkeys(events))
+        if len(history.owed) > before and self.has(history):
+            self._put(f"e:{history.id}", Owed(tuple(history.owed)))
+
+    def told(self, history: History, event: Happened) -> None:
+        """It is owed no more."""
+        if event not in history.owed:
+            return
+        del history.owed[event]
+        if not self.has(history) or self._book is None:
+            return
+        if history.owed:
+            self._put(f"e:{history.id}", Owed(tuple(history.owed)))
+        else:
+            self._book.drop(f"e:{history.id}")
+
     def drop(self, history: History) -> Future[None] | None:
         """Forget a session."""
         if self._sessions.pop(history.id, None) is None:
@@ -138,12 +168,16 @@ class Shelf:
             self._book.drop(f"i:{history.id}:{batch.number}")
         for turn in history.turns:
             self._book.drop(f"t:{history.id}:{turn.number}")
+        if history.owed:
+            self._book.drop(f"e:{history.id}")
         return self._book.drop(f"s:{history.id}")
 
     def undo(self, history: History, turn: Turn) -> None:
         """A turn that could not begin."""
         if turn in history.turns:
             history.turns.remove(turn)
+        for event in [event for event in history.owed if event[1] == turn.number]:
+            self.told(history, event)
         gone = [batch for batch in history.batches if batch.turn == turn.id]
         for batch in gone:
             history.batches.remove(batch)
@@ -188,6 +222,8 @@ class Shelf:
             return None
         if kind == "s":
             return packed(history.head)
+        if kind == "e":
+            return packed(Owed(tuple(history.owed))) if history.owed else None
         records = history.turns if kind == "t" else history.batches
         found = next((record for record in records if str(record.number) == number), None)
         return None if found is None else packed(found)
@@ -196,6 +232,7 @@ class Shelf:
         """Take in what a book gives back; how many could not be read."""
         skipped = 0
         heads: dict[str, Head] = {}
+        owed: dict[str, Owed] = {}
         turns: dict[str, list[Turn]] = {}
         batches: dict[str, list[Batch]] = {}
         for name, content in records.items():
@@ -206,6 +243,8 @@ class Shelf:
                     self.agents[id_] = _read(content, SavedAgent)
                 elif kind == "s":
                     heads[id_] = _read(content, Head)
+                elif kind == "e":
+                    owed[id_] = _read(content, Owed)
                 elif kind == "t":
                     turns.setdefault(id_, []).append(_read(content, Turn))
                 else:
@@ -217,6 +256,7 @@ class Shelf:
                 head,
                 sorted(turns.get(id_, ()), key=lambda turn: turn.number),
                 sorted(batches.get(id_, ()), key=lambda batch: batch.number),
+                dict.fromkeys(owed[id_].events if id_ in owed else ()),
             )
             self._sessions[id_] = history
             self._costs[id_] = history.cost
@@ -225,7 +265,7 @@ class Shelf:
 
     # --- inside ------------------------------------------------------------------------
 
-    def _put(self, name: str, record: SavedAgent | Head | Turn | Batch) -> Future[None] | None:
+    def _put(self, name: str, record: SavedAgent | Head | Turn | Batch | Owed) -> Future[None] | None:
         return None if self._book is None else self._book.put(name, packed(record))
 
     def _use(self, history: History) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from agentserve.server.agents.history import History
 from agentserve.server.agents.records import (
     Batch,
     CallItem,
     MessageItem,
+    Output,
     OutputItem,
     ReasoningItem,
     UserItem,
@@ -57,9 +59,10 @@ def late_result(call: CallItem, output: OutputItem) -> JsonObject:
     }
 
 
-def messages_of(history: History) -> list[JsonObject]:
+def messages_of(history: History, held: Mapping[str, Output] | None = None) -> list[JsonObject]:
     """All that its session was told and said, from the items: for a session whose own messages had to go.
-    A message that came to nothing is no part of it."""
+    A message that came to nothing is no part of it. `held`: results that are no items yet."""
+    fresh = held or {}
     messages: list[JsonObject] = []
     outputs = history.outputs()
     calls = {item.call: item for item, _ in history.items() if isinstance(item, CallItem)}
@@ -76,7 +79,8 @@ def messages_of(history: History) -> list[JsonObject]:
         asked = []
         for item in batch.items:
             if isinstance(item, CallItem) and item.whole:
-                content = _result(item, outputs.get(item.call))
+                output = outputs.get(item.call)
+                content = fresh[item.call] if output is None and item.call in fresh else _result(item, output)
                 messages.append({"role": "tool", "tool_call_id": item.call, "content": content})
     return messages
 

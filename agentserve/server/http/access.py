@@ -34,11 +34,13 @@ class Access(Enum):
 class Rule:
     access: Access
     turns: bool = False  # its POST computes: refused before its body is read where a tenant's limits say so
+    keyed: bool = False  # not even an open server's, whose first key would shut out all others
     slow_body: bool = False  # its body comes as slowly as what makes it
 
 
 _OPEN, _TENANT, _ADMIN = Rule(Access.OPEN), Rule(Access.TENANT), Rule(Access.ADMIN)
 _TURNS = Rule(Access.TENANT, turns=True)
+_KEYED = Rule(Access.ADMIN, keyed=True)
 
 _SESSION = "/agentserve/sessions/{name}"
 _AGENT_SESSION = "/v1/agents/sessions/{id}"
@@ -103,12 +105,12 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "/load": _ADMIN,
         "/reset_prefix_cache": _ADMIN,
         "/flush_cache": _ADMIN,
-        f"{_ADMIN_ROUTES}/keys": _ADMIN,
-        f"{_ADMIN_ROUTES}/keys/{{id}}": _ADMIN,
-        f"{_ADMIN_ROUTES}/keys/{{id}}/rotate": _ADMIN,
-        f"{_ADMIN_ROUTES}/tenants": _ADMIN,
-        f"{_ADMIN_ROUTES}/tenants/{{tenant}}": _ADMIN,
-        f"{_ADMIN_ROUTES}/tenants/{{tenant}}/keys": _ADMIN,
+        f"{_ADMIN_ROUTES}/keys": _KEYED,
+        f"{_ADMIN_ROUTES}/keys/{{id}}": _KEYED,
+        f"{_ADMIN_ROUTES}/keys/{{id}}/rotate": _KEYED,
+        f"{_ADMIN_ROUTES}/tenants": _KEYED,
+        f"{_ADMIN_ROUTES}/tenants/{{tenant}}": _KEYED,
+        f"{_ADMIN_ROUTES}/tenants/{{tenant}}/keys": _KEYED,
     }
 )
 
@@ -163,7 +165,7 @@ def check(rule: Rule | None, caller: Caller | None) -> None:
         return
     if caller is None:
         raise no_key()
-    if rule.access is Access.ADMIN and not caller.admin:
+    if (rule.access is Access.ADMIN and not caller.admin) or (rule.keyed and caller.key is None):
         raise not_an_admin()
     if rule.access is Access.TENANT and caller.tenant is None:
         raise not_a_tenant()

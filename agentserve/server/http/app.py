@@ -34,6 +34,7 @@ from agentserve.server.http.anthropic.messages import count_tokens, messages
 from agentserve.server.http.chat import chat_completions
 from agentserve.server.http.completions import completions
 from agentserve.server.http.context import ServerContext, ServerOptions
+from agentserve.server.http.endings import ended
 from agentserve.server.http.gate import Gate, Guards
 from agentserve.server.http.grammars import Grammars
 from agentserve.server.http.idempotency import Idempotency
@@ -41,6 +42,7 @@ from agentserve.server.http.known_errors import KNOWN, api_error
 from agentserve.server.http.openapi import openapi
 from agentserve.server.http.reply_port import GrammarMaker, ParserMaker
 from agentserve.server.http.residency import follow_decisions
+from agentserve.server.http.responses.create import publish_ends
 from agentserve.server.http.responses.desk import Desk
 from agentserve.server.http.responses.routes import routes as responses_routes
 from agentserve.server.http.sessions.background import Background
@@ -222,8 +224,9 @@ def begin_webhooks(context: ServerContext) -> None:
     runner = context.agents.means.runners["webhook"]
     assert isinstance(runner, WebhookTools)
     context.hooks.start(runner.wanted(context.agents.shelf))
-    for tenant, broken in context.responses.broken_off:
-        context.hooks.publish(tenant, "response.failed", {"id": broken})
+    for history in context.agents.shelf:
+        context.telling.catch_up(history)
+    publish_ends(context)
 
 
 def begin_drain(app: ASGIApp) -> None:
@@ -329,7 +332,8 @@ async def _known_error(request: Request, error: Exception) -> Response:
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_GONE_STATUS)
+    told = ended(request.scope)
+    return Response(status_code=CLIENT_GONE_STATUS) if told is None else error_response(told, request.scope)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -13,11 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve.config import is_loopback
 from agentserve.metrics import Metrics
-from agentserve.server.errors import ApiError
+from agentserve.server.errors import ApiError, shutting_down
 from agentserve.server.http.anthropic.errors import REQUEST_ID, speaks
 from agentserve.server.http.callers import caller_in, let_in, no_key, subject_of
 from agentserve.server.http.context import ServerOptions
-from agentserve.server.http.endings import OpenRequests, why_ended
+from agentserve.server.http.endings import OpenRequests, ended
 from agentserve.server.http.given_key import given_key, refuse_keys_in
 from agentserve.server.http.names import REQUEST_HEADER, SESSION_HEADER, request_id
 from agentserve.server.http.pace import paced
@@ -90,18 +90,18 @@ class Gate:
             await error_response(refusal, scope)(scope, receive, send)
             return
         caller = caller_in(scope)
-        with self._guards.open_requests.held(None if caller is None else caller.key, scope):
-            await self._let_through(scope, receive, send, reply)
+        key = None if caller is None else caller.key
+        with self._guards.open_requests.held(key, receive, scope) as heard:
+            await self._let_through(scope, heard, send, reply)
 
     async def _let_through(self, scope: Scope, receive: Receive, send: Send, reply: _Reply) -> None:
         try:
             await self._app(scope, paced(scope, receive, self._limits.body_seconds), send)
         except asyncio.CancelledError:
             # The HTTP server cancels what still runs when its drain is over, and does nothing after
-            # that; or the request's key was revoked. The cancellation ends here, with an answer where none
-            # has begun.
+            # that: the cancellation ends here, with an answer where none has begun.
             if not reply.status:
-                await error_response(why_ended(scope), scope)(scope, receive, send)
+                await error_response(shutting_down(), scope)(scope, receive, send)
         except ApiError as error:  # of a middleware behind this one
             if reply.status:
                 raise
@@ -113,6 +113,9 @@ class Gate:
             log.exception("%s %s failed", scope["method"], scope["state"].get("route", "(no route)"))
             fault = ApiError("Internal error.", status=500, code="internal_error")
             await error_response(fault, scope)(scope, receive, send)
+        else:
+            if not reply.status and (told := ended(scope)) is not None:
+                await error_response(told, scope)(scope, receive, send)
 
     def _label(self, scope: Scope, message: Message, reply: _Reply) -> None:
         headers = MutableHeaders(scope=message)

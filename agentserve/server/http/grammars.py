@@ -48,11 +48,7 @@ class Grammars:
             if compiled is None:
                 compiled = await self._compiled(source)
         except (ValueError, RecursionError) as error:
-            param = "response_format" if form.held and not form.forced else "tools"
-            named = str(error).startswith(param)  # the message names the place already
-            raise ApiError(
-                str(error) if named else f"{param}: {error}", param=param, code="invalid_schema"
-            ) from None
+            raise _refused(str(error), form) from None
         except CompilerUnavailable as error:  # others' schemas keep it busy, or it does not start
             headers = {"retry-after": str(math.ceil(error.seconds))}
             if isinstance(error, OverShare):
@@ -80,3 +76,12 @@ class Grammars:
         del self._under_way[key]
         if not work.cancelled():
             work.exception()  # seen, also where every client has left
+
+
+def _refused(why: str, form: Form) -> ApiError:
+    """The message may name the place already."""
+    for param in ("response_format", "tools"):
+        if why.startswith(param):
+            return ApiError(why, param=param, code="invalid_schema")
+    param = "response_format" if form.held and not form.forced else "tools"
+    return ApiError(f"{param}: {why}", param=param, code="invalid_schema")

@@ -10,8 +10,8 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agentserve.server.errors import ApiError
-from agentserve.server.http.endings import why_ended
+from agentserve.server.errors import ApiError, shutting_down
+from agentserve.server.http.endings import ended
 from agentserve.server.json_line import dump_json
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -102,11 +102,16 @@ class EventStream(Response):
             await asyncio.wait({pump, watcher}, return_when=asyncio.FIRST_COMPLETED)
             if pump.done():
                 pump.result()
+            elif (told := ended(scope)) is not None:  # its client is still there, and may know
+                await _end(pump)
+                if pump.cancelled():
+                    last = self._form.failure(told)
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
         except asyncio.CancelledError:
-            # The server's drain is over, or the key was revoked. Frames are sent whole: one more may follow.
+            # The server's drain is over. Frames are sent whole, so one more may follow.
             await _end(pump)
             if pump.cancelled() and not watcher.done():
-                last = self._form.failure(why_ended(scope))
+                last = self._form.failure(shutting_down())
                 await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:

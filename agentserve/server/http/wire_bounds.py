@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import secrets
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.names import REQUEST_HEADER
@@ -91,9 +93,21 @@ def bounded_protocol(bounds: WireBounds, connections: Connections | None = None)
     return Bounded
 
 
+class _Quiet(logging.Logger):
+    """Errors pass; of what strangers send no warnings are written, or they could fill a disk with them."""
+
+    def __init__(self, into: logging.Logger) -> None:
+        super().__init__(into.name, into.level)
+        self.parent, self.manager = into, into.manager
+
+    def isEnabledFor(self, level: int) -> bool:
+        return level != logging.WARNING and super().isEnabledFor(level)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, bounds: WireBounds, shared: Connections, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.logger = _Quiet(self.logger)
         self._bounds = bounds
         self._shared = shared
         self._address = ""
@@ -103,6 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._verdict: ApiError | None = None  # why the parser was stopped
         self._over = False  # all is said; what still comes is not looked at
         self._timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None  # the request that is being answered
         self._reader: asyncio.TimerHandle | None = None  # until when something of it has to be read
         self._unsent = 0  # bytes, when that began
 
@@ -127,6 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._admitted = False
             self._shared.left(self._address)
             super().connection_lost(exc)
+            self._tell_all()
 
     def data_received(self, data: bytes) -> None:
         if not self._admitted or self._over or self.transport.is_closing():
@@ -140,6 +156,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("")
         elif self._idle_bytes and self._whole and self._timer is None:
             self._arm(self._bounds.head_seconds)  # of the next request there is a part
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _tell_all(self) -> None:
+        """That the client is gone: the base class tells the request that came last, and where others were
+        sent behind it, it is not the one that runs."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     # --- who does not read ---------------------------------------------------------------
 

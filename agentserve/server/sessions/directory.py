@@ -149,6 +149,7 @@ class SessionDirectory:
         source = found or anchor
         if source is None:
             opened = self._open(claim.tenant, named, now)
+            opened.last_turn = claim.turns
             return self._lease(opened, claim.keys, now, claim.call_ids, opened=True)
         lease = self.sibling(source, claim.keys, now, claim.call_ids, named)
         # Without a name or a call of its own a history may be that of two clients.

@@ -48,6 +48,7 @@ class Claim:
     keys: tuple[bytes, ...]  # canonical chain, one key per message
     history_calls: tuple[str, ...] = ()  # all calls in the request's messages, in order
     parent: str | None = None  # the session that started the named one, where it is new
+    turns: int = 0  # that the named one had before it was forgotten, where it is new
 
 
 @dataclass(frozen=True, slots=True)

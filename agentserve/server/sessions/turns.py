@@ -33,6 +33,8 @@ class Started:
     """The engine has the turn: it was not refused at once."""
 
 
+MOST_UNREAD = 16_384  # pieces of one request that wait for its reader; who is so far behind does not read
+
 Piece = Started | Delta | Outcome
 Emit = Callable[[Piece], None]
 
@@ -118,6 +120,10 @@ class TurnRunner:
                 spec.watch(piece)
             queue.put_nowait((index, piece))
 
+        def check_room() -> None:
+            if queue.qsize() >= MOST_UNREAD:
+                raise TurnCancelled("The client does not read what is said to it.")
+
         async def guarded(index: int, spec: TurnSpec) -> None:
             problem: BaseException | None = None
             leader, prompt_ready = places[index]
@@ -126,7 +132,7 @@ class TurnRunner:
                     await prompt_ready.wait()
                     if spec.seat.live:
                         self._engine.fork(leader.seat.key, spec.seat.key, len(spec.prompt))
-                await self._run(spec, lambda piece: emit(index, spec, piece), prompt_ready)
+                await self._run(spec, lambda piece: emit(index, spec, piece), prompt_ready, check_room)
             except asyncio.CancelledError as error:
                 # Does nothing after an end of its own.
                 spec.seat.rollback(_why(error), abandoned=_abandoned(error))
@@ -158,7 +164,9 @@ class TurnRunner:
             for spec in specs:  # of tasks that never began
                 spec.seat.rollback(because or "cancelled", abandoned=because is None)
 
-    async def _run(self, spec: TurnSpec, emit: Emit, first_token: asyncio.Event) -> None:
+    async def _run(
+        self, spec: TurnSpec, emit: Emit, first_token: asyncio.Event, check_room: Callable[[], None]
+    ) -> None:
         """One turn from submission to its outcome, which is the last piece emitted."""
         seat = spec.seat
         submitted = False
@@ -172,7 +180,7 @@ class TurnRunner:
             self._metrics.turn_submitted()
             self._meter.spent(spec.tenant, len(spec.prompt), 0)
             await seat.begun()  # while the engine computes: it costs the turn nothing
-            answer, ended = await self._follow(spec, stream, emit, first_token)
+            answer, ended = await self._follow(spec, stream, emit, first_token, check_room)
             reason = ended.reason
             self._check(ended, answer.stopped)
             if answer.stopped and reason is FinishReason.ABORTED:
@@ -198,11 +206,21 @@ class TurnRunner:
                 self._metrics.turn_left(reason, ended.usage if ended else None)
 
     async def _follow(
-        self, spec: TurnSpec, stream: TurnStream, emit: Emit, first_token: asyncio.Event
+        self,
+        spec: TurnSpec,
+        stream: TurnStream,
+        emit: Emit,
+        first_token: asyncio.Event,
+        check_room: Callable[[], None],
     ) -> tuple[Answer, TurnEnded]:
         answer = spec.answer()
+
+        def say(piece: Piece) -> None:
+            check_room()
+            emit(piece)
+
         try:
-            return answer, await self._read(spec, answer, stream, emit, first_token)
+            return answer, await self._read(spec, answer, stream, say, first_token)
         finally:
             self._meter.spent(spec.tenant, 0, answer.count)
 

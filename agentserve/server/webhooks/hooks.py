@@ -10,22 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 
 from agentserve.server.text_port import JsonObject
-from agentserve.server.webhooks.payloads import event, new_event_id
+from agentserve.server.webhooks.payloads import derived_event_id, event
 from tools_bridge.webhooks.breaker import Circuit
 from tools_bridge.webhooks.callback import CallbackTokens
 from tools_bridge.webhooks.courier import Courier
 from tools_bridge.webhooks.ledger import Ledger
 from tools_bridge.webhooks.outbox import Outbox
 from tools_bridge.webhooks.types import (
+    Conflict,
     Delivered,
     Ending,
     Endpoint,
     Key,
     Kind,
+    NotKept,
     Outcome,
     State,
     UnknownEndpoint,
@@ -192,23 +194,39 @@ class Hooks:
 
     # --- events ------------------------------------------------------------------------
 
-    def publish(self, owner: str, kind: str, data: JsonObject) -> None:
-        """Tell the owner's endpoints that want it. Nobody waits for that, and nothing fails with it."""
-        if self.leaving or not self.ledger.subscribed(owner, kind):
-            return
-        if len(self._tasks) >= MOST_PUBLISHING:
-            self.counts["dropped"] += 1
-            return
-        self._spawn(self._publish(owner, kind, data))
+    def wants(self, owner: str, kind: str) -> bool:
+        """Somebody is to be told of such an event: whoever keeps what it is about keeps that it is owed."""
+        return bool(self.ledger.subscribed(owner, kind))
 
-    async def _publish(self, owner: str, kind: str, data: JsonObject) -> None:
-        id_ = new_event_id()
+    def publish(
+        self, owner: str, kind: str, data: JsonObject, names: Sequence[str | int], kept: Callable[[], None]
+    ) -> None:
+        """Tell the owner's endpoints that want it. Nobody waits for that, and nothing fails with it. `names`:
+        of what happened; by the same ones it is one event, however often and in however many servers it is
+        published. `kept` is called when it is owed no more but by the outbox."""
+        if self.leaving:
+            return
+        if not self.wants(owner, kind):
+            kept()
+        elif len(self._tasks) >= MOST_PUBLISHING:
+            self.counts["dropped"] += 1
+        else:
+            self._spawn(self._publish(owner, kind, data, derived_event_id(owner, kind, *names), kept))
+
+    async def _publish(
+        self, owner: str, kind: str, data: JsonObject, id_: str, kept: Callable[[], None]
+    ) -> None:
         try:
             await self.courier.publish(owner, id_, kind, event(id_, kind, self.wall(), data))
             self.counts["events"] += 1
+        except Conflict:
+            log.debug("an event of type %s was published before", kind)
         except WebhookError as error:
             self.counts["dropped"] += 1
             log.warning("an event of type %s could not be kept: %s", kind, error)
+            if isinstance(error, NotKept):
+                return  # the next server publishes it
+        kept()
 
     # --- what is seen of it ------------------------------------------------------------
 

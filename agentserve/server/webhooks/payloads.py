@@ -27,7 +27,11 @@ def new_event_id() -> str:
 
 def event_id_of(call: ToolCall) -> str:
     """The same after a restart: whatever happens, a call is one event."""
-    named = "\0".join((call.owner, call.session, str(call.number), call.id))
+    return derived_event_id(call.owner, call.session, call.number, call.id)
+
+
+def derived_event_id(*names: str | int) -> str:
+    named = "\0".join(map(str, names))
     return f"evt_{hashlib.blake2b(named.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}"
 
 

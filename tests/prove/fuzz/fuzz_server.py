@@ -1,5 +1,5 @@
 """The real server, seen from within: `/fuzz/state` tells what it holds and what held its loop up. Run as a
-script: a folder for its own notes, the flags of `serve` as JSON, and its configuration file or nothing."""
+script: the flags of `serve` as JSON, and its configuration file or nothing."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from agentserve.server.wiring import prepare_app
 from tests.prove.fuzz.loop_watch import LoopWatch
 
 
-def prepare(config: ServeConfig, folder: Path) -> Prepared:
+def prepare(config: ServeConfig) -> Prepared:
     prepared = prepare_app(config)
-    watch = LoopWatch(folder / "stacks")
+    watch = LoopWatch()
 
     def build(engine: Engine) -> Starlette:
         app = prepared.build(engine)
@@ -52,7 +52,7 @@ def state_of(app: Starlette, watch: LoopWatch) -> Callable[[Request], Any]:
             ctypes.CDLL(None).malloc_trim(0)
             watch.start()
         context = app.state.context
-        names = Counter(task.get_coro().__qualname__ for task in asyncio.all_tasks())  # type: ignore[union-attr]
+        names = Counter(name_of(task) for task in asyncio.all_tasks())
         return JSONResponse(
             {
                 "stalls": stalls,
@@ -69,18 +69,23 @@ def state_of(app: Starlette, watch: LoopWatch) -> Callable[[Request], Any]:
     return state
 
 
+def name_of(task: asyncio.Task[Any]) -> str:
+    work = task.get_coro()
+    return str(getattr(work, "__qualname__", type(work).__name__))
+
+
 def resident() -> int:
     """Bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":
-    folder, flags, file = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+    flags, file = json.loads(sys.argv[1]), sys.argv[2]
     worker = (sys.executable, str(Path(__file__).with_name("fuzz_worker.py")))
     try:
         run(
             load(flags, Path(file) if file else None),
-            lambda config: prepare(config, folder),
+            prepare,
             lambda ready: print(f"ready on {ready.url}", flush=True),
             worker,
         )

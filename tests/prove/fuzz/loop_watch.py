@@ -1,22 +1,23 @@
 """What holds an event loop up, and for how long, seen from within its process.
 
 A late tick is told with what the process did meanwhile, so that a noisy machine is told apart from a fault
-of the server; while the loop stands still a C thread, which needs no lock of Python's, writes down where.
+of the server. While the loop stands still a thread looks where: as soon as the interpreter lets it, which is
+when the call returns that held it. (`faulthandler` looks without being let, and dies of it now and then.)
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import os
+import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 INTERVAL = 0.01  # seconds between ticks
-LOOK = 0.045  # so long without a tick, and the stacks of all threads are written down
+LOOK = 0.045  # so late, and the loop's stack is looked at
+POLL = 0.015  # seconds between two looks for that
 TOLD = 0.03  # a stall that is kept
 MOST = 200  # that are kept: the longest
 
@@ -36,8 +37,9 @@ class Stall:
 class LoopWatch:
     """Start it on the loop; `stalls` has what was found since it was last cleared."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file.open("w+")
+    def __init__(self) -> None:
+        self._seen: tuple[int, float, str] = (-1, 0.0, "")  # tick that was waited for, when looked, the stack
+        self._going = False
         self._timer: asyncio.TimerHandle | None = None
         self._thread = threading.get_native_id()
         self.stalls: list[Stall] = []
@@ -48,11 +50,15 @@ class LoopWatch:
         self._thread = threading.get_native_id()
         self._python_thread = threading.get_ident()
         self._arm()
+        self._going = True
+        self._looker = threading.Thread(target=self._look, name="loop-watch", daemon=True)
+        self._looker.start()
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        faulthandler.cancel_dump_traceback_later()
+        self._going = False
+        self._looker.join()
 
     def take(self) -> list[dict[str, Any]]:
         """The stalls since the last time, the worst first."""
@@ -64,15 +70,14 @@ class LoopWatch:
 
     def _arm(self) -> None:
         self._before = self._spent()
-        self._due = time.monotonic() + INTERVAL
-        faulthandler.dump_traceback_later(INTERVAL + LOOK, file=self._file)
+        self._due: float = time.monotonic() + INTERVAL
         self._timer = self._loop.call_later(INTERVAL, self._tick)
 
     def _tick(self) -> None:
         late = time.monotonic() - self._due
-        self.ticks += 1
         if late >= TOLD:
             self._note(late)
+        self.ticks += 1
         self._arm()
 
     def _note(self, late: float) -> None:
@@ -80,11 +85,16 @@ class LoopWatch:
             now - then for now, then in zip(self._spent(), self._before, strict=True)
         )
         # Neither computing nor in line for a core: it slept, for a lock (whose holder may be in line itself)
-        # or for the disk; or the machine stood still, and then so did the thread that writes stacks down.
-        where, stopped = self._where(late)
+        # or for the disk; or the machine stood still, and then so did the thread that looks.
+        number, looked, where = self._seen
+        mine = number == self.ticks
+        behind = (looked if mine else time.monotonic()) - self._due - LOOK - POLL
+        stopped = max(0.0, behind - max(0.0, process - cpu))
         slept = max(0.0, late + INTERVAL - cpu - waited - max(0.0, others) - stopped)
         fault = min(late, max(0.0, cpu + slept))
-        self.stalls.append(Stall(*(round(x, 4) for x in (late, fault, cpu, process, waited)), where))
+        self.stalls.append(
+            Stall(*(round(x, 4) for x in (late, fault, cpu, process, waited)), where if mine else "")
+        )
         if len(self.stalls) > 2 * MOST:
             self.stalls.sort(key=lambda stall: stall.fault, reverse=True)
             del self.stalls[MOST:]
@@ -96,19 +106,21 @@ class LoopWatch:
         others = sum(_in_line(int(task)) for task in os.listdir("/proc/self/task")) - waited
         return time.thread_time(), time.process_time(), waited, others
 
-    def _where(self, late: float) -> tuple[str, float]:
-        """The stack from the dump (whose threads each have a heading), and how late that was itself."""
-        self._file.flush()
-        written = time.time() - os.fstat(self._file.fileno()).st_mtime  # ago
-        self._file.seek(0)
-        text = self._file.read()
-        self._file.seek(0)
-        self._file.truncate()
-        mark = f"0x{self._python_thread:016x}"
-        if mark not in text:
-            return "", max(0.0, late - LOOK)
-        lines = [line.strip() for line in text.rpartition(mark)[2].split("\n\n")[0].splitlines()[1:13]]
-        return " < ".join(map(_short, lines)), max(0.0, late - LOOK - written)
+    def _look(self) -> None:
+        while True:
+            time.sleep(POLL)
+            if not self._going:
+                return
+            number, now = self.ticks, time.monotonic()
+            if now - self._due < LOOK or self._seen[0] == number:
+                continue
+            frame = sys._current_frames().get(self._python_thread)
+            lines = []
+            while frame is not None and len(lines) < 12:
+                code = frame.f_code
+                lines.append(f"{'/'.join(code.co_filename.split('/')[-2:])}:{frame.f_lineno} {code.co_name}")
+                frame = frame.f_back
+            self._seen = (number, now, " < ".join(lines))
 
 
 def _in_line(thread: int) -> float:
@@ -117,10 +129,3 @@ def _in_line(thread: int) -> float:
             return int(file.read().split()[1]) / 1e9
     except (OSError, IndexError):
         return 0.0
-
-
-def _short(line: str) -> str:
-    """`File "/a/b/c.py", line 3 in f` -> `b/c.py:3 f`."""
-    path, _, rest = line.removeprefix('File "').partition('", line ')
-    number, _, name = rest.partition(" in ")
-    return f"{'/'.join(path.split('/')[-2:])}:{number} {name}"

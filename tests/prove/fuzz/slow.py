@@ -137,8 +137,9 @@ class Slow:
         reader, writer = await self._open(small=True)
         try:
             writer.write(said)
-            while await reader.read(1):
+            while True:
+                if not await reader.read(1):
+                    return True
                 await asyncio.sleep(self._pause)
-            return True
         finally:
             writer.transport.abort()

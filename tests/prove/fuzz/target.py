@@ -80,7 +80,7 @@ async def target(folder: Path, config: Path | str = "", **flags: Any) -> AsyncIt
     given = FLAGS | {"model": str(model), "data_dir": str(folder / "data")} | flags
     with log.open("w") as file:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(SCRIPT), str(folder), json.dumps(given), str(config),
+            sys.executable, str(SCRIPT), json.dumps(given), str(config),
             stdout=asyncio.subprocess.PIPE, stderr=file,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT),
                 os.environ.get("PYTHONPATH"))))},

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,14 +14,15 @@ from typing import Any
 import pytest
 
 from tests.prove.fuzz.fuzz import NAMES, Fuzz, Report, Size, check, half_calls
+from tests.prove.fuzz.loop_watch import LoopWatch
 from tests.prove.fuzz.target import target
 
 pytestmark = pytest.mark.process
 
-SMALL = Size(requests=150, clients=6, heavy=0, slow=27, slow_seconds=2.5, calls=0)
-FULL = Size(requests=10_000, clients=10, heavy=24, slow=1000, slow_seconds=60.0, calls=40)
+SMALL = Size(requests=100, clients=6, heavy=0, slow=27, slow_seconds=2.5, calls=0)
+FULL = Size(requests=10_000, clients=10, heavy=8, slow=1000, slow_seconds=60.0, calls=40)
 LONGEST_STALL = 0.1  # seconds of the server's own fault
-SLOW: dict[str, Any] = {"header_seconds": 4, "body_seconds": 10, "unread_seconds": 8}
+SLOW: dict[str, Any] = {"header_seconds": 8, "body_seconds": 12, "unread_seconds": 8}
 
 
 def settings(folder: Path) -> Path:
@@ -32,14 +34,32 @@ def settings(folder: Path) -> Path:
 
 async def fuzzed(folder: Path, size: Size, seed: int) -> Report:
     async with target(folder, config=settings(folder)) as server:
-        report = await Fuzz(server, size, seed).run()
-    check(report)
-    return report
+        return await Fuzz(server, size, seed).run()
+
+
+def test_the_watch_tells_what_a_busy_loop_computed() -> None:
+    """And not how long others had the machine meanwhile."""
+
+    async def run() -> list[dict[str, Any]]:
+        watch = LoopWatch()
+        watch.start()
+        await asyncio.sleep(0.05)
+        watch.take()
+        began = time.thread_time()
+        while time.thread_time() < began + 0.15:
+            pass
+        await asyncio.sleep(0.05)
+        watch.stop()
+        return watch.take()
+
+    worst = asyncio.run(run())[0]
+    assert 0.13 < worst["loop_cpu"] <= worst["fault"] + 0.02 <= worst["late"] + 0.04
 
 
 def test_fuzz_slice(tmp_path: Path, tell: Callable[[str], None]) -> None:
     report = asyncio.run(fuzzed(tmp_path, SMALL, 1))
     tell(report.line())
+    check(report)
 
 
 @pytest.mark.prove
@@ -49,6 +69,7 @@ def test_fuzz(tmp_path: Path, tell: Callable[[str], None], request: pytest.Fixtu
     file = request.config.getoption("--fuzz-report")
     if file is not None:
         Path(file).write_text(json.dumps(asdict(report), indent=1) + "\n")
+    check(report)
     assert report.longest_stall.get("fault", 0.0) < LONGEST_STALL, report.stalls[:3]
 
 

@@ -35,7 +35,7 @@ def office_of(
 ) -> Office:
     """`context` is asked for when the first session begins a turn."""
     shelf.forget = telling.forget
-    telling.publish = hooks.publish
+    telling.publish, telling.wanted, telling.told = hooks.publish, hooks.wants, shelf.told
     webhooks = WebhookTools(hooks, most_wait)
     remote = McpTools(mcp)
     means = Means(

@@ -20,7 +20,7 @@ from agentserve.server.http.said import heed
 from agentserve.server.http.sessions.results import Taken, hold
 from agentserve.server.http.sessions.taking import Incoming, turn_running, went_on
 from agentserve.server.sessions.advice import advise, park, settle, welcome_back
-from agentserve.server.sessions.session_record import Claim, Lease, PendingCall, Session
+from agentserve.server.sessions.session_record import NO_TURN, Claim, Lease, PendingCall, Session
 from agentserve.server.sessions.transcript import Held, Transcript, read_messages, result_digest, write_json
 from agentserve.server.sessions.turns import Piece
 from agentserve.server.text_port import JsonObject
@@ -55,6 +55,7 @@ class ChatLine:
         self._history = history
         self._tenant = history.head.tenant
         self._id = history.id
+        self._lost: dict[str, Output] = {}  # results that came while the directory had no session
 
     @property
     def session(self) -> Session | None:
@@ -62,21 +63,32 @@ class ChatLine:
         return self._context.directory.get(self._tenant, self._id)
 
     def pending(self) -> Sequence[PendingCall]:
-        session = self.session
-        return () if session is None else list(session.pending.values())
+        session, turn = self.session, self._history.active
+        if session is not None:
+            return list(session.pending.values())
+        waits = [] if turn is None else self._history.open_calls(turn)
+        return [PendingCall(call.call, call.name, call.arguments, NO_TURN) for call in waits]
+
+    @property
+    def forgotten(self) -> bool:
+        return bool(self._lost)
 
     def held(self) -> Mapping[str, Output]:
-        session = self.session
-        if session is None:
-            return {}
+        session, kept = self.session, self._kept()
+        if session is None or kept is None:
+            return dict(self._lost)
         held = self._context.chronicle.transcripts.certain(session.key)
-        return {call: msgspec.json.decode(held[call].content) for call in session.pending if call in held}
+        return self._lost | {
+            call: msgspec.json.decode(held[call].content) for call in session.pending if call in held
+        }
 
     async def begin(self, config: AgentConfig, messages: Sequence[JsonObject], *, first: bool) -> Generation:
         session = self.session
         if session is None or not session.committed:
             if session is not None:
                 raise turn_running(session)
+            if not first and any(call.id not in self._lost for call in self.pending()):
+                raise NotYet
             earlier = self._rebuilt(config)
             return await self._lease(config, [*earlier, *messages], first=first)
         async with self._context.exclusive.of(session.key):
@@ -101,7 +113,7 @@ class ChatLine:
     def _rebuilt(self, config: AgentConfig) -> list[JsonObject]:
         """The history of a session that the directory, or whose messages the transcripts had to forget."""
         opening = [{"role": "system", "content": config.instructions}] if config.instructions else []
-        return [*opening, *messages_of(self._history)]
+        return [*opening, *messages_of(self._history, self._lost)]
 
     def _restore(self, session: Session) -> None:
         """Its messages had to go while it waited: results need a place to be held."""
@@ -117,7 +129,8 @@ class ChatLine:
         def begin(claim: Claim) -> Lease:
             session, now = self.session, context.clock.now()
             if session is None:
-                return context.directory.begin(replace(claim, named=self._id), now)
+                turns = self._history.steps
+                return context.directory.begin(replace(claim, named=self._id, turns=turns), now)
             lease = context.directory.extend(session, claim.keys, now)
             if lease is None:
                 raise turn_running(session) if session.running is not None else went_on(session)
@@ -143,8 +156,15 @@ class ChatLine:
 
     async def hold(self, results: Mapping[str, Output]) -> object:
         session = self.session
-        if session is None:
-            raise ApiError("The session is gone.", status=404, code="session_not_found")
+        if session is None:  # it goes on all the same: its history is here, and is computed again
+            before = dict(self._lost)
+            for call, content in results.items():
+                if result_digest(self._lost.setdefault(call, content)) != result_digest(content):
+                    self._lost = before
+                    raise ApiError(
+                        f"{call[:80]!r} has another result already.", status=409, code="result_conflict"
+                    )
+            return before
         async with self._context.exclusive.of(session.key):
             if self._kept() is None:
                 self._restore(session)
@@ -155,6 +175,9 @@ class ChatLine:
             return await hold(self._context, session, incoming)
 
     def give_back(self, before: object) -> None:
+        if isinstance(before, dict):
+            self._lost = before
+            return
         assert isinstance(before, Taken)
         session = self.session
         if before.before is not None and session is not None:
@@ -162,7 +185,9 @@ class ChatLine:
 
     def replace(self, call: str, output: Output) -> None:
         session = self.session
-        if session is not None and self._kept() is not None:
+        if call in self._lost:
+            self._lost[call] = output
+        elif session is not None and self._kept() is not None:
             held = Held(msgspec.json.encode(output), result_digest(output), session.epoch)
             self._context.chronicle.transcripts.take(session.key, {call: held})
 

@@ -62,6 +62,8 @@ async def create_session(request: Request) -> Response:
         raise full(error) from None
     try:
         context.telling.created(history)
+        made = ("created", 0)
+        context.agents.shelf.owe(history, [made] if context.telling.wants(history, made) else [])
         if texts is None:
             await booked(context.agents.shelf.keep_head(history))
         else:

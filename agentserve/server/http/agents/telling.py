@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 
 from agentserve.server.agents.fold import Closed, Grew, Opened, Step
 from agentserve.server.agents.history import History
-from agentserve.server.agents.records import CallItem, Failure, Item, MessageItem, ReasoningItem, Turn
+from agentserve.server.agents.records import (
+    CallItem,
+    Failure,
+    Happened,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    Turn,
+)
 from agentserve.server.http.agents.shown import (
     is_shown,
     item_object,
@@ -20,8 +28,9 @@ from agentserve.server.text_port import JsonObject
 from agentserve.server.webhooks.payloads import ACTION_REQUIRED, session_data, thin_action
 from agentserve.types import SessionId
 
-Publish = Callable[[str, str, JsonObject], None]
-"""An event to whoever wants it: the tenant, the type, what it is about."""
+Publish = Callable[[str, str, JsonObject, Sequence[str | int], Callable[[], None]], None]
+"""An event to whoever wants it: the tenant, the type, what it is about, its names, and what to do when it
+cannot be lost any more."""
 
 LOG_BYTES = 4 << 20  # of one session; an event may show all of its tools
 MAX_BYTES = 128 << 20
@@ -32,7 +41,9 @@ class Telling:
     """A `Teller`."""
 
     def __init__(self, new_name: Callable[[], str]) -> None:
-        self.publish: Publish = lambda tenant, kind, data: None  # to webhooks
+        self.publish: Publish = lambda tenant, kind, data, names, kept: None  # to webhooks
+        self.wanted: Callable[[str, str], bool] = lambda tenant, kind: False  # by them
+        self.told: Callable[[History, Happened], None] = lambda history, event: None  # they have it
         self.logs = EventLogs(new_name, log_bytes=LOG_BYTES, max_bytes=MAX_BYTES)
 
     def log_of(self, history: History) -> EventLog:
@@ -54,11 +65,13 @@ class Telling:
         self._session(history, "in_progress")
         if not again:
             self._turn(history, turn, "in_progress")
-            self._published(history, "in_progress")
+            self._published(history, ("in_progress", turn.number))
 
     def requires_action(self, history: History) -> None:
         if any(call.kind == "function" for call in history.required()):  # others are delivered one by one
-            self.publish(history.head.tenant, ACTION_REQUIRED, thin_action(history.id))
+            turn = history.turns[-1]
+            names = (history.id, turn.number, history.replies(turn))
+            self.publish(history.head.tenant, ACTION_REQUIRED, thin_action(history.id), names, _done)
         self._session(history, "requires_action")
 
     def ended(self, history: History, turn: Turn) -> None:
@@ -66,16 +79,35 @@ class Telling:
             self._say(history, "error", error=_error(turn.error), session_id=history.id)
         self._turn(history, turn, turn.status, usage=usage_object(turn.usage))
         self._session(history, "idle")
-        if turn.status == "failed":
-            self._published(history, "failed")
-        self._published(history, "idle")
+        self._published(history, ("failed", turn.number))
+        self._published(history, ("idle", turn.number))
 
     def kept(self, history: History) -> None:
         """A new session is there to stay."""
-        self._published(history, "created")
+        self._published(history, ("created", 0))
 
-    def _published(self, history: History, kind: str) -> None:
-        self.publish(history.head.tenant, f"{SESSION}.{kind}", session_data(history.id))
+    def wants(self, history: History, event: Happened) -> bool:
+        return self.wanted(history.head.tenant, f"{SESSION}.{event[0]}")
+
+    def catch_up(self, history: History) -> None:
+        """Tell webhooks what an earlier server owed them."""
+        for event in list(history.owed):
+            if history.happened(event):
+                self._published(history, event)
+            else:
+                self.told(history, event)  # it happens yet, or never will
+
+    def _published(self, history: History, event: Happened) -> None:
+        if event not in history.owed:
+            return
+        kind, number = event
+        self.publish(
+            history.head.tenant,
+            f"{SESSION}.{kind}",
+            session_data(history.id),
+            (history.id, number),
+            lambda: self.told(history, event),
+        )
 
     # --- items -------------------------------------------------------------------------
 
@@ -161,6 +193,10 @@ class Telling:
         log = self.log_of(history)
         event: JsonObject = {"type": kind, "event_id": event_id(log, log.last + 1), **fields}
         self.logs.publish(SessionId(history.id), kind, event)
+
+
+def _done() -> None:
+    """A turn that waits for its client says so again in the next server."""
 
 
 def event_id(log: EventLog, number: int) -> str:

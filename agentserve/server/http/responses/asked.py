@@ -104,6 +104,7 @@ class _Reader:
     def take(self, item: JsonObject, place: int) -> None:
         kind = item["type"]
         if kind in (mcp_items.LISTING, mcp_items.RESPONSE):
+            self.flush()  # where one of them stands, another response begins
             return
         if kind == mcp_items.CALL and item["approval_request_id"] is not None:  # asked for before
             self.flush()

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +26,7 @@ from agentserve.server.http.responses.making import Making
 from agentserve.server.http.responses.plan import Plan, planned
 from agentserve.server.http.responses.rounds import Rounds
 from agentserve.server.http.responses.schemas import ResponsesRequest
+from agentserve.server.http.responses.shelf import Kept
 from agentserve.server.http.schemas import decode
 from agentserve.server.http.sse import DONE, KEEP_ALIVE, StreamForm, unless_gone
 from agentserve.server.http.streaming import open_stream
@@ -195,8 +197,8 @@ async def _in_background(
         making.close()
         shelf.release(live.id)
         lives.over(live)
-        if live.task is not None and (status := making.fold.response["status"]) in RESPONSE_EVENTS:
-            context.hooks.publish(tenant_of(request), f"response.{status}", {"id": live.id})
+        if live.task is not None and (kept := shelf.get(live.id)) is not None and kept.untold:
+            publish_end(context, kept)
 
     try:
         await making.keep(running=True)
@@ -216,6 +218,25 @@ async def _in_background(
 
     share(request, again, lambda: not live.over)
     return await follow_live(context, request, live, None, headers)
+
+
+def publish_end(context: ServerContext, kept: Kept) -> None:
+    """Of a background response, to the webhooks that want to know."""
+
+    def told() -> None:
+        if (now := context.responses.shelf.get(kept.id)) is not None and now.untold:
+            context.responses.shelf.put(msgspec.structs.replace(now, untold=False))
+
+    status = kept.shown()["status"]
+    if status in RESPONSE_EVENTS:
+        context.hooks.publish(kept.tenant, f"response.{status}", {"id": kept.id}, (kept.id,), told)
+
+
+def publish_ends(context: ServerContext) -> None:
+    """Of those that an earlier server owed."""
+    for kept in context.responses.shelf:
+        if kept.untold:
+            publish_end(context, kept)
 
 
 async def _drive(making: Making, live: Live) -> None:

@@ -66,7 +66,6 @@ class Desk:
             most_bytes=bounds.events_bytes,
             one_bytes=bounds.one_events_bytes,
         )
-        self.broken_off: list[tuple[str, str]] = []  # tenant and id of what the end of a server cut off
         self._compared: OrderedDict[tuple[str, str], Compared] = OrderedDict()
         self._compared_bytes = 0
         if records is not None:
@@ -77,7 +76,6 @@ class Desk:
             for kept in self.shelf:
                 if kept.running:
                     self.shelf.put(_broken_off(kept))
-                    self.broken_off.append((kept.tenant, kept.id))
 
     async def close(self) -> None:
         if self.records is not None:
@@ -160,5 +158,5 @@ def _broken_off(kept: Kept) -> Kept:
         "message": "The server was started again before the response was done.",
     }
     return msgspec.structs.replace(
-        kept, response=write_json(response), running=False, sequence=kept.sequence + 1
+        kept, response=write_json(response), running=False, sequence=kept.sequence + 1, untold=True
     )

@@ -213,6 +213,9 @@ class Making:
             sequence=self.fold.sequence + (not running),  # its end is still to be told
             names=tuple(item["id"] for item in (*plan.items, *shown["output"])),
             running=running,
+            untold=bool(plan.body.background)
+            and not running
+            and self._context.hooks.wants(plan.hold.tenant, f"response.{shown['status']}"),
         )
 
     def _finished(self, outcome: Outcome) -> list[JsonObject]:

@@ -49,6 +49,7 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     running: bool = False  # in the background, when this was written
     hidden: bool = False  # it was deleted
     tenant: str = DEFAULT_TENANT
+    untold: bool = False  # webhooks are to be told of its end
 
     @property
     def cost(self) -> int:
