@@ -13,7 +13,7 @@ import pytest
 
 from agentserve.server.agents.records import AgentConfig, Head
 from agentserve.server.agents.shelf import Shelf
-from agentserve.server.http.responses.desk import Bounds, Desk
+from agentserve.server.http.responses.desk import Desk, DeskBounds
 from agentserve.server.http.wire_bounds import Connections, WireBounds, counted_as
 from agentserve.text import Tokenizer, hf_vocab
 from tests.api_rig import CHAT, TOOLS, hermes, settled, user
@@ -130,7 +130,7 @@ def test_grammars_are_known_by_their_owner() -> None:
 
 
 async def test_places_in_the_background_tell_each_tenant_of_its_own() -> None:
-    rig = Tenants(ScriptedEngine(say("hello", hold_at=1)), responses=Desk(bounds=Bounds(running=16)))
+    rig = Tenants(ScriptedEngine(say("hello", hold_at=1)), responses=Desk(bounds=DeskBounds(running=16)))
     asked = {"model": "tiny", "input": "x", "background": True}
 
     async def post(client: Any) -> Any:
