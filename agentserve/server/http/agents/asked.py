@@ -12,7 +12,7 @@ from msgspec import UNSET
 from agentserve.server.agents.records import AgentConfig, AgentTool, Output
 from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.errors import ApiError
-from agentserve.server.http.agents.schemas import AgentFields, Input, InputMessage, ResultInput
+from agentserve.server.http.agents.schemas import AgentFields, Input, InputMessage, ResultInput, ToolChoice
 from agentserve.server.http.agents.servers import read_servers
 from agentserve.server.http.schemas import (
     ChatRequest,
@@ -22,6 +22,7 @@ from agentserve.server.http.schemas import (
     ResponseFormat,
     ToolDef,
 )
+from agentserve.server.http.tool_choice import NOT_OFFERED, tool_choice
 from agentserve.server.text_port import JsonObject
 from agentserve.tools import Tool
 
@@ -67,7 +68,10 @@ def configured(
         schema = wanted.schema if wanted is not None and wanted.type == "json_schema" else None
         changes |= {"schema": schema, "verbosity": fields.text.verbosity or "medium"}
     changes["settings"] = _settings(base.settings, fields)
-    return msgspec.structs.replace(base, **changes)
+    config = msgspec.structs.replace(base, **changes)
+    if fields.tool_choice is not UNSET or fields.tools is not UNSET:
+        _check_choice(config, place)
+    return config
 
 
 def _settings(before: JsonObject, fields: AgentFields) -> JsonObject:
@@ -78,8 +82,24 @@ def _settings(before: JsonObject, fields: AgentFields) -> JsonObject:
         if value is None:
             settings.pop(name, None)
         elif value is not UNSET:
-            settings[name] = msgspec.to_builtins(value)
+            settings[name] = msgspec.to_builtins(value.plain() if isinstance(value, ToolChoice) else value)
     return settings
+
+
+def _choice(config: AgentConfig) -> str | NamedChoice | None:
+    choice = config.settings.get("tool_choice")
+    return msgspec.convert(choice, NamedChoice) if isinstance(choice, dict) else choice
+
+
+def _check_choice(config: AgentConfig, place: str) -> None:
+    """Before a turn fails of it. What tools MCP servers have is known only then."""
+    try:
+        tool_choice(_choice(config), [{"function": {"name": tool.name}} for tool in config.tools])
+    except ApiError as error:
+        if error.code == NOT_OFFERED and config.servers:
+            return
+        told = f"{place}.{error.message}"
+        raise ApiError(told, param=f"{place}.tool_choice", code=error.code) from None
 
 
 def read_tools(
@@ -218,7 +238,8 @@ def chat_request(config: AgentConfig, messages: list[JsonObject], *, first: bool
     """The model call. `first`: of a turn; in a later one a choice that forces a call would force one after
     the other."""
     settings = dict(config.settings)
-    choice = settings.pop("tool_choice", None)
+    choice = _choice(config)
+    settings.pop("tool_choice", None)
     if choice is not None and not first and choice != "none":
         choice = "auto"
     schema = config.schema
@@ -233,7 +254,7 @@ def chat_request(config: AgentConfig, messages: list[JsonObject], *, first: bool
             for tool in config.tools
         ]
         or None,
-        tool_choice=msgspec.convert(choice, NamedChoice) if isinstance(choice, dict) else choice,
+        tool_choice=choice,
         reasoning_effort=config.effort,
         response_format=None
         if schema is None
