@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -14,6 +15,7 @@ from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.errors import ApiError
 from agentserve.server.http.agents.schemas import AgentFields, Input, InputMessage, ResultInput, ToolChoice
 from agentserve.server.http.agents.servers import read_servers
+from agentserve.server.http.left_out import listed
 from agentserve.server.http.schemas import (
     ChatRequest,
     FunctionDef,
@@ -69,8 +71,7 @@ def configured(
         changes |= {"schema": schema, "verbosity": fields.text.verbosity or "medium"}
     changes["settings"] = _settings(base.settings, fields)
     config = msgspec.structs.replace(base, **changes)
-    if fields.tool_choice is not UNSET or fields.tools is not UNSET:
-        _check_choice(config, place)
+    _check_choice(config, fields, place)
     return config
 
 
@@ -91,8 +92,10 @@ def _choice(config: AgentConfig) -> str | NamedChoice | None:
     return msgspec.convert(choice, NamedChoice) if isinstance(choice, dict) else choice
 
 
-def _check_choice(config: AgentConfig, place: str) -> None:
-    """Before a turn fails of it. What tools MCP servers have is known only then."""
+def _check_choice(config: AgentConfig, fields: AgentFields, place: str) -> None:
+    """What is said of it, before a turn fails of it. What tools MCP servers have is known only then."""
+    if fields.tool_choice is UNSET and fields.tools is UNSET:
+        return
     try:
         tool_choice(_choice(config), [{"function": {"name": tool.name}} for tool in config.tools])
     except ApiError as error:
@@ -107,6 +110,7 @@ def read_tools(
 ) -> tuple[AgentTool, ...]:
     """Tools of kinds that this server does not run are left out, with a line in the log. ApiError."""
     found: list[AgentTool] = []
+    left_out: list[str] = []
     for index, tool in enumerate(tools):
         where = f"{place}[{index}]"
         kind = tool.get("type", "function")
@@ -117,10 +121,11 @@ def read_tools(
         elif kind == "python":
             found.append(_registered(tool, registered, where))
         elif kind != "mcp":  # `read_servers`
-            log.warning("agents: tools of type %r are left out", str(kind)[:40])
-    names = [tool.name for tool in found]
-    for name in names:
-        if names.count(name) > 1:
+            left_out.append(str(kind))
+    if left_out:
+        log.warning("tools of agents are left out: %s", listed(left_out))
+    for name, count in Counter(tool.name for tool in found).items():
+        if count > 1:
             raise ApiError(f"{place}: {name!r} is defined twice", param=place)
     return tuple(found)
 
