@@ -112,8 +112,14 @@ class Sleeper:
 
 class Machine:
     def __init__(
-        self, engine: ScriptedEngine, tools: Mapping[str, Tool] | None = None, mcp: Any = None
+        self,
+        engine: ScriptedEngine,
+        tools: Mapping[str, Tool] | None = None,
+        mcp: Any = None,
+        **options: Any,
     ) -> None:
+        """`options`: of each of its applications."""
+        self.options = options
         self.engine = engine
         self.tools = tools
         self.mcp = mcp
@@ -145,12 +151,17 @@ class Machine:
             mcp=self.mcp,
             sleep=self.time.sleep,
             wall=self.time.wall,
+            **self.options,
         )
         return rig, journal
 
     async def kill(self, agent: Agent, lost: int = 0) -> Agent:
         """`kill -9`, and a start: what was written is there, nothing else, and of the agents' records not the
         last `lost` that nobody waited for. The same session."""
+        await self.restart(lost)
+        return Agent(self.rig, {"id": agent.id})
+
+    async def restart(self, lost: int = 0) -> None:
         disk = dict(self.store.records)
         records = self.book.without(lost) if lost else dict(self.book.records)
         await self.rig.context.agents.stop()  # as far as the disk can tell, it never came to that
@@ -160,7 +171,6 @@ class Machine:
         self.engine.live.clear()
         self.rig, self.journal = self._started()
         self.rig.context.agents.resume()
-        return Agent(self.rig, {"id": agent.id})
 
     async def close(self) -> None:
         await self.rig.context.agents.stop()

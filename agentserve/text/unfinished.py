@@ -1,13 +1,18 @@
-"""Tool calls whose arguments are no JSON object, as text.
+"""Tool calls that are not to be run, as text: the one place that says what becomes of them.
 
 A turn that is cut within a call (by `max_tokens` or a stop string) hands its client what there is of
 it, and clients keep that in their history, whoever made it. It can be no call of a prompt, for no
 arguments can be rendered; it is shown to the model as what it is, the text it wrote, in its family's
 form. (Where the session's own ids are spliced in, those are used, as everywhere.)
+
+No call of such a turn waits for a result, the whole ones neither (`Outcome.handed`). So clients go on
+with all of them, some or none, as they are or closed, answered or not: it is the same history. What names
+a history (`shown` false) therefore has none of them, whatever the client sent of them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 
 from agentserve.text.conversation import RawMessage
@@ -29,10 +34,11 @@ def told_as_text(
     written: CallSyntax = HERMES,
 ) -> list[RawMessage]:
     """The messages, with unfinished calls put after their message's text, as `written` by the model's
-    family. If not `shown`, those with an id of `cut`, which this server handed out so, are left out.
+    family. `cut`: the ids of calls that this server handed out and that are not to be run; if not `shown`,
+    they are left out, and what answers them is a user's message.
 
-    A client may have closed the half object of such a call (SDKs that parse streams do); then nobody ran
-    it, and it is one too where something else than its result follows. A result for such a call answers no
+    Such a call may be whole, or its client may have closed its half object (SDKs that parse streams do):
+    it is text where something else than its result follows. A result for a call that is text answers no
     call any more and becomes a user's message, after the results of its neighbours. The messages need not
     have been checked.
     """
@@ -49,18 +55,21 @@ def told_as_text(
         told += late
         late = []
         said = _items(message) if message.get("role") == "assistant" else []
-        left = _unanswered(messages, at, cut) if said and cut else frozenset()
-        broken = [
-            call
-            for call in said
-            if (arguments := _arguments(call)) is not None
-            and (_id(call, "id") in left or not _is_object(arguments))
-        ]
-        whole = {_id(call, "id") or "" for call in said if call not in broken}
-        gone = {_id(call, "id") or "" for call in broken} - whole
-        if broken:
-            texts = [_text(call, written) for call in broken if shown or _id(call, "id") not in cut]
-            message = _without(message, broken, texts)
+        left = (_unanswered(messages, at, cut) if shown else cut) if said and cut else ()
+        kept: list[Mapping[str, object]] = []
+        texts: list[str] = []
+        gone = set()
+        for call in said:
+            id_ = _id(call, "id") or ""
+            if not _is_text(call, left=id_ in left):
+                kept.append(call)
+                continue
+            gone.add(id_)
+            if shown or id_ not in cut:
+                texts.append(_text(call, written))
+        if gone:
+            message = _with(message, kept, texts)
+            gone -= {_id(call, "id") or "" for call in kept}
         told.append(message)
     return told + late
 
@@ -87,13 +96,15 @@ def _items(message: RawMessage) -> list[Mapping[str, object]]:
     return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
 
-def _arguments(call: Mapping[str, object]) -> str | None:
-    """None where it is left to the check."""
+def _is_text(call: Mapping[str, object], *, left: bool) -> bool:
+    """`left`: it was not to be run, and was not. What is no call at all is left to the check."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        return None
+        return False
     arguments = function.get("arguments")
-    return arguments if isinstance(arguments, str) else None
+    if left:
+        return arguments is None or isinstance(arguments, str | dict)
+    return isinstance(arguments, str) and not _is_object(arguments)
 
 
 def _is_object(arguments: str) -> bool:
@@ -104,13 +115,13 @@ def _is_object(arguments: str) -> bool:
     return True
 
 
-def _without(message: RawMessage, broken: Sequence[Mapping[str, object]], said: Sequence[str]) -> RawMessage:
+def _with(message: RawMessage, calls: Sequence[Mapping[str, object]], said: Sequence[str]) -> RawMessage:
+    """The message with these calls alone, and more texts."""
     content = message.get("content")
     kept = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
-    rest = [call for call in _items(message) if call not in broken]
     texts = [{"type": "text", "text": text} for text in said]
-    changed: dict[str, object] = {**message, "content": [*kept, *texts], "tool_calls": rest}
-    if not rest:
+    changed: dict[str, object] = {**message, "content": [*kept, *texts], "tool_calls": calls}
+    if not calls:
         del changed["tool_calls"]
     return changed
 
@@ -118,5 +129,8 @@ def _without(message: RawMessage, broken: Sequence[Mapping[str, object]], said: 
 def _text(call: Mapping[str, object], written: CallSyntax) -> str:
     """As the model wrote it, but for blanks."""
     function = call["function"]
-    assert isinstance(function, dict)  # `_arguments` looked
-    return cut_call(written, function["name"], function["arguments"])
+    assert isinstance(function, dict)  # `_is_text` looked
+    arguments = function.get("arguments") or ""
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return cut_call(written, function["name"], arguments)

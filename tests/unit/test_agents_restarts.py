@@ -10,7 +10,7 @@ import pytest
 import agentserve
 from agentserve.messages import unpack_tokens
 from agentserve.server.sessions.book import StorageError
-from tests.agents_machine import Machine, shown
+from tests.agents_machine import Machine, MemoryBook, shown
 from tests.agents_rig import CALL, CANCEL, NOW, TWO, WEATHER, created, result
 from tests.api_rig import settled
 from tests.fakes import ScriptedEngine, say
@@ -64,6 +64,32 @@ async def test_a_session_that_waits_for_tools_goes_on(machine: Machine) -> None:
     await agent.until("idle")
     assert (shown(await agent.items()), _prompts(machine)) == await undisturbed()
     machine.rig.check_rest()
+
+
+async def test_a_reply_that_was_cut_within_a_call_is_that_after_a_kill_and_stops_nothing(
+    machine: Machine,
+) -> None:
+    """Its session has it, and the agent's records had not yet."""
+    told = []
+    for lost in (False, True):
+        script = say("Hm. " + TWO[:-20], hold_at=9)
+        agent = await created(machine.rig, script, input=f"Weather? {lost}")
+        await settled(lambda: machine.engine.live)
+        early = dict(machine.book.records)
+        script.release.set()
+        await agent.until("idle")
+        if lost:
+            machine.book = MemoryBook(early)
+        agent = await machine.kill(agent)
+        assert (await agent.until("idle"))["required_actions"] == []
+        turns = (await agent.get("/turns"))["data"]
+        told.append(([turn["status"] for turn in turns], shown(await agent.items())[1:]))
+        await agent.say("And now?", says="Nothing.")
+        await agent.until("idle")
+        one, two = _prompts(machine)[-2:]
+        assert two[: len(one)] == one
+    assert told[0] == told[1]
+    assert told[0][0] == ["failed"]
 
 
 async def test_a_turn_that_was_being_made_is_made_again(machine: Machine) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,8 @@ def check(h: Harness) -> None:
     assert points == {(t, p, key) for (t, p), names in directory._lineages.points.items() for key in names}
     for (_, call), key in directory._lineages.calls.items():
         assert call in directory._sessions[key].issued
+    cut = Counter((s.tenant, call) for s in sessions for call, runs in s.issued.items() if not runs)
+    assert cut == directory._lineages.cut
     waiting = {s.key for s in sessions if s.state is SessionState.WAITING_TOOL and s.running is None}
     assert waiting == directory._waits.keys()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentserve.messages import unpack_tokens
-from tests.api_rig import TOOLS, Rig, settled, user
+from tests.api_rig import TOOLS, Rig, hermes, settled, user
 from tests.fakes import ScriptedEngine, say
 from tests.waiting_sessions import Waiting, path, waiting
 
@@ -142,6 +142,27 @@ async def test_a_fork_at_a_turn_that_made_calls_waits_for_them() -> None:
     )
     assert reply.json()["choices"][0]["message"]["content"] == "Other."
     s.rig.check_rest()
+
+
+async def test_a_fork_of_a_reply_that_was_cut_waits_for_nothing_and_outlives_its_parent() -> None:
+    rig = Rig(ScriptedEngine(say(hermes("now", "{}") + hermes("now", "{")[:-15])))
+    first = await rig.chat([user("a")], tools=TOOLS, max_tokens=1000)
+    message = first["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 2
+    name = first["session_id"]
+    for _ in range(2):
+        name = (await rig.post(path(name, "fork"), b"")).json()["id"]
+        shown = await rig.session(name)
+        assert (shown["state"], shown["pending_tool_calls"]) == ("IDLE", [])
+        reply = await rig.post(
+            path(name, "tool_results"), {"call_id": message["tool_calls"][0]["id"], "content": "x"}
+        )
+        assert (reply.status_code, reply.json()["error"]["code"]) == (409, "incomplete_tool_call")
+    assert (await rig.client.delete(f"/agentserve/sessions/{first['session_id']}")).status_code < 300
+    rig.engine.reply = say("ok")
+    went = await rig.chat([user("a"), message, user("b")], tools=TOOLS, session_id=name)
+    assert went["session_id"] == name
+    rig.check_rest()
 
 
 async def test_a_session_without_a_turn_cannot_be_forked() -> None:

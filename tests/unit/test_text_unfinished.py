@@ -60,6 +60,23 @@ def test_calls_that_others_handed_out_are_text_too_whether_shown_or_not(id_: Any
         assert second == {"role": "user", "content": "bad"}
 
 
+def test_of_a_reply_that_was_cut_no_call_is_to_be_run_the_whole_ones_neither() -> None:
+    more = {"role": "user", "content": "u"}
+    for arguments in ("{}", "", None, {}, '{"a": 1, "a": 2}', '{"x": "'):
+        first, second = told_as_text([asked("Well.", call("c1", arguments)), more], {"c1"})
+        assert [part["text"].partition("{")[0] for part in first["content"]] == ["Well.", "<tool_call>\n"]
+        assert second == more
+
+
+@pytest.mark.parametrize("arguments", ["{}", "", None, {}, '{"a": 1, "a": 2}', '{"x": "'])
+def test_what_names_a_history_has_none_of_them_whatever_its_client_made_of_them(arguments: Any) -> None:
+    alone = [asked("Well."), {"role": "user", "content": "r"}]
+    del alone[0]["tool_calls"]
+    alone[0]["content"] = [{"type": "text", "text": "Well."}]
+    for history in ([asked("Well.", call("c1", arguments)), result("c1", "r")], alone):
+        assert told_as_text(history, {"c1"}, shown=False) == alone
+
+
 def test_no_other_role_calls_anything() -> None:
     messages = [{"role": "user", "content": "u", "tool_calls": [CUT]}]
     assert told_as_text(messages, {"c1"}) == messages

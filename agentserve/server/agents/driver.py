@@ -334,9 +334,9 @@ class Driver:
         reply = self.line.committed_reply()
         seen = max([turn.base, *(batch.step or 0 for batch in history.batches if batch.turn == turn.id)])
         if reply is not None and reply[0] > seen:  # committed, and then the server died
-            number, message = reply
+            number, message, whole = reply
             names = history.namer(turn)
-            items = items_of_message(history.config, message, names, self._calls.deadline)
+            items = items_of_message(history.config, message, names, self._calls.deadline, whole=whole)
             turn.steps += 1
             await booked(means.shelf.add(history, turn, *items, step=number))
         turn.lives += 1

@@ -14,6 +14,7 @@ from agentserve.server.agents.records import (
 )
 from agentserve.server.sessions.answer import Call, Delta, Outcome
 from agentserve.server.text_port import JsonObject
+from agentserve.text.conversation import parse_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +140,21 @@ def calls_of(
 
 
 def items_of_message(
-    config: AgentConfig, message: JsonObject, new_id: NewId, deadline: Callable[[str], float | None]
+    config: AgentConfig,
+    message: JsonObject,
+    new_id: NewId,
+    deadline: Callable[[str], float | None],
+    *,
+    whole: bool = True,
 ) -> tuple[Said, ...]:
-    """A reply as the session's transcript has it."""
+    """A reply as the session's transcript has it, but for calls that are not to be run: then it is not
+    `whole`."""
     items: list[Said] = []
     raw = message.get("tool_calls") or []
+    text = parse_message(message | {"tool_calls": None}).text
     if message.get("reasoning_content"):
-        items.append(ReasoningItem(new_id("rs"), message["reasoning_content"]))
-    if message.get("content") or not (raw or items):
-        items.append(MessageItem(new_id("msg"), message.get("content") or "", final=not raw))
+        items.append(ReasoningItem(new_id("rs"), message["reasoning_content"], whole or bool(text)))
+    if text or not (raw or items):
+        items.append(MessageItem(new_id("msg"), text, final=whole and not raw, whole=whole))
     calls = [Call(c["id"], c["function"]["name"], c["function"]["arguments"], True) for c in raw]
     return (*items, *calls_of(config, calls, new_id, deadline))

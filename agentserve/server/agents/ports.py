@@ -63,8 +63,9 @@ class Line(Protocol):
         """Another result for a call that has one, before its turn begins."""
         ...
 
-    def committed_reply(self) -> tuple[int, JsonObject] | None:
-        """The number and the message of the last committed turn."""
+    def committed_reply(self) -> tuple[int, JsonObject, bool] | None:
+        """The number of the last committed turn, and its message with the calls that are to be run; whether
+        there were no others, which there are where it was cut."""
         ...
 
     def stop_waiting(self, reason: str) -> None:

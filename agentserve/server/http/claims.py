@@ -16,7 +16,7 @@ from agentserve.text.unfinished import call_ids
 
 
 def cut_calls(context: ServerContext, tenant: str, messages: Sequence[JsonObject]) -> set[str]:
-    """Ids of calls in a history, as its client sent it, that its tenant was handed unfinished."""
+    """Ids of calls in a history that its tenant was handed in a reply that was cut: none is to be run."""
     cut = context.directory.cut
     return {id_ for message in messages for id_ in call_ids(message) if cut(tenant, id_)}
 

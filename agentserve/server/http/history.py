@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.left_out import listed
 from agentserve.server.http.schemas import ToolDef
 from agentserve.server.limits import Limits, check_text
 from agentserve.server.text_port import JsonObject
@@ -82,9 +83,10 @@ def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObje
     check_text((function.description or "" for function in shown), limits, "tools")
     found: list[JsonObject] = []
     names: set[str] = set()
+    left_out: list[str] = []
     for i, tool in enumerate(tools):
         if tool.type != "function":
-            log.warning("tools[%d]: a tool of type %r is left out: unsupported_tool", i, tool.type[:80])
+            left_out.append(tool.type)
             continue
         if tool.function is None:
             raise ApiError(
@@ -106,4 +108,6 @@ def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObje
             definition["description"] = function.description
         definition["parameters"] = function.parameters or {"type": "object", "properties": {}}
         found.append({"type": "function", "function": definition})
+    if left_out:
+        log.warning("tools that are no functions are left out: %s", listed(left_out))
     return found

@@ -134,6 +134,12 @@ class Outcome:
         """The turn hands its client tool calls to run, every one of them whole."""
         return bool(self.calls) and not self.truncated and all(call.complete for call in self.calls)
 
+    @property
+    def handed(self) -> dict[str, bool]:
+        """The ids of its calls, and whether they are to be run. Of a reply that ended within one, or has
+        one that is malformed, none is: no turn waits for them, and the next message may follow at once."""
+        return dict.fromkeys((call.id for call in self.calls), self.has_calls)
+
 
 class Answer:
     """Tokens in, deltas out, an outcome at the end."""

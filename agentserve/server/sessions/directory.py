@@ -91,9 +91,8 @@ class SessionDirectory:
         return (s for s in reversed(self._sessions.values()) if s.tenant == tenant)
 
     def cut(self, tenant: str, call_id: str) -> bool:
-        """Whether a session that is still known handed out a tool call of this id that is not whole."""
-        key = self._lineages.maker(tenant, call_id)
-        return key is not None and not self._sessions[key].issued[call_id]
+        """Whether a session that is still known has a tool call of this id that is not to be run."""
+        return (tenant, call_id) in self._lineages.cut
 
     def foresee(self, claim: Claim) -> Session | None:
         """Whose history `begin` would go on from; nothing is leased."""
@@ -172,6 +171,7 @@ class SessionDirectory:
         child.inherit(source, messages, pending)
         self._use(child)
         self._lineages.ended(child, child.chain[-1])
+        self._lineages.handed(child, child.issued)
         self._room.take(child.tenant, child.cost - SESSION_BYTES)
         self._rest(child, TurnId(child.last_turn), now, f"forked from {source.public_id}")
         if self._book is not None:
@@ -272,6 +272,7 @@ class SessionDirectory:
         self._lineages.ended(session, turn.keys[-1])
         for call in turn.handed:
             self._lineages.made(session, call)
+        self._lineages.handed(session, turn.handed)
         self._room.take(session.tenant, session.cost - before)
         self._rest(session, lease.turn, turn.at)
         self.departures.completed(lease, turn.at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from agentserve.server.sessions.session_record import Claim, Session
@@ -14,6 +15,7 @@ class Lineages:
     def __init__(self) -> None:
         self.points: dict[tuple[str, bytes], dict[SessionId, None]] = {}
         self.calls: dict[tuple[str, str], SessionId] = {}  # who made a call, answered or not
+        self.cut: Counter[tuple[str, str]] = Counter()  # calls that nobody is to run; sessions that have them
 
     def ended(self, session: Session, key: bytes) -> None:
         """A turn of the session ended at this key of its chain."""
@@ -22,8 +24,13 @@ class Lineages:
     def made(self, session: Session, call: str) -> None:
         self.calls[(session.tenant, call)] = session.key
 
+    def handed(self, session: Session, calls: Mapping[str, bool]) -> None:
+        """Calls of its history, made by it or by its parent, and whether they are to be run."""
+        self.cut.update((session.tenant, call) for call, runs in calls.items() if not runs)
+
     def add(self, session: Session) -> None:
         """All of a session; a fork's first calls are its parent's."""
+        self.handed(session, session.issued)
         for point in session.points:
             self.ended(session, point)
         for call in session.issued.keys() - session.inherited:
@@ -35,7 +42,11 @@ class Lineages:
             names.pop(session.key, None)
             if not names:
                 del self.points[(session.tenant, point)]
-        for call in session.issued:
+        for call, runs in session.issued.items():
+            if not runs:
+                self.cut[(session.tenant, call)] -= 1
+                if not self.cut[(session.tenant, call)]:
+                    del self.cut[(session.tenant, call)]
             if self.calls.get((session.tenant, call)) == session.key:
                 del self.calls[(session.tenant, call)]
 

@@ -137,7 +137,7 @@ class SessionSeat:
             length=len(prompt) + generated,
             generated=outcome.generated,
             calls=calls,
-            handed={call.id: call.complete for call in outcome.calls},
+            handed=outcome.handed,
             now=self._clock.now(),
             tail=self.tail,
             usage={
@@ -173,8 +173,8 @@ class SessionSeat:
 
     def _reply_key(self, outcome: Outcome) -> bytes:
         before = self.lease.keys[-1] if self.lease.keys else b""
-        cut = {call.id for call in outcome.calls if not call.complete}
-        # A call that was cut is no part of the key: some clients send it back, others go on without it.
+        cut = {call for call, runs in outcome.handed.items() if not runs}
+        # Such a call is no part of the key: some clients send it back, others go on without it.
         [message] = told_as_text([reply_message(outcome)], cut, shown=False)
         return self._chain(before, dict(message))
 

@@ -70,7 +70,7 @@ class CommittedTurn:
     replies: Mapping[int, array[int]]  # message index -> generated ids
     length: int  # tokens of prompt and answer
     calls: tuple[PendingCall, ...]  # still to be answered
-    handed: Mapping[str, bool]  # every call that the client got: whole?
+    handed: Mapping[str, bool]  # every call that the client got: is it to be run?
     usage: Mapping[str, int]
     counts: int = 1  # turns it stands for: a fork begins with those of its parent
     folded: Folded | None = None  # it stands for all turns of the session so far
@@ -102,7 +102,7 @@ class Session:
     tails: dict[int, str] = field(default_factory=dict)  # of replies: `ChatTemplate.tail` of their prompts
     points: dict[bytes, int] = field(default_factory=dict)  # committed at this key -> tokens up to there
     pending: dict[str, PendingCall] = field(default_factory=dict)
-    issued: dict[str, bool] = field(default_factory=dict)  # all its calls, answered ones too: whole?
+    issued: dict[str, bool] = field(default_factory=dict)  # all its calls, answered ones too: to be run?
     inherited: frozenset[str] = frozenset()  # those of them that its parent made
     booking: Future[None] | None = None  # of a fork: when it is on disk; None: it need not be
     history: deque[Transition] = field(default_factory=deque)
@@ -148,7 +148,8 @@ class Session:
         self.points[self.chain[-1]] = self.length = source.points[self.chain[-1]]
         self.committed = sum(key in source.points for key in self.chain)
         self.pending = {call.id: replace(call, turn=NO_TURN) for call in pending}
-        self.issued = dict.fromkeys(self.pending, True)
+        cut = (call for call, runs in source.issued.items() if not runs)
+        self.issued = dict.fromkeys(cut, False) | dict.fromkeys(self.pending, True)
         self.inherited = frozenset(self.issued)
         self.engine_turn = NO_TURN
 
@@ -268,7 +269,7 @@ def committed_turn(
     """What the turn adds to its session; nothing is changed yet.
 
     `reply` is the chain key with the answer, `calls` its (id, name, arguments) still to be answered,
-    `handed` the ids of all calls that the client got and whether they are whole, `length` the tokens
+    `handed` the ids of all calls that the client got and whether to run them, `length` the tokens
     of prompt and answer. `generated` None means that the ids do not spell the text the client got;
     the answer will be encoded afresh. `tail`: what its prompt ended with, where that is known.
     """

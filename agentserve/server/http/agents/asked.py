@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -12,8 +13,9 @@ from msgspec import UNSET
 from agentserve.server.agents.records import AgentConfig, AgentTool, Output
 from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.errors import ApiError
-from agentserve.server.http.agents.schemas import AgentFields, Input, InputMessage, ResultInput
+from agentserve.server.http.agents.schemas import AgentFields, Input, InputMessage, ResultInput, ToolChoice
 from agentserve.server.http.agents.servers import read_servers
+from agentserve.server.http.left_out import listed
 from agentserve.server.http.schemas import (
     ChatRequest,
     FunctionDef,
@@ -22,6 +24,7 @@ from agentserve.server.http.schemas import (
     ResponseFormat,
     ToolDef,
 )
+from agentserve.server.http.tool_choice import NOT_OFFERED, tool_choice
 from agentserve.server.text_port import JsonObject
 from agentserve.tools import Tool
 
@@ -67,7 +70,9 @@ def configured(
         schema = wanted.schema if wanted is not None and wanted.type == "json_schema" else None
         changes |= {"schema": schema, "verbosity": fields.text.verbosity or "medium"}
     changes["settings"] = _settings(base.settings, fields)
-    return msgspec.structs.replace(base, **changes)
+    config = msgspec.structs.replace(base, **changes)
+    _check_choice(config, fields, place)
+    return config
 
 
 def _settings(before: JsonObject, fields: AgentFields) -> JsonObject:
@@ -78,8 +83,26 @@ def _settings(before: JsonObject, fields: AgentFields) -> JsonObject:
         if value is None:
             settings.pop(name, None)
         elif value is not UNSET:
-            settings[name] = msgspec.to_builtins(value)
+            settings[name] = msgspec.to_builtins(value.plain() if isinstance(value, ToolChoice) else value)
     return settings
+
+
+def _choice(config: AgentConfig) -> str | NamedChoice | None:
+    choice = config.settings.get("tool_choice")
+    return msgspec.convert(choice, NamedChoice) if isinstance(choice, dict) else choice
+
+
+def _check_choice(config: AgentConfig, fields: AgentFields, place: str) -> None:
+    """What is said of it, before a turn fails of it. What tools MCP servers have is known only then."""
+    if fields.tool_choice is UNSET and fields.tools is UNSET:
+        return
+    try:
+        tool_choice(_choice(config), [{"function": {"name": tool.name}} for tool in config.tools])
+    except ApiError as error:
+        if error.code == NOT_OFFERED and config.servers:
+            return
+        told = f"{place}.{error.message}"
+        raise ApiError(told, param=f"{place}.tool_choice", code=error.code) from None
 
 
 def read_tools(
@@ -87,6 +110,7 @@ def read_tools(
 ) -> tuple[AgentTool, ...]:
     """Tools of kinds that this server does not run are left out, with a line in the log. ApiError."""
     found: list[AgentTool] = []
+    left_out: list[str] = []
     for index, tool in enumerate(tools):
         where = f"{place}[{index}]"
         kind = tool.get("type", "function")
@@ -97,10 +121,11 @@ def read_tools(
         elif kind == "python":
             found.append(_registered(tool, registered, where))
         elif kind != "mcp":  # `read_servers`
-            log.warning("agents: tools of type %r are left out", str(kind)[:40])
-    names = [tool.name for tool in found]
-    for name in names:
-        if names.count(name) > 1:
+            left_out.append(str(kind))
+    if left_out:
+        log.warning("tools of agents are left out: %s", listed(left_out))
+    for name, count in Counter(tool.name for tool in found).items():
+        if count > 1:
             raise ApiError(f"{place}: {name!r} is defined twice", param=place)
     return tuple(found)
 
@@ -218,7 +243,8 @@ def chat_request(config: AgentConfig, messages: list[JsonObject], *, first: bool
     """The model call. `first`: of a turn; in a later one a choice that forces a call would force one after
     the other."""
     settings = dict(config.settings)
-    choice = settings.pop("tool_choice", None)
+    choice = _choice(config)
+    settings.pop("tool_choice", None)
     if choice is not None and not first and choice != "none":
         choice = "auto"
     schema = config.schema
@@ -233,7 +259,7 @@ def chat_request(config: AgentConfig, messages: list[JsonObject], *, first: bool
             for tool in config.tools
         ]
         or None,
-        tool_choice=msgspec.convert(choice, NamedChoice) if isinstance(choice, dict) else choice,
+        tool_choice=choice,
         reasoning_effort=config.effort,
         response_format=None
         if schema is None

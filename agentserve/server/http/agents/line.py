@@ -14,6 +14,7 @@ from agentserve.server.agents.texts import NO_RESULT, messages_of
 from agentserve.server.errors import ApiError
 from agentserve.server.http.agents.asked import chat_request
 from agentserve.server.http.chat_request import ChatJob, prepare_turns
+from agentserve.server.http.claims import cut_calls
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.known_errors import KNOWN, api_error
 from agentserve.server.http.said import heed
@@ -24,6 +25,7 @@ from agentserve.server.sessions.session_record import NO_TURN, Claim, Lease, Pen
 from agentserve.server.sessions.transcript import Held, Transcript, read_messages, result_digest, write_json
 from agentserve.server.sessions.turns import Piece
 from agentserve.server.text_port import JsonObject
+from agentserve.text.unfinished import told_as_text
 from tiering.hints import hear
 
 TOO_LONG = "context_length_exceeded"
@@ -191,9 +193,14 @@ class ChatLine:
             held = Held(msgspec.json.encode(output), result_digest(output), session.epoch)
             self._context.chronicle.transcripts.take(session.key, {call: held})
 
-    def committed_reply(self) -> tuple[int, JsonObject] | None:
+    def committed_reply(self) -> tuple[int, JsonObject, bool] | None:
         kept = self._kept()
-        return None if kept is None else (kept.marks[-1][0], read_messages(kept.messages)[-1])
+        if kept is None:
+            return None
+        said = read_messages(kept.messages)[-1:]
+        cut = cut_calls(self._context, self._tenant, said)
+        [reply] = told_as_text(said, cut, shown=False)
+        return kept.marks[-1][0], dict(reply), not cut
 
     def stop_waiting(self, reason: str) -> None:
         context, session = self._context, self.session

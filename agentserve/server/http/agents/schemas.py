@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentserve.server.http.schemas import NamedChoice
+from agentserve.server.http.schemas import AllowedTool, AllowedTools, FunctionName, NamedChoice
 from agentserve.server.text_port import JsonObject
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -37,6 +37,23 @@ class Reasoning(msgspec.Struct):
     summary: Literal["concise", "detailed", "auto"] | UnsetType | None = UNSET
 
 
+class ToolChoice(NamedChoice):
+    """As chat completions have it, or in the flat shape of the Responses API."""
+
+    name: str | None = None
+    mode: str | None = None
+    tools: list[AllowedTool] | None = None
+
+    def plain(self) -> NamedChoice:
+        """In the shape of chat completions."""
+        function, allowed = self.function, self.allowed_tools
+        if function is None and self.name is not None:
+            function = FunctionName(self.name)
+        if allowed is None and self.tools is not None:
+            allowed = AllowedTools(self.mode or "auto", self.tools)
+        return NamedChoice(self.type, function, allowed)
+
+
 class AgentFields(msgspec.Struct, kw_only=True):
     """An agent, or what is changed of one. The last group is ours: chat completions' fields."""
 
@@ -56,7 +73,7 @@ class AgentFields(msgspec.Struct, kw_only=True):
     seed: int | UnsetType | None = UNSET
     max_output_tokens: int | UnsetType | None = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
-    tool_choice: str | NamedChoice | UnsetType | None = UNSET
+    tool_choice: str | ToolChoice | UnsetType | None = UNSET
 
 
 class AgentRequest(AgentFields, kw_only=True):

@@ -18,6 +18,7 @@ from agentserve.server.errors import ApiError
 from agentserve.server.http.anthropic.offered import Offered
 from agentserve.server.http.anthropic.schemas import Block, Content, Turn
 from agentserve.server.http.anthropic.signature import hidden
+from agentserve.server.http.left_out import listed
 from agentserve.server.text_port import JsonObject
 from agentserve.text.conversation import unread
 
@@ -39,6 +40,7 @@ class History:
     offered: Offered
     messages: list[JsonObject] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # types of blocks
     goes_on: bool = False  # the last turn is the assistant's, to be continued
 
     def add(self, message: JsonObject, place: str) -> None:
@@ -72,6 +74,8 @@ def history_of(system: Content | None, turns: Sequence[Turn], offered: Offered) 
                 place = f"messages[{first}].role"
                 raise ApiError(f"{place}: {role[:40]!r} is not one of user, assistant, system", param=place)
         first = end
+    if history.left_out:
+        log.info("messages: blocks were left out: %s", listed(history.left_out))
     return history
 
 
@@ -191,7 +195,7 @@ def _text(history: History, block: Block, where: str) -> list[str]:
         case "compaction":
             return [block.content] if isinstance(block.content, str) else []
     if _OTHERS_TOOLS.fullmatch(block.type):
-        log.info("%s: a block of type %r was left out", where, block.type)
+        history.left_out.append(block.type)
         return []
     raise ApiError(
         f"{where}.type: blocks of type {block.type[:40]!r} are not supported, this model reads text",

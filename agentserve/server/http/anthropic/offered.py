@@ -15,6 +15,7 @@ import msgspec
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.anthropic.schemas import Tool
+from agentserve.server.http.left_out import listed
 from agentserve.server.http.schemas import FunctionDef, ToolDef
 
 log = logging.getLogger(__name__)
@@ -38,15 +39,16 @@ class Offered:
         self._first: list[tuple[int, Tool]] = []
         self._later: dict[str, tuple[int, Tool]] = {}  # not yet referred to
         self._loaded: list[tuple[int, Tool]] = []
+        left_out: list[str] = []
         for index, tool in enumerate(tools):
             if tool.input_schema is None:
-                log.info(
-                    "tools[%d]: %r of type %r was left out", index, tool.name[:80], (tool.type or "")[:80]
-                )
+                left_out.append(tool.type or "")
             elif tool.defer_loading and tool.name != forced and tool.name not in self._later:
                 self._later[tool.name] = index, tool
             else:
                 self._first.append((index, tool))
+        if left_out:
+            log.info("messages: tools were left out: %s", listed(left_out))
         if not self._first:  # somebody has to be the first
             self._first, self._later = list(self._later.values()), {}
 

@@ -106,8 +106,8 @@ class Fold:
         """A model call is over: the ends of its items, but for calls that this server makes now."""
         cut = outcome.reason is FinishReason.LENGTH
         events: list[JsonObject] = []
-        if self._open is None and len(self._output) == self._first and not cut:
-            events += self._say("", ())
+        if self._open is None and len(self._output) == self._first:
+            events += self._say("", ())  # be it cut: the history has a reply there
         partial = cut
         if self._open is not None and self._open["type"] in _CALLS:
             partial = not outcome.calls[-1].complete

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.context import ServerContext
+from agentserve.server.http.left_out import listed
 from agentserve.server.http.responses.asked import chat_request, messages_of
 from agentserve.server.http.responses.conversations import Conversation, Entry, shown
 from agentserve.server.http.responses.desk import Desk, new_id
@@ -113,8 +114,8 @@ async def _read(context: ServerContext, body: ResponsesRequest, hold: Hold) -> P
     desk, limits = context.responses, context.options.limits
     box = read_tools(body.tools)
     given = await context.off_loop(read_input, body.input, new_id, most=limits.messages)
-    for kind in sorted({*box.skipped, *given.skipped}):
-        log.warning("responses: tools and items of type %r are skipped", kind)
+    if box.skipped or given.skipped:
+        log.warning("responses: tools and items are skipped: %s", listed([*box.skipped, *given.skipped]))
     conversation = hold.conversation
     if conversation is not None:
         earlier = [await context.off_loop(shown, conversation.entries())]

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentserve.server.errors import ApiError, json_response
+from agentserve.server.http.claims import cut_calls
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.sampling import integer
@@ -82,8 +83,7 @@ def _beginning(kept: Transcript, count: int) -> list[JsonObject]:
 def _forked(
     context: ServerContext, session: Session, kept: Transcript, messages: Sequence[JsonObject]
 ) -> Session:
-    was_cut = context.directory.cut
-    cut = {id_ for id_, whole in session.issued.items() if not whole and was_cut(session.tenant, id_)}
+    cut = cut_calls(context, session.tenant, messages[-1:])
     [reply] = told_as_text(messages[-1:], cut, shown=False)
     calls = reply.get("tool_calls")
     pending = [

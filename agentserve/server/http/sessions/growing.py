@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from agentserve.messages import ToolSignal, pack_tokens
 from agentserve.server.errors import ApiError
 from agentserve.server.http.chat_request import template_of
+from agentserve.server.http.claims import cut_calls
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.sessions.certain import Certain
 from agentserve.server.http.sessions.taking import outstanding
 from agentserve.server.sessions.session_record import Session
-from agentserve.server.sessions.transcript import Transcript
+from agentserve.server.sessions.transcript import Transcript, read_messages
 from agentserve.types import TurnId
 from tiering.policy.base import Signal
 
@@ -98,9 +99,8 @@ class Growing:
 
     async def _tell(self, kept: Transcript, turn: TurnId | None, text: str) -> None:
         context, session = self._context, self._session
-        was_cut = context.directory.cut
-        cut = {call for call, whole in session.issued.items() if not whole and was_cut(session.tenant, call)}
         try:
+            said = await context.off_loop(read_messages, kept.messages)
             tokens = await context.off_loop(
                 self._certain.tokens,
                 template_of(context, session.tenant),
@@ -108,7 +108,7 @@ class Growing:
                 calls=list(session.pending),
                 growing=self._call,
                 text=text,
-                cut=cut,
+                cut=cut_calls(context, session.tenant, said),
                 written=context.tool_parser.written,
                 spliced=dict(session.replies),
                 tails=dict(session.tails),

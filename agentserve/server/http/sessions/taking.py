@@ -88,14 +88,14 @@ def _is_repeat(session: Session, kept: Transcript | None, result: Incoming) -> b
             code="unknown_tool_call",
         )
     if result.call not in session.pending:
-        whole = session.issued[result.call]
+        runs = session.issued[result.call]
         raise ApiError(
             f"The session went on without a result for {result.call[:80]!r}."
-            if whole
-            else f"{result.call[:80]!r} was cut before it was whole; it takes no result.",
+            if runs
+            else f"{result.call[:80]!r} is of a reply that was cut; it takes no result.",
             status=409,
             param="call_id",
-            code="session_went_on" if whole else "incomplete_tool_call",
+            code="session_went_on" if runs else "incomplete_tool_call",
         )
     if result.epoch is not None and result.epoch != session.epoch:
         raise _stale(session, result)
