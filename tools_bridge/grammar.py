@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tools_bridge.call_syntax import HERMES_REPLY, NUMBER, CallSyntax, ReplySyntax
+from tools_bridge.client_tags import held_tag
 from tools_bridge.holding import RESPONSE_PLACE, Format, Holder, tool_place
 from tools_bridge.json_schema import MARKS
-from tools_bridge.schemas import MAX_ENUM, GrammarError, check_json, check_pattern
+from tools_bridge.schemas import MAX_ENUM, GrammarError, check_pattern
 from tools_bridge.types import ToolSpec
 
 __all__ = ["GrammarError", "GrammarSource", "ResponseFormat", "ToolChoice", "reply_grammar"]
@@ -153,11 +154,7 @@ class _Making:
                 if not response.text.strip() or len(response.text) > MAX_GRAMMAR_CHARS:
                     raise GrammarError(f"grammar: it must have 1 to {MAX_GRAMMAR_CHARS} characters")
                 return self._noted("grammar", {"type": "grammar", "grammar": response.text})
-        check_json(response.schema, "structural_tag")
-        form = (response.schema or {}).get("format")
-        if not isinstance(form, dict):
-            raise GrammarError("structural_tag: an object with a 'format' is expected")
-        return self._noted("structural_tag", form)
+        return held_tag(response.schema, self._holder.embedded, self._noted, MAX_BLANKS)
 
     def tag(self, tool: ToolSpec, *, held: bool) -> Format:
         """`held`: to its schema; of what is not, nothing is looked at."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from tools_bridge.call_syntax import CallSyntax
+from tools_bridge.call_syntax import CallSyntax, Style
 from tools_bridge.json_schema import call_schema, exact_schema, held_schema, looser
 from tools_bridge.schemas import GrammarError, check_json, check_schema
 from tools_bridge.typed import kinds_of, to_json
@@ -56,9 +56,7 @@ class Holder:
             return json.loads(to_json(text, kinds_of(tool, key)))
 
         def exact() -> Format:
-            check_schema(parameters, where)
-            schema = exact_schema(parameters, where)
-            return schema if syntax.style == "json" else call_schema(schema, syntax.style, where, read)
+            return _exact(parameters, syntax.style, where, read)
 
         def held(wanted: Format) -> tuple[Format, list[str]]:
             check_schema(wanted, where)
@@ -70,6 +68,19 @@ class Holder:
         check_json(tool.parameters, where)
         parameters = _object(tool.parameters)
         return _strictly(exact, "leave out 'strict'") if tool.strict else self._first(parameters, held, where)
+
+    def embedded(self, schema: object, style: Style, where: str) -> Format:
+        """In a structural tag of the client's own, which nobody but the client reads."""
+        if isinstance(schema, bool):
+            schema = {} if schema else {"not": {}}
+        if style != "json" and isinstance(schema, dict):
+            schema = {"type": "object", **schema}
+        spec = ToolSpec("", schema if isinstance(schema, dict) else {})
+
+        def read(key: str, text: str) -> object:
+            return json.loads(to_json(text, kinds_of(spec, key)))
+
+        return _strictly(lambda: _exact(schema, style, where, read), "")
 
     def _first(self, schema: Format, held: _Held, where: str) -> Format:
         ways = list(looser(schema))
@@ -87,13 +98,20 @@ class Holder:
         raise refusal
 
 
+def _exact(schema: object, style: Style, where: str, read: Callable[[str, str], object]) -> Format:
+    check_schema(schema, where)
+    found = exact_schema(schema, where)
+    return found if style == "json" else call_schema(found, style, where, read)
+
+
 def _strictly(exact: Callable[[], Format], otherwise: str) -> Format:
     try:
         return exact()
     except GrammarError as error:
         if "be held" not in str(error):
             raise
-        raise GrammarError(f"{error}: drop it from the schema, or {otherwise}") from None
+        advice = "drop it from the schema" + (f", or {otherwise}" if otherwise else "")
+        raise GrammarError(f"{error}: {advice}") from None
 
 
 def _object(parameters: Format) -> Format:

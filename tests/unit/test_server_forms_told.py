@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.api_rig import CHAT, TOOLS, Rig, user
 from tests.fakes import ScriptedEngine, say
 from tests.messages_rig import MESSAGES, TOOL
+from tools_bridge.grammar import ResponseFormat, reply_grammar
 
 RESPONSES = "/v1/responses"
 BAD = {"type": "nonsense"}
@@ -51,6 +53,45 @@ async def told(path: str, **fields: Any) -> dict[str, Any]:
 )
 async def test_of_chat_completions(fields: dict[str, Any], message: str) -> None:
     assert (await told(CHAT, **fields))["message"] == message
+
+
+TAG = {"type": "structural_tag", "format": {"type": "star", "content": {"json_schema": {"type": "odd"}}}}
+OLDER = {
+    "type": "structural_tag",
+    "structures": [
+        {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"},
+        {"begin": "<g>", "schema": {"type": "odd"}, "end": "</g>"},
+    ],
+    "triggers": ["<"],
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"structured_outputs": {"structural_tag": TAG}}, ".structural_tag.format.content.json_schema"),
+        ({"response_format": TAG}, ".format.content.json_schema"),
+        ({"response_format": OLDER}, ".structures[1].schema"),
+        ({"structured_outputs": {"structural_tag": OLDER}}, ".structural_tag.structures[1].schema"),
+        (
+            {"structured_outputs": {"structural_tag": json.dumps(OLDER)}},
+            ".structural_tag.structures[1].schema",
+        ),
+    ],
+)
+async def test_schemas_in_structural_tags_are_named_where_they_were_written(
+    fields: dict[str, Any], place: str
+) -> None:
+    rig = Rig(ScriptedEngine(say("ok")))
+
+    def source(form: Any, *rest: Any) -> None:
+        reply_grammar(response=ResponseFormat("structural_tag", form.structural_tag))
+
+    rig.grammars.source = source  # type: ignore[method-assign]
+    reply = await rig.post(CHAT, {"messages": [user("a")], "model": "tiny"} | fields)
+    assert reply.status_code == 400
+    [field] = fields
+    assert reply.json()["error"]["message"] == f"{field}{place}: 'type' is 'odd': Unsupported type"
 
 
 async def test_text_completions_name_it_too() -> None:

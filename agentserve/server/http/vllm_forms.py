@@ -7,6 +7,7 @@ JSON becomes a `response_format`; a pattern, a choice, a grammar and a structura
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -27,6 +28,7 @@ from agentserve.server.text_port import JsonObject
 Fields = TypeVar("Fields", bound=SamplingFields)
 Value = TypeVar("Value")
 
+_IN_OLDER = re.compile(r"^\.format\.tags\[(\d+)\]\.content\.json_schema")
 _GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -93,17 +95,23 @@ def said_as(fields: SamplingFields) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        wanted = _wanted(fields)
+        wanted = [(place, value) for place, _, value in _wanted(fields)]
+        if fields.response_format is not None and fields.response_format.type == "structural_tag":
+            wanted = [("response_format", _tag_of(fields.response_format))]
         if not wanted or not (error.param or "").startswith("response_format"):
             raise
-        raise _placed(error, wanted[0][0]) from None
+        raise _placed(error, *wanted[0]) from None
 
 
-def _placed(error: ApiError, place: str) -> ApiError:
+def _placed(error: ApiError, place: str, value: object) -> ApiError:
     text = error.message.removeprefix("response_format").removeprefix(".json_schema.schema")
     kind = place.rpartition(".")[2].removeprefix("guided_")
-    if text.startswith(f": {kind}: "):
-        text = text.removeprefix(f": {kind}")
+    for name in (kind, "structural_tag"):
+        if text.startswith((f": {name}: ", f": {name}.")):
+            text = text.removeprefix(f": {name}")
+    tag = _schema(value, place) if isinstance(value, dict | str) and "structural_tag" in error.message else {}
+    if "structures" in tag:
+        text = _IN_OLDER.sub(r".structures[\1].schema", text)
     return ApiError(place + text, status=error.status, param=place, code=error.code, headers=error.headers)
 
 
