@@ -21,9 +21,10 @@ from agentserve.messages import (
     StepDone,
     Submit,
     Token,
+    WorkerView,
     pack_tokens,
 )
-from agentserve.server.workers.link import HEADER, ApiLink, FrameDecoder, LinkError, WorkerLink, encode_frame
+from agentserve.server.workers.link import AT_ONCE, HEADER, ApiLink, FrameDecoder, LinkError, WorkerLink, encode_frame
 from agentserve.types import Sampling, SessionId, TurnId
 
 S, T = SessionId("s"), TurnId(1)
@@ -155,6 +156,36 @@ async def test_the_asyncio_end_reads_events_until_the_peer_is_gone(pair) -> None
     worker.close()
     assert [event async for event in link.events()] == [StepDone([Token(S, T, 0, 1)])]
     link.send(Shutdown())  # to a peer that is gone: no exception
+    link.close()
+
+
+async def test_a_backlog_is_handed_out_in_small_parts_between_which_the_loop_runs(pair) -> None:
+    ours, theirs = pair
+    link = ApiLink(*await asyncio.open_unix_connection(sock=ours))
+    worker = WorkerLink(theirs)
+    tokens = [Token(S, T, index, 1) for index in range(1000)]
+    view = WorkerView(0, 0, 0, 8, 8, 0, 0)
+    for start in range(0, 1000, 100):
+        worker.send(StepDone(tokens[start : start + 100], view))
+    assert not worker.unsent  # all of it waits in the socket
+    worker.close()
+    got: list[StepDone] = []
+    most = 0
+
+    async def read() -> None:
+        async for event in link.events():
+            assert isinstance(event, StepDone)
+            got.append(event)
+
+    reading = asyncio.create_task(read())
+    while not reading.done():
+        before = len(got)
+        await asyncio.sleep(0)  # one turn of the loop
+        most = max(most, sum(len(step.events) for step in got[before:]))
+    await reading
+    assert [token for step in got for token in step.events] == tokens
+    assert sum(step.worker is not None for step in got) == 10
+    assert 0 < most <= AT_ONCE
     link.close()
 
 

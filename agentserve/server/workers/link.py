@@ -23,11 +23,12 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from agentserve.messages import Command, Event
+from agentserve.messages import Command, Event, StepDone
 
 HEADER = struct.Struct(">I")
 MAX_FRAME = 64 * 2**20  # bytes; a history of a million tokens is 4 MB, a large grammar some MB
 OUTBOX_LIMIT = 8 * 2**20  # bytes
+AT_ONCE = 32  # events of steps that are handed out in one turn of the API process's event loop
 _READ = 256 * 1024
 
 _encoder = msgspec.msgpack.Encoder()
@@ -194,8 +195,13 @@ class ApiLink:
             self._writer.write(encode_frame(command))
 
     async def events(self) -> AsyncIterator[Event]:
-        """Events in order, until the worker is gone. Raises LinkError on a bad frame."""
+        """Events in order, until the worker is gone. Raises LinkError on a bad frame.
+
+        After `AT_ONCE` of what steps brought about everybody else has a turn of the loop, also within a
+        step (which then comes in parts): what has gathered while the loop was not run, or while many
+        turns end, keeps no other client waiting, and is read as fast as it can be dealt with."""
         decoder = FrameDecoder(msgspec.msgpack.Decoder(Event))
+        left = AT_ONCE
         while True:
             try:
                 data = await self._reader.read(_READ)
@@ -204,10 +210,29 @@ class ApiLink:
             if not data:
                 return
             for event in decoder.feed(data):
-                yield event
+                for part in _parts(event):
+                    size = _size(part)
+                    if size > left:
+                        left = AT_ONCE
+                        await asyncio.sleep(0)
+                    left -= size
+                    yield part
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _parts(event: Event) -> Iterator[Event]:
+    """A large step as several, of at most AT_ONCE events; the first has the worker's view."""
+    if not isinstance(event, StepDone) or len(event.events) <= AT_ONCE:
+        yield event
+        return
+    for start in range(0, len(event.events), AT_ONCE):
+        yield StepDone(event.events[start : start + AT_ONCE], None if start else event.worker)
+
+
+def _size(event: Event) -> int:
+    return max(1, len(event.events)) if isinstance(event, StepDone) else 1
 
 
 def peer_pid(sock: socket.socket) -> int | None:
