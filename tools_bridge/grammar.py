@@ -14,6 +14,7 @@ from typing import Literal
 from tools_bridge.call_syntax import HERMES_REPLY, NUMBER, CallSyntax, ReplySyntax
 from tools_bridge.json_schema import MARKS, call_schema, exact_schema, held_schema, looser
 from tools_bridge.schemas import MAX_ENUM, GrammarError, check_json, check_pattern, check_schema
+from tools_bridge.shared_tags import shared_tags
 from tools_bridge.typed import kinds_of, to_json
 from tools_bridge.types import ToolSpec
 
@@ -110,7 +111,7 @@ def reply_grammar(
     free = not single and not choice.names and not any(tool.strict for tool in offered)
     if not required and body is None and free:
         return None
-    tags = [_tag(tool, syntax.calls, left_out, held=required or tool.strict) for tool in offered]
+    tags = shared_tags([_tag(tool, syntax.calls, left_out, held=required or tool.strict) for tool in offered])
     if required:
         return _source(_after_thought(_calls(tags, syntax.calls, single), syntax, thinking), left_out)
     if body is None:
