@@ -16,6 +16,7 @@ from tools_bridge.client_tags import held_tag
 from tools_bridge.holding import RESPONSE_PLACE, Format, Holder, tool_place
 from tools_bridge.json_schema import MARKS
 from tools_bridge.schemas import MAX_ENUM, GrammarError, check_pattern
+from tools_bridge.shared_tags import shared_tags
 from tools_bridge.types import ToolSpec
 
 __all__ = ["GrammarError", "GrammarSource", "ResponseFormat", "ToolChoice", "reply_grammar"]
@@ -113,7 +114,7 @@ def reply_grammar(
     free = not single and not choice.names and not any(tool.strict for tool in offered)
     if not required and body is None and free:
         return None
-    tags = [made.tag(tool, held=required or tool.strict) for tool in offered]
+    tags = shared_tags([made.tag(tool, held=required or tool.strict) for tool in offered])
     if required:
         return made.source(_after_thought(_calls(tags, syntax.calls, single), syntax, thinking))
     if body is None:

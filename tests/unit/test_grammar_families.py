@@ -240,3 +240,32 @@ def test_what_no_parser_takes_for_a_value_is_not_written(store, name):
     assert takes(store(source), text.replace("here", r"\ud83d\ude00").replace("77", "1e99"))
     assert not takes(store(source), text.replace("77", "1e999"))
     assert not takes(store(source), text.replace("here", r"\ud83d"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_many_tools_with_the_same_parameters_each_is_called_by_its_name_and_no_other(store, name):
+    form = reply_form("", name)
+    names = ["get", "get_all", "list", "et", "forget"]
+    tools = [ToolSpec(each, F.parameters, strict=True) for each in names] + [NOW]
+    for mode in ("required", "auto"):
+        source = reply_grammar(tools, ToolChoice(mode), syntax=form.syntax)
+        for each in names:
+            assert takes(store(source), written(name, each, ARGUMENTS)), each
+        assert takes(store(source), written(name, "now", {}))
+        if mode == "required":
+            for other in ("ge", "get_", "gets", "forge", "forget_all"):
+                assert not takes(store(source), written(name, other, ARGUMENTS)), other
+
+
+def test_many_plain_tools_are_hardly_more_than_one():
+    compiler = compiler_of_bytes()
+    any_object = {"type": "object"}
+    sizes = [
+        len(
+            compiler.compile(reply_grammar([ToolSpec(f"tool_{n}", any_object) for n in range(count)], forced))
+        )
+        for forced in (ToolChoice("required"),)
+        for count in (2, 256)
+    ]
+    assert sizes[1] < 2 * sizes[0]
+    compiler.close()

@@ -270,9 +270,7 @@ class SessionDirectory:
         before = session.cost
         session.add(turn)
         self._lineages.ended(session, turn.keys[-1])
-        for call in turn.handed:
-            self._lineages.made(session, call)
-        self._lineages.handed(session, turn.handed)
+        self._lineages.made(session, turn.handed)
         self._room.take(session.tenant, session.cost - before)
         self._rest(session, lease.turn, turn.at)
         self.departures.completed(lease, turn.at)

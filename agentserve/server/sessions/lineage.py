@@ -21,20 +21,22 @@ class Lineages:
         """A turn of the session ended at this key of its chain."""
         self.points.setdefault((session.tenant, key), {})[session.key] = None
 
-    def made(self, session: Session, call: str) -> None:
-        self.calls[(session.tenant, call)] = session.key
+    def made(self, session: Session, calls: Mapping[str, bool]) -> None:
+        """Calls of its own, and whether they are to be run."""
+        self.calls.update(((session.tenant, call), session.key) for call in calls)
+        self.handed(session, calls)
 
     def handed(self, session: Session, calls: Mapping[str, bool]) -> None:
-        """Calls of its history, made by it or by its parent, and whether they are to be run."""
+        """Those that its parent made."""
         self.cut.update((session.tenant, call) for call, runs in calls.items() if not runs)
 
     def add(self, session: Session) -> None:
         """All of a session; a fork's first calls are its parent's."""
-        self.handed(session, session.issued)
         for point in session.points:
             self.ended(session, point)
-        for call in session.issued.keys() - session.inherited:
-            self.made(session, call)
+        inherited = {call: runs for call, runs in session.issued.items() if call in session.inherited}
+        self.handed(session, inherited)
+        self.made(session, {call: runs for call, runs in session.issued.items() if call not in inherited})
 
     def remove(self, session: Session) -> None:
         for point in session.points:
