@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from agentserve.executor.grammars import GrammarStore
+from tests.category_patterns import HELD
 from tests.grammar_rig import BYTES, EOS, VOCAB
 from tests.reply_rig import read
 from tests.schema_maker import Maker, made
@@ -122,6 +123,20 @@ def test_a_real_vocabulary(smollm2):
     picked = dict(random.Random(5).sample(sorted(suite().items()), 20)) if SUITE.exists() else {}
     counts = check(smollm2, picked | made(20, 10_000), 1)
     assert counts["accepted"] > 10
+
+
+@pytest.mark.model
+def test_what_a_real_vocabulary_draws_is_of_the_patterns_categories(smollm2):
+    drawn = 0
+    for pattern, valid, *_ in HELD[:6:2]:
+        schema = {"type": "string", "pattern": pattern}
+        smollm2.define(reply_grammar(response=ResponseFormat("json_schema", schema)))
+        for seed in range(3):
+            text = smollm2.drawer.text(smollm2.start(), np.random.default_rng(seed))
+            if text is not None:
+                assert valid(json.loads(text)), (pattern, text)
+                drawn += 1
+    assert drawn > 3
 
 
 @pytest.mark.prove

@@ -12,11 +12,13 @@ mean, or what can be held:
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tools_bridge.json_schema.dialect import Part, Schema, is_part, refused
 from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Facts, both, type_of
 from tools_bridge.json_schema.flat import Flattener, TooMuch
+from tools_bridge.json_schema.lists import few_values, unlike_lists
 from tools_bridge.json_schema.loose import less
 from tools_bridge.json_schema.numbers import integer, number
 from tools_bridge.json_schema.pruning import NEVER, pruned
@@ -149,9 +151,7 @@ class _Writer:
 
     def _facts(self, facts: Facts) -> Part:
         if facts.values is not None:
-            beside = replace(facts, values=None)
-            allowed = [value for value in facts.values if self._judge.fits(beside, value)]
-            return {"enum": allowed} if allowed else NEVER
+            return _enum(self._allowed(facts))
         types = facts.types
         if types == ALL_TYPES and facts.about:
             types = facts.about
@@ -186,16 +186,33 @@ class _Writer:
             if contains.least > 0 or contains.most is not None:
                 raise refused(facts.where, "contains", "cannot be held")
         least, most = facts.min_items, facts.max_items
-        if facts.unique and (most is None or most > 1):
-            raise refused(facts.where, "uniqueItems", "cannot be held")
         if most is not None and most < least:
             return NEVER
         countable(facts.where, minItems=least, maxItems=most)
+        if facts.unique and (most is None or most > 1):
+            return _enum(unlike_lists(facts, self._listed))
         prefix = [self._part(item, facts.where) for item in facts.prefix[:most]]
         items: Part = {} if facts.items is None else self._part(facts.items, f"{facts.where}.items")
         if facts.items is None and prefix and least <= len(prefix):
             items = NEVER  # as objects are closed that name their properties
         return {"type": "array", "prefixItems": prefix, "items": items, "minItems": least, "maxItems": most}
+
+    def _allowed(self, facts: Facts) -> list[object]:
+        """Of the values that are listed."""
+        beside = replace(facts, values=None)
+        return [value for value in facts.values or () if self._judge.fits(beside, value)]
+
+    def _listed(self, schema: Schema, where: str) -> list[object] | None:
+        """All values, where they are few."""
+        if schema is None or isinstance(schema, bool):
+            return [] if schema is False else None
+        found: list[object] = []
+        for facts in self._flattener.flat(schema, where):
+            values = self._allowed(facts) if facts.values is not None else few_values(facts)
+            if values is None:
+                return None
+            found += values
+        return found
 
     def _object(self, facts: Facts) -> Part:
         where = facts.where
@@ -276,6 +293,10 @@ class _Writer:
             )
         found: Part = {"minProperties": least} if least > len(facts.required) else {}
         return found if most is None else found | {"maxProperties": most}
+
+
+def _enum(values: Sequence[object]) -> Part:
+    return {"enum": list(values)} if values else NEVER
 
 
 def _any_of(parts: list[Part]) -> Part:

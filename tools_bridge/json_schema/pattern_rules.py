@@ -8,13 +8,16 @@ Automata of too many states, and texts that stand as they are, get one expressio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tools_bridge.json_schema.automaton import State, states_of
-from tools_bridge.json_schema.chars import Ranges, outside
+from tools_bridge.json_schema.chars import LAST, Ranges, outside
 from tools_bridge.json_schema.pattern_tree import Chars, Either, Node, Repeat, Row
 
 MOST_STATES = 256  # xgrammar looks through the vocabulary for each of them
+MOST_RANGES = 6000  # beyond ASCII, in the classes of all states
+FEW_RANGES = 20  # of a class that is written out anyway
+ASCII = (0, 127)
 ESCAPES = {34: r"\"", 92: r"\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
 """How JSON writes what may not stand in a string: behind a backslash, as it stands in a class of EBNF."""
 NO_PLAIN: Ranges = ((0, 31), (34, 34), (92, 92))
@@ -26,15 +29,39 @@ def string_rules(name: str, node: Node, behind: str) -> str | None:
     states = states_of(node, MOST_STATES)
     if states is None:
         return None
-    lines = [_state(name, state, behind) for state in states]
+    shared = _shared(name, states)
+    lines = [_state(name, state, behind, shared) for state in states]
     begin = f'{name} ::= ("\\"" {name}_0)'
-    return "\n".join([begin, *(f"{name}_{number} ::= {line}" for number, line in enumerate(lines))])
+    rules = [begin, *(f"{name}_{number} ::= {line}" for number, line in enumerate(lines))]
+    for (
+        ranges,
+        rule,
+    ) in shared.items():  # in two steps: xgrammar writes out a rule of one class where it is used
+        rules += [f'{rule} ::= ("" {rule}_)', f"{rule}_ ::= ({class_of(ranges)})"]
+    return "\n".join(rules)
 
 
-def _state(name: str, state: State, behind: str) -> str:
+def _shared(name: str, states: Sequence[State]) -> dict[Ranges, str]:
+    """Rules for what of classes is no ASCII, where there would be too much of it: compiled, a state is as
+    large as its classes. Where there is not, each state has its own, for which masks are quicker."""
+    found = [_beyond(ranges) for state in states for ranges, _ in state.moves]
+    if sum(map(len, found)) <= MOST_RANGES:
+        return {}
+    wide = dict.fromkeys(ranges for ranges in found if len(ranges) > FEW_RANGES)
+    return {ranges: f"{name}_of_{number}" for number, ranges in enumerate(wide)}
+
+
+def _beyond(ranges: Ranges) -> Ranges:
+    return outside((*outside(ranges), ASCII))
+
+
+def _state(name: str, state: State, behind: str, shared: Mapping[Ranges, str]) -> str:
     ways = ['("\\"")'] if state.ends else []
     for ranges, target in state.moves:
-        ways += [f"({text} {name}_{target})" for text in _written(ranges)]
+        rule = shared.get(_beyond(ranges))
+        near = ranges if rule is None else outside((*outside(ranges), (ASCII[1] + 1, LAST)))
+        texts = [*(_written(near) if near else []), *([rule] if rule else [])]
+        ways += [f"({text} {name}_{target})" for text in texts]
     return f"({' | '.join(ways)}){behind}"
 
 

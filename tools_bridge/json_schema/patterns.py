@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tools_bridge.json_schema.categories import of_category, unassigned
 from tools_bridge.json_schema.chars import (
     BOM,
     DIGIT,
@@ -200,6 +201,8 @@ class _Reader:
             ranges += [
                 pair for letter in DISPUTED if f"\\{letter}" in self._text for pair in DISPUTED[letter]
             ]
+            if "\\p" in self._text.lower():
+                ranges += unassigned()
         found = outside(ranges) if negated else outside(outside(ranges))
         if not found:
             raise self._no("has a class without characters")
@@ -207,11 +210,9 @@ class _Reader:
 
     def _escape(self, *, in_class: bool) -> Ranges:
         char = self._char()
-        known = {"d": DIGIT, "w": WORD, "s": (*SPACE, BOM) if self._ecma else SPACE}
-        if char in known:
-            return known[char]
-        if char.lower() in known:
-            return outside(known[char.lower()] + (() if self._ecma else DISPUTED[char.lower()]))
+        found = self._set(char)
+        if found is not None:
+            return found
         plain = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
         if in_class:
             plain["b"] = 8
@@ -235,6 +236,27 @@ class _Reader:
         if code > LAST or 0xD800 <= code <= 0xDFFF:
             raise self._no("names half a character")
         return ((code, code),)
+
+    def _set(self, char: str) -> Ranges | None:
+        """What an escape of many characters stands for."""
+        known = {"d": DIGIT, "w": WORD, "s": (*SPACE, BOM) if self._ecma else SPACE}
+        if char in known:
+            return known[char]
+        if char.lower() in known:
+            return outside(known[char.lower()] + (() if self._ecma else DISPUTED[char.lower()]))
+        return self._category(negated=char == "P") if char in ("p", "P") else None
+
+    def _category(self, *, negated: bool) -> Ranges:
+        name = ""
+        if self._take("{"):
+            while (char := self._char()) != "}":
+                name += char
+        found = of_category(name)
+        if found is None:
+            raise self._no(
+                f"names the property {name[:40]!r}, which cannot be held; general categories can be"
+            )
+        return outside((*found, *(() if self._ecma else unassigned()))) if negated else found
 
     def _hex(self, length: int) -> int:
         digits = "".join(self._char() for _ in range(length))
