@@ -51,7 +51,7 @@ class Slow:
         ended = False
         with suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
             async with asyncio.timeout(seconds):
-                await asyncio.sleep(rng.random() * 2)
+                await asyncio.sleep(rng.random() * min(2.0, seconds / 4))
                 try:
                     ended = await self.kinds[name](rng)
                 except ConnectionError:

@@ -19,8 +19,10 @@ from tests.prove.fuzz.target import target
 
 pytestmark = pytest.mark.process
 
-SMALL = Size(requests=100, clients=6, heavy=0, slow=27, slow_seconds=2.5, calls=0)
-FULL = Size(requests=10_000, clients=10, heavy=8, slow=1000, slow_seconds=60.0, calls=40)
+SMALL = Size(
+    requests=70, clients=8, heavy=0, slow=18, slow_seconds=1.2, calls=0, warming=20, patience=1.0
+)  # fmt: skip
+FULL = Size(requests=10_000, clients=10, heavy=8, slow=1000, slow_seconds=60.0, calls=40, warming=1000)
 LONGEST_STALL = 0.1  # seconds of the server's own fault
 SLOW: dict[str, Any] = {"header_seconds": 8, "body_seconds": 12, "unread_seconds": 8}
 
