@@ -24,7 +24,15 @@ from agentserve.messages import (
     WorkerView,
     pack_tokens,
 )
-from agentserve.server.workers.link import AT_ONCE, HEADER, ApiLink, FrameDecoder, LinkError, WorkerLink, encode_frame
+from agentserve.server.workers.link import (
+    AT_ONCE,
+    HEADER,
+    ApiLink,
+    FrameDecoder,
+    LinkError,
+    WorkerLink,
+    encode_frame,
+)
 from agentserve.types import Sampling, SessionId, TurnId
 
 S, T = SessionId("s"), TurnId(1)

@@ -72,6 +72,9 @@ def test_fuzz(tmp_path: Path, tell: Callable[[str], None], request: pytest.Fixtu
     if file is not None:
         Path(file).write_text(json.dumps(asdict(report), indent=1) + "\n")
     check(report)
+    for kind in ("reply", "loud"):  # more than the system holds for them waited to be read: they were cut off
+        assert report.slow_ends[f"{kind}: ended"] > 0, report.line()
+        assert f"{kind}: left" not in report.slow_ends, report.line()
     assert report.longest_stall.get("fault", 0.0) < LONGEST_STALL, report.stalls[:3]
 
 
