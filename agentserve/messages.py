@@ -195,8 +195,9 @@ class StateChange(msgspec.Struct, frozen=True, tag="state"):
     reason: str = ""
 
 
-class Token(msgspec.Struct, frozen=True, tag="token"):
-    """One generated token. `index` counts from 0 within the turn, so that a repeat shows."""
+class Token(msgspec.Struct, frozen=True, tag="token", gc=False):
+    """One generated token. `index` counts from 0 within the turn, so that a repeat shows. There are many, and
+    none is part of a cycle: the collector need not look at them."""
 
     session: SessionId
     turn: TurnId

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -111,10 +112,12 @@ async def test_a_stream_that_nobody_reads_waits_and_then_ends() -> None:
 
 
 async def test_a_whole_reply_that_nobody_reads_does_not_stay() -> None:
-    async with client(App(), "/whole", unread=SOON) as (_, connections):
+    async with client(App(), "/whole", unread=SOON) as (sock, connections):
         await settled(lambda: len(connections) == 1)
         await settled(lambda: not len(connections))
         assert connections.unread == 1
+        # Neither in the system, which would keep megabytes of it for a client that never reads.
+        await settled(lambda: sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET)
 
 
 @pytest.mark.parametrize("path", ["/quiet", "/stream"])

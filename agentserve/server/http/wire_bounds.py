@@ -14,7 +14,10 @@ import asyncio
 import ipaddress
 import logging
 import secrets
+import socket
+import struct
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +30,7 @@ from agentserve.server.http.names import REQUEST_HEADER
 from agentserve.server.json_line import dump_json
 
 TAKEN = 16 << 10  # bytes: who reads so much in a while reads
+_NO_LINGER = struct.pack("ii", 1, 0)  # on, for no seconds: closing sends a reset
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._must_be_read()
         else:
             self._shared.unread += 1
-            self.transport.abort()
+            self._reset()
+
+    def _reset(self) -> None:
+        """Abort, and have the system forget what it holds, up to some megabytes: it would keep that for a
+        client that never reads, and one that reads slowly would not learn for hours that it was cut off."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            with suppress(OSError):  # the client is gone already
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
 
     # --- the parser's ------------------------------------------------------------------
 

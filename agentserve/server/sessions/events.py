@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
+import msgspec
+
 from agentserve.server.json_line import dump_json
 from agentserve.types import SessionId
 
@@ -22,8 +24,7 @@ ASIDE = frozenset({"hints", "decision", "devalued", "forked"})  # kinds that tur
 ASIDE_SHARE = 4  # they may fill one part in so many of a log
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, gc=False):  # all sessions keep theirs: no work for the collector
     number: int  # counts the session's events from 1
     kind: str
     data: bytes  # one line of ASCII JSON

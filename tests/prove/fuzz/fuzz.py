@@ -41,6 +41,8 @@ class Size:
     slow: int
     slow_seconds: float
     calls: int  # half-finished tool calls per family of models
+    warming: int = 50  # requests before it is looked at what is held
+    patience: float = 4.0  # seconds for a reply that may never come
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Report:
     seed: int
     size: dict[str, Any]
     routes: int = 0
+    asked: int = 0  # of the routes: at least once
     statuses: dict[str, int] = field(default_factory=dict)
     heavy_statuses: dict[str, int] = field(default_factory=dict)
     slow_ends: dict[str, int] = field(default_factory=dict)
@@ -63,9 +66,9 @@ class Report:
     def line(self) -> str:
         worst = self.longest_stall or {"fault": 0.0, "late": 0.0, "during": "", "where": ""}
         return (
-            f"{sum(self.statuses.values())} requests over {self.routes} routes {self.statuses}, heavy "
-            f"{self.heavy_statuses}, slow {self.slow_ends}; longest stall {worst['fault'] * 1000:.0f} ms of "
-            f"the server's own (late {worst['late'] * 1000:.0f} ms; longest of any cause "
+            f"{sum(self.statuses.values())} requests over {self.asked} of {self.routes} routes "
+            f"{self.statuses}, heavy {self.heavy_statuses}, slow {self.slow_ends}; longest stall "
+            f"{worst['fault'] * 1000:.0f} ms of the server's own (late {worst['late'] * 1000:.0f} ms; longest of any cause "
             f"{self.longest_stall_told * 1000:.0f} ms) during {worst['during']}: {worst['where'][:300]}"
         )
 
@@ -79,6 +82,7 @@ class Fuzz:
         self._rng = random.Random(seed)
         self._known = Known()
         self._statuses: Counter[str] = Counter()
+        self._asked: set[tuple[str, str]] = set()
         self.report = Report(seed, asdict(size))
 
     async def run(self) -> Report:
@@ -86,7 +90,7 @@ class Fuzz:
         found = routes((await server.http.get("/openapi.json")).json())
         report.routes = len(found)
         mutator = Mutator(self._rng.getrandbits(32), found, self._known)
-        await self._send(mutator, max(50, self._size.requests // 10), "warming up")
+        await self._send(mutator, self._size.warming, "warming up")
         report.before = await self.rest()
         server.stalls.clear()
         for name, part in (
@@ -99,7 +103,7 @@ class Fuzz:
             await server.state(name)
             server.check()
             report.seconds[name] = round(time.monotonic() - began, 1)
-        report.statuses = dict(self._statuses)
+        report.statuses, report.asked = dict(self._statuses), len(self._asked)
         report.longest_stall_told = (await server.metrics())["agentserve_event_loop_longest_stall_seconds"]
         report.after = await self.rest()
         report.stalls = sorted(server.stalls, key=lambda stall: -stall["fault"])[:12]
@@ -118,8 +122,9 @@ class Fuzz:
                 left -= 1
                 wire = mutator.next()
                 heard = await exchange(
-                    self._server.port, wire.data, patience=SIPS if wire.route.streams else 4.0
+                    self._server.port, wire.data, patience=SIPS if wire.route.streams else self._size.patience
                 )
+                self._asked.add((wire.route.method, wire.route.path))
                 self._judge(heard, repr(wire))
                 self._statuses[str(heard.status)] += 1
                 self._known.heard(wire.route.path, heard.json, heard.headers.get("x-session-id"))
@@ -280,6 +285,7 @@ async def half_calls(server: Target, family: str, count: int, seed: int) -> Coun
 
 def check(report: Report) -> None:
     """What must hold of every run, however busy the machine is."""
+    assert report.asked == report.routes, report.line()
     before, after = report.before, report.after
     for name in IDLE:
         assert after[name] == 0, (name, report.line())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentserve.core.plan import Chunk, ChunkResult, Plan, Sampled, StepResult
+from agentserve.core.plan import Chunk, ChunkResult, Plan, StepResult
 from agentserve.models.source import resolve
 from agentserve.server.workers.build import build_engine
 from agentserve.server.workers.spec import WorkerSpec
@@ -48,7 +48,10 @@ class Parrot:
         if words is None:
             return result
         at = spec.length - spec.prompt
-        return replace(result, sampled=Sampled(words[at] if at < len(words) else self._end))
+        return replace(
+            result,
+            sampled=replace(result.sampled, token=words[at] if at < len(words) else self._end, ended=False),
+        )
 
     def _order(self, prompt: list[int]) -> list[int] | None:
         ends = [place for place, token in enumerate(prompt) if token == self._end]

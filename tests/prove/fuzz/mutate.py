@@ -118,9 +118,12 @@ class Mutator:
         self._turn = 0
 
     def next(self) -> Wire:
-        """Routes take turns; those that take a body come four times as often."""
-        line = [route for route in self._routes for _ in range(4 if route.body is not None else 1)]
-        route = line[self._turn % len(line)]
+        """Each route once; then they take turns, and those that take a body come four times as often."""
+        line = self._routes + [
+            route for route in self._routes for _ in range(4 if route.body is not None else 1)
+        ]
+        turn, once = self._turn, len(self._routes)
+        route = line[turn if turn < once else once + (turn - once) % (len(line) - once)]
         self._turn += 1
         return self._wire(route)
 

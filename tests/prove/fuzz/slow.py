@@ -10,9 +10,11 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 from tests.prove.fuzz.seeds import SAY, user
 
+LOUD = 250  # of so many clients one asks for more than the system holds for a reader
 CHAT = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
 JSON = "content-type: application/json\r\n"
 
@@ -34,6 +36,7 @@ class Slow:
             "events": self._events,
             "reply": self._reply,
             "half": self._half,
+            "loud": self._loud,
         }
         self.ends: Counter[str] = Counter()
         self.session = "s1"
@@ -41,27 +44,25 @@ class Slow:
     async def crowd(self, count: int, seed: int, seconds: float) -> None:
         """All of them at once, for at most so long."""
         rng = random.Random(seed)
-        names = list(self.kinds)
-        await asyncio.gather(
-            *(self._one(names[i % len(names)], rng.getrandbits(32), seconds) for i in range(count))
-        )
+        loud = count // LOUD
+        names = [name for name in self.kinds if name != "loud"]
+        kinds = [names[i % len(names)] for i in range(count - loud)] + ["loud"] * loud
+        await asyncio.gather(*(self._one(name, rng.getrandbits(32), seconds) for name in kinds))
 
     async def _one(self, name: str, seed: int, seconds: float) -> None:
         rng = random.Random(seed)
         ended = False
         with suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
             async with asyncio.timeout(seconds):
-                await asyncio.sleep(rng.random() * 2)
+                await asyncio.sleep(rng.random() * min(2.0, seconds / 4))
                 try:
                     ended = await self.kinds[name](rng)
                 except ConnectionError:
                     ended = True
         self.ends[f"{name}: {'ended' if ended else 'left'}"] += 1
 
-    async def _open(self, *, small: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         sock = socket.socket()
-        if small:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._port))
         return await asyncio.open_connection(sock=sock, limit=1 << 12)
@@ -118,12 +119,14 @@ class Slow:
         return await self._drip(head.encode(), b"1\r\nx\r\n")
 
     async def _stream(self, rng: random.Random) -> bool:
-        """Ask for a stream, and read a byte now and then."""
+        """Ask for a stream, and read a byte now and then. It is small: the system holds it, and the server
+        has nothing left of it."""
         words = "word " * 60 + str(rng.random())
-        asked = {"model": "tiny", "stream": True, "max_tokens": 200, "messages": [user(f"{SAY}{words}")]}
-        data = json.dumps(asked | {"logprobs": True, "top_logprobs": 20}).encode()
-        head = f"{CHAT}{JSON}connection: close\r\ncontent-length: {len(data)}\r\n\r\n"
-        return await self._sip(head.encode() + data)
+        return await self._sip(_streamed(f"{SAY}{words}", max_tokens=200))
+
+    async def _loud(self, rng: random.Random) -> bool:
+        """The same with more than the system holds."""
+        return await self._sip(_streamed(str(rng.random()), max_tokens=250, n=16, ignore_eos=True))
 
     async def _events(self, rng: random.Random) -> bool:
         path = f"/agentserve/sessions/{self.session}/events"
@@ -134,12 +137,22 @@ class Slow:
         return await self._sip(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 40)
 
     async def _sip(self, said: bytes) -> bool:
-        reader, writer = await self._open(small=True)
-        try:
-            writer.write(said)
-            while True:
-                if not await reader.read(1):
-                    return True
+        """Straight from the socket: what this process had read ahead, it would read from to the end. And a
+        reset is heard of at once, before what the system has for the reader."""
+        loop = asyncio.get_running_loop()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, ("127.0.0.1", self._port))
+            await loop.sock_sendall(sock, said)
+            while await loop.sock_recv(sock, 1):
                 await asyncio.sleep(self._pause)
-        finally:
-            writer.transport.abort()
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    return True
+            return True
+
+
+def _streamed(text: str, **more: Any) -> bytes:
+    asked = {"model": "tiny", "stream": True, "messages": [user(text)], "logprobs": True, "top_logprobs": 20}
+    data = json.dumps(asked | more).encode()
+    return f"{CHAT}{JSON}connection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data

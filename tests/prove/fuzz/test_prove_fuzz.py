@@ -19,8 +19,10 @@ from tests.prove.fuzz.target import target
 
 pytestmark = pytest.mark.process
 
-SMALL = Size(requests=100, clients=6, heavy=0, slow=27, slow_seconds=2.5, calls=0)
-FULL = Size(requests=10_000, clients=10, heavy=8, slow=1000, slow_seconds=60.0, calls=40)
+SMALL = Size(
+    requests=70, clients=8, heavy=0, slow=18, slow_seconds=1.2, calls=0, warming=20, patience=1.0
+)  # fmt: skip
+FULL = Size(requests=10_000, clients=10, heavy=8, slow=1000, slow_seconds=60.0, calls=40, warming=1000)
 LONGEST_STALL = 0.1  # seconds of the server's own fault
 SLOW: dict[str, Any] = {"header_seconds": 8, "body_seconds": 12, "unread_seconds": 8}
 
@@ -70,6 +72,9 @@ def test_fuzz(tmp_path: Path, tell: Callable[[str], None], request: pytest.Fixtu
     if file is not None:
         Path(file).write_text(json.dumps(asdict(report), indent=1) + "\n")
     check(report)
+    for kind in ("reply", "loud"):  # more than the system holds for them waited to be read: they were cut off
+        assert report.slow_ends[f"{kind}: ended"] > 0, report.line()
+        assert f"{kind}: left" not in report.slow_ends, report.line()
     assert report.longest_stall.get("fault", 0.0) < LONGEST_STALL, report.stalls[:3]
 
 
