@@ -109,5 +109,5 @@ def tool_dicts(tools: Sequence[ToolDef] | None, limits: Limits) -> list[JsonObje
         definition["parameters"] = function.parameters or {"type": "object", "properties": {}}
         found.append({"type": "function", "function": definition})
     if left_out:
-        log.warning("tools that are no functions are left out: %s", listed(left_out))
+        log.warning("tools that are no functions are left out: unsupported_tool: %s", listed(left_out))
     return found
