@@ -258,7 +258,7 @@ def test_of_many_tools_with_the_same_parameters_each_is_called_by_its_name_and_n
 
 
 def test_many_plain_tools_are_hardly_more_than_one():
-    compiler = compiler_of_bytes()
+    compiler = sources_of_bytes()
     any_object = {"type": "object"}
     sizes = [
         len(
@@ -268,4 +268,3 @@ def test_many_plain_tools_are_hardly_more_than_one():
         for count in (2, 256)
     ]
     assert sizes[1] < 2 * sizes[0]
-    compiler.close()
