@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tools_bridge.json_schema.dialect import written_type
 from tools_bridge.json_value import JsonError, check_json, no_constant
 from tools_bridge.reply import Reply
 from tools_bridge.source import Marks, Source, Step
@@ -56,7 +57,7 @@ def _kinds(schema: object, root: Mapping[str, object], hops: int) -> Kinds:
         else []
     )
     if isinstance(values, list) and values:
-        return frozenset(map(_kind, values))
+        return frozenset(map(written_type, values))
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
         return _kinds(_look_up(root, reference), root, hops - 1)
@@ -68,15 +69,6 @@ def _look_up(root: Mapping[str, object], reference: str) -> object:
     for part in reference[2:].split("/"):
         node = node.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(node, Mapping) else None
     return node
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    for kind, of in (("string", str), ("integer", int), ("number", float), ("object", dict), ("array", list)):
-        if isinstance(value, of):
-            return kind
-    return "null"
 
 
 def to_json(raw: str, kinds: Kinds) -> str:
@@ -93,7 +85,7 @@ def to_json(raw: str, kinds: Kinds) -> str:
         if value is None:
             return json.dumps(raw, ensure_ascii=False)
         text = json.dumps(value, ensure_ascii=False)
-    kind = _kind(value)
+    kind = written_type(value)
     fits = not kinds or kind in kinds or (kind in ("integer", "number") and kinds & {"integer", "number"})
     if kind == "number" and "string" in kinds and "number" not in kinds:
         fits = False  # no integer, but a text

@@ -8,6 +8,7 @@ import pytest
 from agentserve.executor.grammars import GrammarStore
 from tests.category_patterns import HELD, kind
 from tests.grammar_rig import BYTES, EOS, VOCAB, sources_of_bytes
+from tools_bridge.compile_messages import MAX_COMPILED_CHARS
 from tools_bridge.grammar import GrammarError, ResponseFormat, reply_grammar
 from tools_bridge.json_schema.categories import of_category, unassigned
 from tools_bridge.json_schema.patterns import read_pattern
@@ -60,3 +61,13 @@ def test_other_properties_are_refused_by_name(name):
         read_pattern(rf"^\p{{{name}}}$", "s")
     with pytest.raises(GrammarError, match="names the property '', which"):
         read_pattern(r"\pL", "s")
+
+
+def test_a_grammar_with_large_categories_is_not_too_large():
+    said = {
+        "type": ["null", "object"],
+        "properties": {"a": {"type": "string", "pattern": r"\P{Ll}$"}},
+        "additionalProperties": {"type": ["null", "number"], "exclusiveMinimum": 0},
+    }
+    grammar = sources_of_bytes().compile(reply_grammar(response=ResponseFormat("json_schema", said)))
+    assert len(grammar) < MAX_COMPILED_CHARS

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tools_bridge.json_schema.chars import CONTROLS, Ranges
-from tools_bridge.json_schema.dialect import Part
+from tools_bridge.json_schema.dialect import Part, written_type
 from tools_bridge.json_schema.facts import canonical
 from tools_bridge.json_schema.pattern_tree import ANY, Repeat
 from tools_bridge.json_schema.patterns import Pattern, read_pattern
@@ -224,15 +224,6 @@ def _list(value: object) -> list[Any]:
 def _kind(part: Part) -> str:
     values = part.get("enum")
     if isinstance(values, list) and values:
-        value = values[0]
-        for kind, of in (
-            ("boolean", bool),
-            ("string", str),
-            ("number", (int, float)),
-            ("object", dict),
-            ("array", list),
-        ):
-            if isinstance(value, of):
-                return kind
-        return "null"
+        kind = written_type(values[0])
+        return "number" if kind == "integer" else kind
     return str(part.get("type", "reference" if "$ref" in part else "any"))

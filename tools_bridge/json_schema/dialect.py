@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 from tools_bridge.schemas import GrammarError
@@ -71,6 +72,40 @@ _ALWAYS = frozenset(
     ]
 )
 NEVER_HELD = ("$dynamicRef", "$recursiveRef")
+
+
+TYPES: Mapping[str, frozenset[str]] = {
+    "null": frozenset({"null"}),
+    "boolean": frozenset({"boolean"}),
+    "integer": frozenset({"integer"}),
+    "number": frozenset({"integer", "fraction"}),
+    "string": frozenset({"string"}),
+    "array": frozenset({"array"}),
+    "object": frozenset({"object"}),
+}
+"""What a schema's `type` allows; a fraction is a number that is no integer."""
+ALL_TYPES = frozenset().union(*TYPES.values())
+_WRITTEN: Sequence[tuple[type | tuple[type, ...], str]] = (
+    (type(None), "null"),
+    (bool, "boolean"),  # which is an int, too
+    (int, "integer"),
+    (float, "number"),
+    (str, "string"),
+    ((list, tuple), "array"),
+    (dict, "object"),
+)
+
+
+def written_type(value: object) -> str:
+    """Of a JSON value, by how it is written: 1 is an integer, 1.0 a number."""
+    return next(name for kind, name in _WRITTEN if isinstance(value, kind))
+
+
+def type_of(value: object) -> str:
+    """Of a JSON value, as JSON Schema has it: 1.0 is an integer, 1.5 a fraction."""
+    if isinstance(value, float):
+        return "integer" if value.is_integer() else "fraction"
+    return written_type(value)
 
 
 class Refused(GrammarError):

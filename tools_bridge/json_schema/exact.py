@@ -15,8 +15,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tools_bridge.json_schema.dialect import Part, Schema, is_part, refused
-from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Facts, both, type_of
+from tools_bridge.json_schema.dialect import ALL_TYPES, TYPES, Part, Schema, is_part, refused, type_of
+from tools_bridge.json_schema.facts import Facts, both
 from tools_bridge.json_schema.flat import Flattener, TooMuch
 from tools_bridge.json_schema.lists import few_values, unlike_lists
 from tools_bridge.json_schema.loose import less

@@ -8,22 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tools_bridge.json_schema.dialect import Schema
+from tools_bridge.json_schema.dialect import ALL_TYPES, TYPES, Schema
 from tools_bridge.json_schema.patterns import Pattern
 
 Number = int | float
 T = TypeVar("T")
-
-TYPES: Mapping[str, frozenset[str]] = {
-    "null": frozenset({"null"}),
-    "boolean": frozenset({"boolean"}),
-    "integer": frozenset({"integer"}),
-    "number": frozenset({"integer", "fraction"}),
-    "string": frozenset({"string"}),
-    "array": frozenset({"array"}),
-    "object": frozenset({"object"}),
-}
-ALL_TYPES = frozenset().union(*TYPES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +191,3 @@ def _plain(value: object) -> object:
     if isinstance(value, float) and math.isfinite(value) and value == int(value):
         return int(value)
     return value
-
-
-def type_of(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
-        return "integer"
-    if isinstance(value, float):
-        return "fraction"
-    return "string" if isinstance(value, str) else "array" if isinstance(value, list | tuple) else "object"

@@ -10,8 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tools_bridge.json_schema.dialect import NEVER_HELD, Part, Schema, assertions, is_part, refused
-from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Facts, OneOf, both, canonical, merged, type_of
+from tools_bridge.json_schema.dialect import (
+    ALL_TYPES,
+    NEVER_HELD,
+    TYPES,
+    Part,
+    Schema,
+    assertions,
+    is_part,
+    refused,
+    type_of,
+)
+from tools_bridge.json_schema.facts import Facts, OneOf, both, canonical, merged
 from tools_bridge.json_schema.reading import read_facts, schemas_of
 from tools_bridge.json_schema.references import References
 from tools_bridge.schemas import MAX_BRANCHES, GrammarError

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tools_bridge.json_schema.dialect import Part, Refused, Schema, is_part
-from tools_bridge.json_schema.facts import TYPES
+from tools_bridge.json_schema.dialect import TYPES, Part, Refused, Schema, is_part
 from tools_bridge.schemas import MAX_BRANCHES, MAX_ENUM, GrammarError
 
 _DROPPED = frozenset(

@@ -15,7 +15,7 @@ from tools_bridge.json_schema.chars import LAST, Ranges, outside
 from tools_bridge.json_schema.pattern_tree import Chars, Either, Node, Repeat, Row
 
 MOST_STATES = 256  # xgrammar looks through the vocabulary for each of them
-MOST_RANGES = 6000  # beyond ASCII, in the classes of all states
+MOST_RANGES = 2000  # beyond ASCII, in the classes of all states
 FEW_RANGES = 20  # of a class that is written out anyway
 ASCII = (0, 127)
 ESCAPES = {34: r"\"", 92: r"\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from tools_bridge.json_schema import formats
 from tools_bridge.json_schema.decimals import told_plainly
-from tools_bridge.json_schema.dialect import Part, Schema, refused
-from tools_bridge.json_schema.facts import ALL_TYPES, TYPES, Bound, Contains, Facts, Number, canonical
+from tools_bridge.json_schema.dialect import ALL_TYPES, TYPES, Part, Schema, refused
+from tools_bridge.json_schema.facts import Bound, Contains, Facts, Number, canonical
 from tools_bridge.json_schema.patterns import Pattern, read_pattern
 from tools_bridge.schemas import GrammarError
 

@@ -7,8 +7,8 @@ from fractions import Fraction
 from functools import cache
 
 from tools_bridge.json_schema import formats
-from tools_bridge.json_schema.dialect import Schema, refused
-from tools_bridge.json_schema.facts import Contains, Facts, canonical, type_of
+from tools_bridge.json_schema.dialect import Schema, refused, type_of
+from tools_bridge.json_schema.facts import Contains, Facts, canonical
 from tools_bridge.json_schema.flat import Flattener
 from tools_bridge.json_schema.pattern_tree import Work
 from tools_bridge.json_schema.patterns import Pattern, read_pattern
