@@ -11,7 +11,6 @@ import asyncio
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 
 import msgspec

@@ -68,8 +68,9 @@ class Report:
         return (
             f"{sum(self.statuses.values())} requests over {self.asked} of {self.routes} routes "
             f"{self.statuses}, heavy {self.heavy_statuses}, slow {self.slow_ends}; longest stall "
-            f"{worst['fault'] * 1000:.0f} ms of the server's own (late {worst['late'] * 1000:.0f} ms; longest of any cause "
-            f"{self.longest_stall_told * 1000:.0f} ms) during {worst['during']}: {worst['where'][:300]}"
+            f"{worst['fault'] * 1000:.0f} ms of the server's own (late {worst['late'] * 1000:.0f} ms; longest "
+            f"of any cause {self.longest_stall_told * 1000:.0f} ms) during {worst['during']}: "
+            f"{worst['where'][:300]}"
         )
 
 
