@@ -65,12 +65,12 @@ class Report:
 
     def line(self) -> str:
         worst = self.longest_stall or {"fault": 0.0, "late": 0.0, "during": "", "where": ""}
+        own = f"{worst['fault'] * 1000:.0f}"
         return (
             f"{sum(self.statuses.values())} requests over {self.asked} of {self.routes} routes "
             f"{self.statuses}, heavy {self.heavy_statuses}, slow {self.slow_ends}; longest stall "
-            f"{worst['fault'] * 1000:.0f} ms of the server's own (late {worst['late'] * 1000:.0f} ms; longest "
-            f"of any cause {self.longest_stall_told * 1000:.0f} ms) during {worst['during']}: "
-            f"{worst['where'][:300]}"
+            f"{own} ms of the server's own (late {worst['late'] * 1000:.0f} ms; longest of any cause "
+            f"{self.longest_stall_told * 1000:.0f} ms) during {worst['during']}: {worst['where'][:300]}"
         )
 
 
