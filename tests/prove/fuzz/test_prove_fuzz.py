@@ -22,7 +22,16 @@ pytestmark = pytest.mark.process
 SMALL = Size(
     requests=70, clients=8, heavy=0, slow=18, slow_seconds=1.2, calls=0, warming=20, patience=1.0
 )  # fmt: skip
-FULL = Size(requests=10_000, clients=10, heavy=8, slow=1000, slow_seconds=60.0, calls=40, warming=1000)
+FULL = Size(
+    requests=10_000,
+    clients=10,
+    heavy=8,
+    slow=1000,
+    slow_seconds=60.0,
+    calls=40,
+    warming=1000,
+    warming_seconds=15.0,
+)
 LONGEST_STALL = 0.1  # seconds of the server's own fault
 SLOW: dict[str, Any] = {"header_seconds": 8, "body_seconds": 12, "unread_seconds": 8}
 
