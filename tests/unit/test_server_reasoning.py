@@ -24,7 +24,7 @@ class Compiler:
         return None
 
     def compile(self, wanted: GrammarRequest) -> str:
-        source = source_of(wanted.data)
+        source = source_of(wanted.data, {})
         return source.text if source else ""
 
 
@@ -134,7 +134,7 @@ async def test_a_form_of_the_answer_leaves_room_for_reasoning(template: Any, thi
 )
 def test_forms_of_text(form: Form, kind: str) -> None:
     assert form.constrained
-    source = source_of(ReplyGrammars(Compiler(), DEFAULT_FORM).source(form, "").data)  # type: ignore[arg-type]
+    source = source_of(ReplyGrammars(Compiler(), DEFAULT_FORM).source(form, "").data, {})  # type: ignore[arg-type]
     assert source is not None
     assert json.loads(source.text)["format"]["type"] == kind
 
