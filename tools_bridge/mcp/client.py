@@ -64,6 +64,10 @@ class McpClient:
         for name in ("mcp", "httpx2", "httpcore2"):  # they log URLs, and what servers sent
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
+    @property
+    def leaving(self) -> int:
+        return len(self._leaving)
+
     async def list_tools(self, place: Place, seconds: float) -> list[ListedTool]:
         return await self._bounded(self._list(place, seconds), seconds)
 
@@ -129,10 +133,12 @@ class McpClient:
             await asyncio.wait({task, timer}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
+            self._leave(task)
+            await asyncio.wait({task}, timeout=GRACE_SECONDS)  # its connections count until it has left
             raise McpFailed(Fault.TIMEOUT, f"The MCP server did not answer within {seconds:g} s.")
         finally:
             timer.cancel()
-            if not task.done():
+            if not task.done() and task not in self._leaving:
                 self._leave(task)
 
     def _leave(self, task: asyncio.Task[Any]) -> None:

@@ -64,7 +64,7 @@ class Wire(httpx2.AsyncBaseTransport):
 
     def __init__(self, backend: PinnedBackend, trust: ssl.SSLContext | None, seen: Seen) -> None:
         self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=trust, max_connections=8, retries=0, network_backend=backend
+            ssl_context=trust, max_connections=4, retries=0, network_backend=backend
         )
         self._seen = seen
 
