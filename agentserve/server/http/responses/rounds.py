@@ -23,6 +23,7 @@ from agentserve.server.http.responses.thoughts import Room
 from agentserve.server.http.responses.tools import unforced
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.sessions.advice import settle
+from agentserve.server.sessions.errors import StorageFailed
 from agentserve.server.text_port import JsonObject
 from tiering.policy.base import Departure
 
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 MOST_CALLS = 128  # of one response, where its request says nothing
 MOST_AT_ONCE = 8  # of them
+ONCE = "The call was made for this approval before, and is not made again; its result is not known here."
+NOT_KEPT = "The call was not made: the disk did not take that its approval is spent."
 NO_MORE = "The call was not made: this response may make {} tool calls."
 
 
@@ -115,7 +118,11 @@ class Rounds:
         try:
             remote = self._context.agents.means.mcp
             async with self._places:
+                if item["approval_request_id"] and not await self._context.responses.spent.take(owner, item):
+                    return ToolOutcome(error=ONCE)
                 return bounded(await remote.run(ToolCall("", "", call, owner=owner, server=server)))
+        except StorageFailed:
+            return ToolOutcome(error=NOT_KEPT)
         except Exception:
             log.exception("an MCP call of a response failed")
             return ToolOutcome(error=FAILED)
