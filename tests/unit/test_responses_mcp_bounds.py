@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai.types.responses import Response
 
 from agentserve.server.agents import remote
+from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.http.responses import rounds
+from agentserve.server.http.responses.mcp_events import McpEvents
 from tests.fakes import ScriptedEngine
 from tests.mcp_rig import server
-from tests.responses_mcp_rig import approval, client_of, of_kind
-from tests.responses_rig import RESPONSES
+from tests.responses_mcp_rig import (
+    SUM,
+    approval,
+    begins_with_all_before,
+    checked_mcp,
+    client_of,
+    of_kind,
+)
+from tests.responses_rig import RESPONSES, parsed, text_of
 from tools_bridge.mcp.types import Answer
 
 
@@ -100,3 +112,61 @@ async def test_fewer_than_no_calls_is_a_400(most: int) -> None:
     error = await client.refused("Hi", tools=[server()], max_tool_calls=most)
     assert error["param"] == "max_tool_calls"
     assert not mcp.places
+
+
+async def test_cancelled_while_calls_run_shows_them_and_goes_on() -> None:
+    client, mcp = client_of(SUM, "Never.")
+    mcp.answer = gate = Gate(1)
+    made = await client.create("1 + 2?", tools=[server()], background=True)
+    await gate.full.wait()
+    await client.rig.post(f"{RESPONSES}/{made['id']}/cancel", {})
+    cancelled = await client.get(f"{RESPONSES}/{made['id']}")
+    assert [(item["type"], item.get("status")) for item in cancelled["output"]] == [
+        ("mcp_list_tools", None),
+        ("mcp_call", "incomplete"),
+    ]
+    assert cancelled["status"] == "cancelled"
+    Response.model_validate(cancelled)
+    events = parsed((await client.rig.client.get(f"{RESPONSES}/{made['id']}?stream=true")).content)
+    assert checked_mcp(events)["output"] == cancelled["output"]
+    assert text_of(await client.create("And?", tools=[server()], previous_response_id=made["id"])) == "Never."
+    assert begins_with_all_before(client)
+    client.rig.check_rest()
+
+
+async def test_an_approved_call_that_was_cancelled_is_shown_and_not_made_again() -> None:
+    client, mcp = client_of("Done.")
+    mcp.answer = gate = Gate(2)
+    made = await client.create(approvals(2), tools=[server()], background=True)
+    await gate.full.wait()
+    await client.rig.post(f"{RESPONSES}/{made['id']}/cancel", {})
+    cancelled = await client.get(f"{RESPONSES}/{made['id']}")
+    calls = [item["status"] for item in cancelled["output"] if item["type"] == "mcp_call"]
+    assert calls == ["incomplete"] * 2
+    await client.create("Well?", tools=[server()], previous_response_id=made["id"])
+    assert len(mcp.calls) == 2
+    client.rig.check_rest()
+
+
+def test_items_are_placed_in_as_many_steps_as_there_are() -> None:
+    class Counted(list[Any]):
+        steps = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            type(self).steps += 1
+            return super().__getitem__(index)
+
+        def __iter__(self) -> Iterator[Any]:
+            type(self).steps += len(self)
+            return super().__iter__()
+
+    output, fresh = Counted(), itertools.count()
+    made = McpEvents(lambda kind, **fields: fields, output, lambda prefix: f"{prefix}_{next(fresh)}")
+    request = {"id": "r", "server_label": "s", "name": "n", "arguments": "{}"}
+    for number in range(2000):
+        assert {event["output_index"] for event in made.approved(request)} == {number}
+    ids = [item["id"] for item in made.open]
+    for id_ in ids:
+        made.put(id_, ToolOutcome("3"))
+    assert [made.ran(id_)[0]["output_index"] for id_ in ids] == list(range(2000))
+    assert Counted.steps < 10 * 2000
