@@ -27,6 +27,7 @@ from agentserve.config import HttpConfig, ServeConfig
 from agentserve.heap import freeze
 from agentserve.machine import available_memory, usable_cores
 from agentserve.messages import Hello
+from agentserve.server.agents.remote import MOST_CALLS, MOST_LISTINGS
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import begin_drain
 from agentserve.server.http.wire_bounds import WireBounds, bounded_protocol
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 
 AppBuilder = Callable[[Engine], ASGIApp]
 
-OTHER_FILES = 256  # that the process has open besides connections
+OTHER_FILES = 256 + 2 * (MOST_CALLS + MOST_LISTINGS)  # open besides connections: to MCP servers, too
 STOP_GRACE = 5.0  # seconds a worker has to leave by itself
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

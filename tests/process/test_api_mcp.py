@@ -265,6 +265,7 @@ HOSTILE: dict[str, tuple[Reply, str]] = {
     "too much": (lambda asked: http(LARGE), "too large"),
     "too much of a head": (lambda _: b"HTTP/1.1 200 OK\r\nx: " + LARGE, "too large|cannot be reached"),
     "too much of an event": (lambda _: http(b"data: " + LARGE, kind="text/event-stream"), "too large"),
+    "too many tools": (lambda asked: older(asked, {"tools": TOOLS["tools"] * 24_000}), "too large"),
     "a bomb": (lambda _: http(PACKED, more="content-encoding: gzip\r\n"), "compressed"),
     "tools that are none": (lambda asked: older(asked, {"tools": [{"name": 5}]}), "protocol"),
     "streams without end": (lambda _: http(b"id: 1\nretry: 0\ndata:\n\n", kind=STREAM), "broke off|error"),
@@ -272,6 +273,33 @@ HOSTILE: dict[str, tuple[Reply, str]] = {
     "pages without end": (lambda asked: older(asked, PAGE), "pages"),
     "an error": (lambda asked: http(json.dumps({**ERROR, "id": asked.get("id")}).encode()), "[secret]"),
 }  # fmt: skip
+
+
+BLOCKS = {"content": [{"type": "text", "text": ""}] * 60_000}
+LISTS: dict[str, Any] = {"content": [], "structuredContent": {"a": [[]] * 60_000}}
+PLAIN = {"content": [{"type": "text", "text": '{[,\\"' * 60_000}]}
+
+
+@pytest.mark.parametrize(("result", "fits"), [(BLOCKS, False), (LISTS, False), (PLAIN, True)])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_result_of_too_many_parts(result: Any, fits: bool, stream: bool) -> None:
+    """It is not parsed: that would hold up everybody. Characters are no parts."""
+
+    def reply(asked: dict[str, Any]) -> bytes:
+        if asked.get("method") != "tools/call":
+            return older(asked, TOOLS)
+        if not stream:
+            return rpc(asked, result)
+        said = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}).encode()
+        return http(b': "\ndata: ' + said + b"\n\n", kind=STREAM)
+
+    async with odd_server(reply) as (url, _):
+        place, client = Place(url), RemoteMcp(LOCAL, unread)
+        if fits:
+            assert (await client.call(place, "hi", {}, 30.0)).text == result["content"][0]["text"]
+        else:
+            with pytest.raises(McpFailed, match="too large"):
+                await client.call(place, "hi", {}, 30.0)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

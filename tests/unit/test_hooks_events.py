@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -134,6 +134,7 @@ async def test_the_end_of_a_background_response(running: bool) -> None:
         """As a disk gives them back."""
 
         responses, conversations, parts, skipped = kept, [], {}, 0
+        spent: ClassVar[list[Any]] = []
         content_of: Any = None
 
         def put(self, name: str, content: bytes) -> Any:

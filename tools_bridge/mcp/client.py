@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
 LIST_BYTES = 2 << 20  # read of a server for one listing
+LIST_PARTS = 100_000  # of these bytes: they are parsed and checked in one go, on the event loop
 CALL_BYTES = 8 << 20
+CALL_PARTS = 50_000
 MOST_PAGES = 32
 GRACE_SECONDS = 2.0  # that leaving a server may take
 
@@ -64,6 +66,10 @@ class McpClient:
         for name in ("mcp", "httpx2", "httpcore2"):  # they log URLs, and what servers sent
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
+    @property
+    def leaving(self) -> int:
+        return len(self._leaving)
+
     async def list_tools(self, place: Place, seconds: float) -> list[ListedTool]:
         return await self._bounded(self._list(place, seconds), seconds)
 
@@ -71,14 +77,14 @@ class McpClient:
         return await self._bounded(self._call(place, tool, arguments, seconds), seconds)
 
     async def _list(self, place: Place, seconds: float) -> list[ListedTool]:
-        async with self._connected(place, seconds, LIST_BYTES) as client:
+        async with self._connected(place, seconds, LIST_BYTES, LIST_PARTS) as client:
             return [
                 ListedTool(tool.name, tool.description or "", dict(tool.input_schema))
                 for tool in await _all_tools(client)
             ]
 
     async def _call(self, place: Place, tool: str, arguments: JsonObject, seconds: float) -> Answer:
-        async with self._connected(place, seconds, CALL_BYTES) as client:
+        async with self._connected(place, seconds, CALL_BYTES, CALL_PARTS) as client:
             try:
                 result = await _sent(client, tool, arguments)
             except MCPError as error:
@@ -90,15 +96,16 @@ class McpClient:
                 raise McpFailed(
                     Fault.PROTOCOL, "The tool asks for more input, which this server does not give."
                 )
-            blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
-            found = answer(
-                blocks, result.structured_content, failed=bool(result.is_error), unread=self._unread
-            )
-            return Answer(without(found.text, secrets_of(place.headers)), found.failed)
+            return await asyncio.to_thread(self._read, result, place)
+
+    def _read(self, result: mcp_types.CallToolResult, place: Place) -> Answer:
+        blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
+        found = answer(blocks, result.structured_content, failed=bool(result.is_error), unread=self._unread)
+        return Answer(without(found.text, secrets_of(place.headers)), found.failed)
 
     @asynccontextmanager
-    async def _connected(self, place: Place, seconds: float, most: int) -> AsyncIterator[Client]:
-        seen = Seen(most)
+    async def _connected(self, place: Place, seconds: float, most: int, parts: int) -> AsyncIterator[Client]:
+        seen = Seen(most, parts)
         try:
             target = parse(place.url, self._policy)
             addresses = await addresses_of(target, self._policy, self._resolver)
@@ -129,10 +136,12 @@ class McpClient:
             await asyncio.wait({task, timer}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
+            self._leave(task)
+            await asyncio.wait({task}, timeout=GRACE_SECONDS)  # its connections count until it has left
             raise McpFailed(Fault.TIMEOUT, f"The MCP server did not answer within {seconds:g} s.")
         finally:
             timer.cancel()
-            if not task.done():
+            if not task.done() and task not in self._leaving:
                 self._leave(task)
 
     def _leave(self, task: asyncio.Task[Any]) -> None:

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 import httpcore2
 import httpx2
 
+from tools_bridge.mcp.structure import Structure
 from tools_bridge.webhooks.address import Address
-from tools_bridge.webhooks.pinned import Bounded, Pinned
+from tools_bridge.webhooks.pinned import Bounded, Pinned, TooLarge
 
 MOST_REQUESTS = 100  # of one operation: a server may end a stream and ask for it to be taken up again
 
@@ -22,10 +23,12 @@ class TooMany(Exception):
 
 
 class Seen:
-    """What an operation met on the network. `left`: bytes that may still be read, of all replies together."""
+    """What an operation met on the network. `left`: bytes that may still be read, of all replies together;
+    `parts`: what there may be in them (`structure.py`)."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, parts: int) -> None:
         self.left = most
+        self.parts = parts
         self.requests = 0
         self.statuses: list[int] = []  # of the replies
         self.encoded = False  # a reply was compressed, although that was not asked for
@@ -36,7 +39,7 @@ class Seen:
 
     @property
     def too_large(self) -> bool:
-        return self.left <= 0
+        return self.left <= 0 or self.parts < 0
 
     @property
     def odd_status(self) -> int | None:
@@ -64,7 +67,7 @@ class Wire(httpx2.AsyncBaseTransport):
 
     def __init__(self, backend: PinnedBackend, trust: ssl.SSLContext | None, seen: Seen) -> None:
         self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=trust, max_connections=8, retries=0, network_backend=backend
+            ssl_context=trust, max_connections=4, retries=0, network_backend=backend
         )
         self._seen = seen
 
@@ -112,8 +115,12 @@ class _Pieces(httpx2.AsyncByteStream):
         self._seen = seen
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        structure = Structure()
         try:
             async for piece in self._reply.aiter_stream():
+                self._seen.parts -= structure.cost(piece)
+                if self._seen.parts < 0:
+                    raise TooLarge
                 yield piece
         except Exception as error:
             self._seen.error = error

@@ -16,7 +16,7 @@ from tools_bridge.webhooks.dial import Resolver, SystemResolver
 if TYPE_CHECKING:
     from tools_bridge.mcp.client import McpClient
 
-MOST_AT_ONCE = 1024  # operations
+MOST_AT_ONCE = 256  # operations, those among them that are over but for their goodbyes
 MISSING = "this server is installed without the extra `mcp`: pip install 'agentserve-llm[mcp]'"
 
 
@@ -52,7 +52,8 @@ class RemoteMcp:
 
     @asynccontextmanager
     async def _one_more(self) -> AsyncIterator[None]:
-        if self._under_way >= MOST_AT_ONCE:
+        leaving = 0 if self._client is None else self._client.leaving
+        if self._under_way + leaving >= MOST_AT_ONCE:
             raise McpFailed(Fault.UNREACHABLE, "This server asks too many MCP servers at once.")
         self._under_way += 1
         try:

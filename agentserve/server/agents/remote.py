@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from agentserve.server.agents.fold import NewId
 from agentserve.server.agents.history import History
+from agentserve.server.agents.places import Places
 from agentserve.server.agents.records import ListedMcpTool, ListingItem, McpServer
 from agentserve.server.agents.runners import ToolCall, ToolOutcome
 from tools_bridge.mcp.listing import called, taken
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 LIST_SECONDS = 10.0
 CALL_SECONDS = 60.0  # where the server's definition says nothing
 FAILED = "The tool failed."
+MOST_CALLS, MOST_LISTINGS = 128, 32  # at once, of all tenants: each has connections of its own
+TENANT_CALLS, TENANT_LISTINGS = 32, 8
 
 
 class ServerMissing(Exception):
@@ -32,6 +35,8 @@ class McpTools:
 
     def __init__(self, mcp: Mcp) -> None:
         self._mcp = mcp
+        self._calls = Places(TENANT_CALLS, MOST_CALLS)
+        self._listings = Places(TENANT_LISTINGS, MOST_LISTINGS)  # never behind calls, which may take long
 
     async def listings(self, history: History, new_id: NewId) -> list[ListingItem]:
         """Of servers that the session has none of yet, asked all at once. ServerMissing."""
@@ -39,19 +44,20 @@ class McpTools:
         fresh = [server for server in servers if history.listing(server) is None]
         if not fresh:
             return []
-        found = await self.ask(fresh)
+        found = await self.ask(fresh, history.head.tenant)
         for server, listed in zip(fresh, found, strict=True):
             if server.required and isinstance(listed, str):
                 raise ServerMissing(f"{server.label}: {listed}")
         return _items(history, fresh, found, new_id)
 
-    async def ask(self, servers: Sequence[McpServer]) -> list[list[ListedTool] | str]:
-        """For each, its tools, or why there are none."""
-        return list(await asyncio.gather(*map(self._list, servers)))
+    async def ask(self, servers: Sequence[McpServer], owner: str) -> list[list[ListedTool] | str]:
+        """For each, its tools, or why there are none. `owner`: the tenant."""
+        return list(await asyncio.gather(*(self._list(server, owner) for server in servers)))
 
-    async def _list(self, server: McpServer) -> list[ListedTool] | str:
+    async def _list(self, server: McpServer, owner: str) -> list[ListedTool] | str:
         try:
-            listed = await self._mcp.list_tools(Place(server.url, server.headers), LIST_SECONDS)
+            async with self._listings.one(owner):
+                listed = await self._mcp.list_tools(Place(server.url, server.headers), LIST_SECONDS)
             tools, left_out = await asyncio.to_thread(taken, listed, server.allowed)
         except McpFailed as error:
             log.warning("the tools of MCP server %r are not there: %s", server.label, error.fault)
@@ -76,9 +82,9 @@ class McpTools:
             return ToolOutcome(error="Bad arguments. They are no JSON object.")
         seconds = CALL_SECONDS if server.timeout is None else server.timeout
         try:
-            answer = await self._mcp.call(
-                Place(server.url, server.headers), call.item.remote, arguments, seconds
-            )
+            place = Place(server.url, server.headers)
+            async with self._calls.one(call.owner):
+                answer = await self._mcp.call(place, call.item.remote, arguments, seconds)
         except McpFailed as error:
             return ToolOutcome(error=str(error))
         return ToolOutcome(error=answer.text or FAILED) if answer.failed else ToolOutcome(answer.text)

@@ -11,13 +11,20 @@ from starlette.requests import Request
 from agentserve.server.http import history, sampling
 from agentserve.server.http.answer_form import Form
 from agentserve.server.http.callers import tenant_of
-from agentserve.server.http.chat_request import check_supported, grammar_of, render, template_of
+from agentserve.server.http.chat_request import (
+    asked_logprobs,
+    check_supported,
+    grammar_of,
+    render,
+    template_of,
+)
 from agentserve.server.http.claims import claim_of, cut_calls
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import identity
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.turn_parts import answer_factory, namespace
 from agentserve.server.http.vllm_forms import as_response_format, said_as
+from agentserve.server.limits import check_size
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.seats import OneShotSeat
 from agentserve.server.sessions.session_record import Session, common
@@ -53,6 +60,25 @@ async def prompt_of(context: ServerContext, request: Request, fields: ChatReques
         render, template_of(context, tenant), fields, messages, tools, replies, tails=tails
     )
     return Prompt(ids, session, 0 if session is None else session.tokens_at(same))
+
+
+async def look_over(context: ServerContext, request: Request, fields: ChatRequest) -> None:
+    """Refuse what `chat_request.prepare` would refuse. ApiError."""
+    limits, tenant = context.options.limits, tenant_of(request)
+    context.check_model(fields.model)
+    sampling.check_fields(fields, context.facts, limits)
+    check_supported(fields)
+    logprobs = asked_logprobs(fields, limits.top_logprobs)
+    check_size(fields.chat_template_kwargs, limits.template_kwargs_bytes, "chat_template_kwargs")
+    prompt = await prompt_of(context, request, fields)
+    with said_as(fields):
+        asked = as_response_format(fields)
+        await grammar_of(context, tenant, asked, history.tool_dicts(asked.tools, limits))
+    await context.check_storage()
+    most = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    sampling.build(
+        fields, context.facts, limits, prompt=len(prompt.ids), max_tokens=most, seed=0, logprobs=logprobs
+    )
 
 
 async def warming(context: ServerContext, request: Request, fields: ChatRequest) -> TurnSpec:

@@ -103,7 +103,7 @@ async def prepare_turns(
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
     check_supported(fields)
-    logprobs = _logprobs(fields, limits.top_logprobs)
+    logprobs = asked_logprobs(fields, limits.top_logprobs)
     cut = cut_calls(context, tenant, fields.messages)
     messages, told = await context.off_loop(_read, fields, limits, cut, context.tool_parser.written)
     with said_as(fields):
@@ -275,7 +275,8 @@ def check_supported(fields: ChatRequest) -> None:
     sampling.integer("thinking_token_budget", fields.thinking_token_budget, 0, 0, INT64_MAX)
 
 
-def _logprobs(fields: ChatRequest, most: int) -> int | None:
+def asked_logprobs(fields: ChatRequest, most: int) -> int | None:
+    """Alternatives to each token of an answer; None: not even its own."""
     if fields.top_logprobs is None:
         return 0 if fields.logprobs else None
     top = sampling.integer("top_logprobs", fields.top_logprobs, 0, 0, most)

@@ -12,7 +12,7 @@ from agentserve.server.errors import ApiError
 from agentserve.server.text_port import JsonObject
 
 MOST_SERVERS = 16
-MOST_TIMEOUT = 3600.0  # seconds of a call
+MOST_TIMEOUT = 600.0  # seconds of a call
 _MOST_HEADERS, _MOST_VALUE = 32, 8192
 _LABEL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _HEADER = re.compile(r"[a-zA-Z0-9!#$%&'*+.^_`|~-]{1,128}")  # RFC 9110, 5.6.2

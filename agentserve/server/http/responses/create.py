@@ -20,7 +20,7 @@ from agentserve.server.http.names import SESSION_HEADER, set_request_id
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.responses.events import event_frame
 from agentserve.server.http.responses.following import follow, follow_live, found
-from agentserve.server.http.responses.job import TOO_LONG, Job, turn_job, warming_job
+from agentserve.server.http.responses.job import TOO_LONG, Job, check_turn, turn_job, warming_job
 from agentserve.server.http.responses.live import EVENT_SECONDS, Live
 from agentserve.server.http.responses.making import Making
 from agentserve.server.http.responses.plan import Plan, planned
@@ -105,11 +105,13 @@ async def _job(context: ServerContext, request: Request, plan: Plan) -> Job | No
         context.check_stored(plan.hold.tenant)
         await context.off_loop(_check_size, plan, context.responses.shelf.largest)
         await context.responses.ready()
-    if plan.approved and not plan.body.prewarm:
-        return None
     if plan.body.prewarm:
         return await warming_job(context, request, plan.fields)
-    return await turn_job(context, request, plan.fields, shorten=plan.body.truncation == "auto")
+    shorten = plan.body.truncation == "auto"
+    if plan.approved:  # calls have effects: what can be refused is refused before
+        await check_turn(context, request, plan.fields, shorten=shorten)
+        return None
+    return await turn_job(context, request, plan.fields, shorten=shorten)
 
 
 def _check_size(plan: Plan, most: int) -> None:

@@ -15,6 +15,7 @@ from agentserve.server.http.responses.diagnostics import Compared
 from agentserve.server.http.responses.live import Live, Lives
 from agentserve.server.http.responses.records import Records
 from agentserve.server.http.responses.shelf import Kept, Shelf
+from agentserve.server.http.responses.spent import Spent
 from agentserve.server.sessions.transcript import write_json
 from agentserve.server.text_port import JsonObject
 
@@ -61,6 +62,7 @@ class Desk:
         self.conversations = Conversations(
             max_count=bounds.conversations, max_bytes=bounds.conversations_bytes, book=records
         )
+        self.spent = Spent(wall, ttl=bounds.ttl, book=records)
         self.lives = Lives(
             most_running=bounds.running,
             most_bytes=bounds.events_bytes,
@@ -72,6 +74,8 @@ class Desk:
             records.content_of = self._content
             self.shelf.restore(records.responses)
             records.skipped += self.conversations.restore(records.conversations, records.parts)
+            self.spent.restore(records.spent)
+            records.spent = []
             records.responses, records.conversations, records.parts = [], [], {}
             for kept in self.shelf:
                 if kept.running:
@@ -145,7 +149,7 @@ class Desk:
             self._compared_bytes -= oldest.cost
 
     def _content(self, name: str) -> bytes | None:
-        return self.conversations.encoded(name) or self.shelf.encoded(name)
+        return self.conversations.encoded(name) or self.spent.encoded(name) or self.shelf.encoded(name)
 
 
 def _broken_off(kept: Kept) -> Kept:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from agentserve.messages import Token, TurnUsage
 from agentserve.server.errors import ApiError
 from agentserve.server.http.responses.item_fields import NewId
-from agentserve.server.http.responses.mcp_events import ARGUMENTS, McpEvents, call_item
+from agentserve.server.http.responses.mcp_events import ARGUMENTS, McpEvents, call_item, was_made
 from agentserve.server.http.responses.mcp_items import CALL, REQUEST
 from agentserve.server.http.responses.shown import error_object, usage
 from agentserve.server.http.responses.thoughts import packed
@@ -113,7 +113,7 @@ class Fold:
             partial = not outcome.calls[-1].complete
         events += self._close("incomplete" if partial else "completed")
         if not outcome.has_calls:
-            events += self.mcp.cut_off()
+            events += self.mcp.cut_off(self._output)
         self._turns.append(outcome.usage)
         self._reasoning += outcome.reasoning_tokens
         self._first = len(self._output)
@@ -146,9 +146,15 @@ class Fold:
         self.response["error"] = error_object(error)
         self.response["status"] = "failed"
 
-    def cancel(self) -> None:
-        self._drop()
+    def cancel(self) -> list[JsonObject]:
+        """The ends of calls that this server was making: they may have had their effects. What the model
+        was saying is dropped."""
+        self._open = None
+        made = [item for place, item in enumerate(self._output) if place < self._first or was_made(item)]
+        events = self.mcp.cut_off(made)
+        self._output[:] = made
         self.response["status"] = "cancelled"
+        return events
 
     def ended(self) -> list[JsonObject]:
         """The last event of the stream, once."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from msgspec.structs import replace
 from starlette.requests import Request
 
 from agentserve.server.errors import ApiError
-from agentserve.server.http.ahead_of_turn import warming
+from agentserve.server.http.ahead_of_turn import look_over, warming
 from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.chat_request import prepare
 from agentserve.server.http.context import ServerContext
@@ -22,6 +23,7 @@ from agentserve.server.sessions.session_record import Lease
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import JsonObject, Tokenizer
 
+Made = TypeVar("Made")
 TOO_LONG = "context_length_exceeded"
 _SHARE = 4  # of the history is left out at a time
 _OPENING = ("system", "developer")
@@ -39,15 +41,31 @@ class Job:
 
 
 async def turn_job(context: ServerContext, request: Request, fields: ChatRequest, *, shorten: bool) -> Job:
-    """The session's next turn, leased. `shorten`: a history that is too long loses its beginning.
+    """The session's next turn, leased. `shorten`: a history that is too long loses its beginning."""
+    job = await _fitting(context, request, fields, prepare, shorten=shorten)
+    unheard = partial(_unheard, context, job.seats[0].lease)
+    return Job(job.specs, job.prompt, job.session_id, job.logprobs, job.rollback, unheard)
 
-    It loses a quarter at a time, so that turns which follow each other lose the same. What cannot fit by the
-    count of its texts' tokens is not tried.
-    """
+
+async def check_turn(context: ServerContext, request: Request, fields: ChatRequest, *, shorten: bool) -> None:
+    """Refuse what `turn_job` would refuse; nothing is leased. ApiError."""
+    await _fitting(context, request, fields, look_over, shorten=shorten)
+
+
+async def _fitting(
+    context: ServerContext,
+    request: Request,
+    fields: ChatRequest,
+    attempt: Callable[[ServerContext, Request, ChatRequest], Awaitable[Made]],
+    *,
+    shorten: bool,
+) -> Made:
+    """A history loses a quarter at a time, so that turns which follow each other lose the same. What cannot
+    fit by the count of its texts' tokens is not tried."""
     counted = False
     while True:
         try:
-            job = await prepare(context, request, fields)
+            return await attempt(context, request, fields)
         except ApiError as error:
             shorter = shortened(fields.messages) if shorten and error.code == TOO_LONG else None
             if shorter is None:
@@ -58,9 +76,6 @@ async def turn_job(context: ServerContext, request: Request, fields: ChatRequest
                 tokenizer = context.tokenizer.apart(tenant_of(request))
                 shorter = await context.off_loop(may_fit, shorter, tokenizer, most)
             fields = replace(fields, messages=shorter)
-            continue
-        unheard = partial(_unheard, context, job.seats[0].lease)
-        return Job(job.specs, job.prompt, job.session_id, job.logprobs, job.rollback, unheard)
 
 
 def _unheard(context: ServerContext, lease: Lease, reason: str) -> None:

@@ -175,10 +175,10 @@ class Making:
         return events + self.fold.ended()
 
     async def cancelled(self) -> list[JsonObject]:
-        """The last event of one that was stopped."""
-        self.fold.cancel()
+        """The last events of one that was stopped."""
+        events = self.fold.cancel()
         await self._keep_or_fail()
-        return self.fold.ended()
+        return [*events, *self.fold.ended()]
 
     async def keep(self, *, running: bool = False) -> None:
         """Have it, as it is now, where it is found again. StorageFailed: its conversation is as before."""

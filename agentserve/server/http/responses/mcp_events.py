@@ -5,7 +5,7 @@ A call's item stays open while the call runs, beside others; the model's reply h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.http.responses.item_fields import NewId
@@ -55,6 +55,15 @@ def _made_here(id_: str, named: JsonObject, request: str | None) -> JsonObject:
     }
 
 
+def is_open(item: JsonObject) -> bool:
+    return bool(item["type"] == CALL and item["status"] == "in_progress")
+
+
+def was_made(item: JsonObject) -> bool:
+    """By this server, before the model said a word."""
+    return bool(item["type"] == LISTING or (item["type"] == CALL and item["approval_request_id"]))
+
+
 class McpEvents:
     """Of one response. `event` numbers them; `output` are the response's items."""
 
@@ -62,11 +71,13 @@ class McpEvents:
         self._event = event
         self._output = output
         self._new_id = new_id
+        self._places: dict[str, int] = {}  # of items, the first of each id
+        self._known = 0  # items that are among them
 
     @property
     def open(self) -> list[JsonObject]:
         """Calls that have no result yet, in call order."""
-        return [item for item in self._output if item["type"] == CALL and item["status"] == "in_progress"]
+        return [item for item in self._output if is_open(item)]
 
     def listed(self, items: Iterable[JsonObject]) -> list[JsonObject]:
         """The tools of servers, before anything is said."""
@@ -109,12 +120,13 @@ class McpEvents:
         item = self._output[self._place(id_)]
         return [self._of(item, f"response.mcp_call.{item['status']}"), self.done(item)]
 
-    def cut_off(self) -> list[JsonObject]:
-        """Calls of a reply that is not whole are not made."""
+    def cut_off(self, items: Sequence[JsonObject]) -> list[JsonObject]:
+        """Calls of a reply that is not whole are not made; nobody waits for those of a cancelled one."""
         events: list[JsonObject] = []
-        for item in self.open:
-            item["status"] = "incomplete"
-            events.append(self.done(item))
+        for item in items:
+            if is_open(item):
+                item["status"] = "incomplete"
+                events.append(self.done(item))
         return events
 
     def whole(self, request: JsonObject) -> list[JsonObject]:
@@ -146,4 +158,9 @@ class McpEvents:
         return self._event(kind, output_index=self._place(item["id"]), item=dict(item))
 
     def _place(self, id_: str) -> int:
-        return next(index for index, one in enumerate(self._output) if one["id"] == id_)
+        if self._known > len(self._output):  # they were dropped
+            self._places, self._known = {}, 0
+        for index in range(self._known, len(self._output)):
+            self._places.setdefault(self._output[index]["id"], index)
+        self._known = len(self._output)
+        return self._places[id_]

@@ -15,7 +15,7 @@ from agentserve.server.text_port import JsonObject
 
 
 async def with_servers(
-    context: ServerContext, box: Toolbox, history: Sequence[JsonObject]
+    context: ServerContext, tenant: str, box: Toolbox, history: Sequence[JsonObject]
 ) -> tuple[Toolbox, list[JsonObject]]:
     """The tools of its servers too, as the history has them; servers that it does not know are asked, and
     their listings are items. ApiError."""
@@ -26,7 +26,7 @@ async def with_servers(
         check_server(context, server)
     listings = await context.off_loop(listings_of, servers, history)
     fresh = [server for server in servers if server.label not in listings]
-    for server, listed in zip(fresh, await context.agents.means.mcp.ask(fresh), strict=True):
+    for server, listed in zip(fresh, await context.agents.means.mcp.ask(fresh, tenant), strict=True):
         if isinstance(listed, str):
             raise ApiError(
                 f"{box.servers[server.label][1]}: the tools of {server.label!r} cannot be had: {listed}",

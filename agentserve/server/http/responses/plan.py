@@ -128,7 +128,7 @@ async def _read(context: ServerContext, body: ResponsesRequest, hold: Hold) -> P
     items, places = await resolved(context, hold.tenant, given, known, room, once=once)
     said = [item for run in earlier for item in run]
     check_approvals(said, items, places)
-    box, listings = await with_servers(context, box, [*said, *items])
+    box, listings = await with_servers(context, hold.tenant, box, [*said, *items])
     choice = read_choice(body.tool_choice, box)
     messages, where = await messages_for(context, box, body, [*earlier, items], places, room=room)
     last = hold.session
@@ -154,6 +154,8 @@ def check(body: ResponsesRequest) -> None:
         raise ApiError("background: needs store true", param="background")
     if body.truncation not in (None, "auto", "disabled"):
         raise ApiError("truncation: must be auto or disabled", param="truncation")
+    if body.max_tool_calls is not None and body.max_tool_calls < 0:
+        raise ApiError("max_tool_calls: must be 0 or more", param="max_tool_calls", code="invalid_value")
     check_metadata(body.metadata)
 
 

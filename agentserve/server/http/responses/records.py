@@ -1,4 +1,4 @@
-"""Responses and conversations on disk: an LMDB of their own under the data directory.
+"""Responses, conversations and spent approvals on disk: an LMDB of their own under the data directory.
 
 The file, its one writer and its group commit are those of sessions (`sessions/store.py`): a record is
 believed only with its digest, damage costs the records that it hit, and what a running server's file lost
@@ -18,6 +18,7 @@ import msgspec
 
 from agentserve.server.http.responses.conversations import HEAD, PART, Entry, Head, named_part
 from agentserve.server.http.responses.shelf import Kept
+from agentserve.server.http.responses.spent import SPENT, SpentApproval
 from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.changes import Delete, Put
 from agentserve.server.sessions.damage import Damage
@@ -47,6 +48,7 @@ class Records:
         self.responses: list[Kept] = []
         self.conversations: list[Head] = []
         self.parts: dict[str, dict[int, list[Entry]]] = {}  # by conversation, and number of the first item
+        self.spent: list[SpentApproval] = []
         self._read()
 
     @property
@@ -101,6 +103,8 @@ class Records:
         elif name.startswith(PART):
             id_, first = named_part(name)
             self.parts.setdefault(id_, {})[first] = msgspec.msgpack.decode(content, type=list[Entry])
+        elif name.startswith(SPENT):
+            self.spent.append(msgspec.msgpack.decode(content, type=SpentApproval))
         else:
             self.responses.append(msgspec.msgpack.decode(content, type=Kept))
 

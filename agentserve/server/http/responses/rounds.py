@@ -23,11 +23,16 @@ from agentserve.server.http.responses.thoughts import Room
 from agentserve.server.http.responses.tools import unforced
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.sessions.advice import settle
+from agentserve.server.sessions.errors import StorageFailed
 from agentserve.server.text_port import JsonObject
 from tiering.policy.base import Departure
 
 log = logging.getLogger(__name__)
 
+MOST_CALLS = 128  # of one response, where its request says nothing
+MOST_AT_ONCE = 8  # of them
+ONCE = "The call was made for this approval before, and is not made again; its result is not known here."
+NOT_KEPT = "The call was not made: the disk did not take that its approval is spent."
 NO_MORE = "The call was not made: this response may make {} tool calls."
 
 
@@ -42,13 +47,15 @@ class Rounds:
         self._lease = lease
         self._steps = 0
         self._made = 0  # tool calls
+        most = plan.body.max_tool_calls
+        self._most = MOST_CALLS if most is None else most
+        self._places = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def run(self, items: Sequence[JsonObject]) -> list[ToolOutcome]:
-        """Make calls, all at once; those of which there may be no more are refused."""
-        most = self._plan.body.max_tool_calls
-        room = len(items) if most is None else max(0, most - self._made)
+        """Make calls, side by side; those of which there may be no more are refused."""
+        room = max(0, self._most - self._made)
         self._made += len(items)
-        refused = [ToolOutcome(error=NO_MORE.format(most))] * len(items[room:])
+        refused = [ToolOutcome(error=NO_MORE.format(self._most))] * len(items[room:])
         return [*await asyncio.gather(*map(self._run, items[:room])), *refused]
 
     async def next(
@@ -91,7 +98,7 @@ class Rounds:
         messages, plan.where = await messages_for(context, plan.box, plan.body, runs, places, room=room)
         fields = plan.fields
         choice = unforced(fields.tool_choice) if generated else fields.tool_choice
-        if plan.body.max_tool_calls is not None and self._made >= plan.body.max_tool_calls:
+        if self._made >= self._most:
             choice = "none" if fields.tools else choice
         return replace(
             fields,
@@ -110,7 +117,12 @@ class Rounds:
         owner, server = self._plan.hold.tenant, box.remote[shown].server
         try:
             remote = self._context.agents.means.mcp
-            return bounded(await remote.run(ToolCall("", "", call, owner=owner, server=server)))
+            async with self._places:
+                if item["approval_request_id"] and not await self._context.responses.spent.take(owner, item):
+                    return ToolOutcome(error=ONCE)
+                return bounded(await remote.run(ToolCall("", "", call, owner=owner, server=server)))
+        except StorageFailed:
+            return ToolOutcome(error=NOT_KEPT)
         except Exception:
             log.exception("an MCP call of a response failed")
             return ToolOutcome(error=FAILED)

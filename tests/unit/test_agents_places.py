@@ -1,0 +1,32 @@
+"""Places: how many run at once, of one owner and of all."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentserve.server.agents.places import Places
+
+
+async def test_one_owner_has_his_share_and_others_theirs() -> None:
+    places, go = Places(2, 3), asyncio.Event()
+    running: list[str] = []
+
+    async def work(owner: str) -> None:
+        async with places.one(owner):
+            running.append(owner)
+            await go.wait()
+
+    tasks = [asyncio.create_task(work(owner)) for owner in "aaaaabb"]
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert running == ["a", "a", "b"]
+    tasks[0].cancel()
+    tasks[3].cancel()  # one that waits
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert sorted(running) in (["a", "a", "a", "b"], ["a", "a", "b", "b"])
+    go.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert sorted(running) == ["a"] * 4 + ["b"] * 2
+    assert not places._own
+    assert not places._known
