@@ -4,6 +4,8 @@ can hold a step: what takes too long ends its turn, and the others' are folded a
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import socket
 import weakref
@@ -12,42 +14,67 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 
-from agentserve.executor.grammars import MAX_BYTES, TOO_SLOW, GrammarTooSlow, ids_of
+from agentserve.executor.grammars import (
+    MAX_BYTES,
+    SLOW_SECONDS,
+    TOO_LARGE,
+    TOO_SLOW,
+    GrammarTooSlow,
+    ids_of,
+)
 from agentserve.executor.matcher_process import (
     NO_MEMORY,
     Ask,
     Begin,
     Define,
     Drop,
+    Host,
     Leave,
     Line,
     Push,
     Spawn,
     Told,
     Vocabulary,
+    cpu_seconds,
+    is_readable,
 )
 
-ANSWER_SECONDS = 30.0  # beyond all CPU time that a call may take, on a machine that is busy
+LOOKS = 12  # at a process that does not answer, before it is given up though it is at work
+STILL_SECONDS = 2.5  # between them; one that did not work meanwhile (stopped, swapped out) is given up
+AT_WORK = 0.01  # of that time, on the CPU
+MEMORY_BYTES = 2 * 1024**3  # for a matcher, on top of what the host has
 MOST_HANGING = 1024  # grammars of which it is known that they do
+log = logging.getLogger(__name__)
+
 _OUT_OF_TIME = -signal.SIGPROF  # an end that a grammar is the cause of, whoever else runs there
 
 
-class _Died(Exception):
-    """The matcher process ended, or was given up, while it was asked something."""
+class HostGone(SystemExit):
+    """The host ended or does not answer, and no other can be forked: a worker ends of it, and is replaced
+    with its host as after any other end. Not an `Exception`: no turn and no step is at fault."""
 
-    def __init__(self, status: int, late: bool) -> None:
+
+class _Died(Exception):
+    """The matcher process ended, or was given up, while it was asked something.
+
+    `used`: seconds of CPU that it took for that, if it was given up."""
+
+    def __init__(self, status: int, used: float) -> None:
         super().__init__(f"the process of grammars ended ({status})")
         self.status = status
-        self.late = late
+        self.used = used
 
-    def blamed(self, again: bool) -> bool:
-        """Whether it was the fault of what was asked; for want of memory only if that was so twice."""
-        return self.late or self.status == _OUT_OF_TIME or (again and self.status == NO_MEMORY)
+    def fault(self, again: bool) -> str:
+        """Of what was asked, if it was; for want of memory only if that was so twice."""
+        if self.used >= SLOW_SECONDS or self.status == _OUT_OF_TIME:
+            return TOO_SLOW
+        return TOO_LARGE if again and self.status == NO_MEMORY else ""
 
 
 class GuardedGrammars:
@@ -55,27 +82,34 @@ class GuardedGrammars:
 
     A process that ended while a fold was asked of it ended of that fold, if it was for time: it is
     `GrammarTooSlow`, and never asked again, nor is its grammar begun by another turn. Of any other
-    end the fold is tried once more.
+    end, and where the process just stood still, the fold is tried once more, in a process that has no other
+    fold yet: where that one lacks memory, too, it is the fold's. All may raise `HostGone`.
     """
 
     def __init__(
         self,
-        host: socket.socket,
+        host: Host,
         token_bytes: Sequence[bytes],
         vocab_size: int,
         stop_token_ids: Sequence[int],
         max_bytes: int = MAX_BYTES,
+        *,
+        memory_bytes: int = MEMORY_BYTES,
+        still_seconds: float = STILL_SECONDS,
     ) -> None:
         self.max_bytes = max_bytes
+        self._still_seconds = still_seconds
         self.deaths = 0
         self.pid = 0  # of the process that runs
-        self._link = host
+        self._link, self._host_pid = host
         self._host: Line[Spawn] | None = None
-        self._vocabulary = Vocabulary(list(token_bytes), vocab_size, list(stop_token_ids), max_bytes)
+        self._vocabulary = Vocabulary(
+            list(token_bytes), vocab_size, list(stop_token_ids), max_bytes, memory_bytes
+        )
         self._child: Line[Told] | None = None
         self._known: set[str] = set()  # by the child
         self._texts: dict[str, bytes] = {}
-        self._hanging: OrderedDict[str, None] = OrderedDict()
+        self._hanging: OrderedDict[str, str] = OrderedDict()  # and what is told of them
         self._numbers = count()
         self._ended: list[int] = []
 
@@ -108,7 +142,7 @@ class GuardedGrammars:
         if grammar_id not in self._texts:
             raise ValueError(f"grammar {grammar_id!r} is not defined on this worker")
         if grammar_id in self._hanging:
-            raise GrammarTooSlow(TOO_SLOW)
+            raise GrammarTooSlow(self._hanging[grammar_id])
         number = next(self._numbers)
         try:
             fold = GuardedFold(self, grammar_id, self._texts[grammar_id], number)
@@ -119,11 +153,14 @@ class GuardedGrammars:
         return fold
 
     def close(self) -> None:
-        """The processes end with their sockets."""
+        """Nothing can be asked any more, and both processes have ended."""
         for line in (self._child, self._host):
             if line is not None:
                 line.close()
         self._link.close()
+        with suppress(OSError):  # it was waited for already
+            os.kill(self._host_pid, signal.SIGKILL)
+            os.waitpid(self._host_pid, 0)
 
     def advance(self, fold: GuardedFold, token: int | None) -> Told:
         """Where the fold is behind `token`, or where it is now."""
@@ -153,31 +190,33 @@ class GuardedGrammars:
             try:
                 return once()
             except _Died as death:
-                if death.blamed(again=last):
-                    self._hanging[grammar_id] = None
+                if fault := death.fault(again=last):
+                    self._hanging[grammar_id] = fault
                     if len(self._hanging) > MOST_HANGING:
                         self._hanging.popitem(last=False)
-                    raise GrammarTooSlow(TOO_SLOW) from None
+                    raise GrammarTooSlow(fault) from None
                 if last:
                     raise ValueError(str(death)) from None
         raise AssertionError
 
     def _ask(self, ask: Ask) -> Told:
         child = self._child or self._spawn()
-        late = False
+        began = cpu_seconds(self.pid)
+        used = 0.0
         told = None
         try:
             if self._ended:
                 child.send(Leave(self._ended.copy()))
                 self._ended.clear()
             child.send(ask)
+            self._await(child.readable, self.pid)
             told = child.receive()
         except TimeoutError:
-            late = True
+            used = cpu_seconds(self.pid) - began
         except OSError:
             pass
         if told is None:
-            raise _Died(self._replace(), late)
+            raise _Died(self._replace(), used)
         if told.slow:
             raise GrammarTooSlow(told.error)
         if told.error:
@@ -193,25 +232,46 @@ class GuardedGrammars:
         self._ended.clear()
         return self._spawned()
 
+    def _await(self, readable: Callable[[float], bool], pid: int) -> None:
+        """TimeoutError where it does not answer, at once if it does nothing."""
+        before = cpu_seconds(pid)
+        for _ in range(LOOKS):
+            if readable(self._still_seconds):
+                return
+            now = cpu_seconds(pid)
+            if now - before < AT_WORK * self._still_seconds:
+                break
+            before = now
+        raise TimeoutError
+
     def _spawn(self) -> Line[Told]:
-        if self._host is None:
-            self._host = Line(self._link, Spawn)
-            self._host.send(self._vocabulary)
         self._spawned()
         assert self._child is not None
         return self._child
 
     def _spawned(self) -> int:
-        assert self._host is not None
-        self._host.send(Spawn())
-        said, files, _, _ = socket.recv_fds(self._link, 64, 1)
+        try:
+            said, files = self._asked_of_host()
+        except OSError as error:  # a TimeoutError, too
+            log.error("the host of grammars does not answer: %s", str(error) or type(error).__name__)
+            files = []
         if not files:
-            raise RuntimeError("the host of grammars is gone")
+            raise HostGone("the host of grammars is gone: this worker ends, to be replaced with it")
         child = socket.socket(fileno=files[0])
-        child.settimeout(ANSWER_SECONDS)
+        child.settimeout(self._still_seconds)
         self._child = Line(child, Told)
         status, self.pid = map(int, said.split())
         return status
+
+    def _asked_of_host(self) -> tuple[bytes, list[int]]:
+        self._link.settimeout(self._still_seconds)
+        if self._host is None:
+            self._host = Line(self._link, Spawn)
+            self._host.send(self._vocabulary)
+        self._host.send(Spawn())
+        self._await(partial(is_readable, self._link), self._host_pid)
+        said, files, _, _ = socket.recv_fds(self._link, 64, 1)
+        return said, files
 
 
 class GuardedFold:

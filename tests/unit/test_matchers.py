@@ -2,13 +2,16 @@
 
 import os
 import signal
+from itertools import count
+from pathlib import Path
 
 import pytest
 import xgrammar
 
+from agentserve.executor import matchers
 from agentserve.executor.grammars import GrammarStore, GrammarTooSlow
 from agentserve.executor.matcher_process import fork_host
-from agentserve.executor.matchers import GuardedGrammars
+from agentserve.executor.matchers import GuardedGrammars, HostGone
 from tests.grammar_rig import chain
 from tools_bridge.vocabulary import GrammarVocabulary
 
@@ -101,15 +104,51 @@ def test_one_that_was_killed_from_outside_is_nobodys_fault(grammars, texts):
     assert grammars.deaths == len(TEXT)
 
 
-def test_one_that_says_nothing_at_all_is_given_up(texts):
-    grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS])
+def state_of(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def stopped(pid):
+    os.kill(pid, signal.SIGSTOP)
+    while state_of(pid) != "T":
+        pass
+
+
+def ended(pid):
+    while state_of(pid) not in "XZ":
+        pass
+
+
+def test_one_that_stands_still_is_given_up_and_is_nobodys_fault(texts):
+    grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS], still_seconds=0.5)
     grammars.define("json", texts["json"])
-    fold, other = grammars.start("json"), grammars.start("json")
-    grammars._child._link.settimeout(0.05)
-    os.kill(grammars.pid, signal.SIGSTOP)
-    with pytest.raises(GrammarTooSlow):
-        fold.push(ord("{"))
-    assert other.push(ord("{"))
+    fold, other = grammars.start("json"), here(texts)
+    for n, token in enumerate(TEXT):
+        if n == 3:
+            before = grammars.pid
+            stopped(before)
+        for one in (fold, other):
+            assert one.push(token)
+        assert same(fold, other)
+    assert grammars.pid != before
+    stopped(grammars.pid)
+    grammars.define("large", texts["json"] + " " * 2**20)  # it is not read to its end
+    assert grammars.start("json").push(ord("{"))
+    grammars.close()
+
+
+def test_one_that_is_at_work_is_waited_for(texts, monkeypatch):
+    grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS], still_seconds=0.01)
+    answers = iter([False] * 5 + [True])
+    used = count()
+    monkeypatch.setattr(matchers, "cpu_seconds", lambda pid: float(next(used)))
+    grammars._await(lambda seconds: next(answers), 1)
+    with pytest.raises(TimeoutError):
+        grammars._await(lambda seconds: False, 1)
+    assert next(used) == 5 + 1 + matchers.LOOKS + 1
     grammars.close()
 
 
@@ -131,8 +170,23 @@ def test_what_cannot_be_used_is_said(grammars, texts):
     assert grammars.deaths == 1
 
 
-def test_a_host_that_is_gone_is_an_error(texts):
-    grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_ends_of_a_host_that_is_gone(texts, end):
+    host = fork_host()
+    grammars = GuardedGrammars(host, TOKENS, SIZE, [EOS], still_seconds=0.5)
+    grammars.define("json", texts["json"])
+    fold = grammars.start("json")
+    if end == signal.SIGSTOP:
+        stopped(host.pid)
+        os.kill(grammars.pid, signal.SIGKILL)
+    else:
+        os.kill(host.pid, end)
+        ended(grammars.pid)  # with it
+    for ask in (lambda: fold.push(ord("{")), lambda: grammars.define("again", texts["json"])):
+        with pytest.raises(HostGone) as caught:
+            ask()
+        assert not isinstance(caught.value, Exception)  # no step and no turn is said to have failed of it
+        assert "Errno" not in str(caught.value)
     grammars.close()
-    with pytest.raises((OSError, RuntimeError)):
-        grammars.define("json", texts["json"])
+    with pytest.raises(ProcessLookupError):
+        os.kill(host.pid, 0)
