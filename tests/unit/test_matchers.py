@@ -20,6 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarn
 
 RUN, EOS, SIZE = 257, 256, 300
 TOKENS = [*(bytes([n]) for n in range(256)), b"", b"#" * 80]
+# What it keeps of a text grows with it, and each step is quick.
+GROWS = 'root ::= "#" (a | b) "!"\na ::= root "x" | "y"\nb ::= root "z" | "y"'
 TEXT = b'{"a": [1, {"b": "c d"}, 2.5e3]'
 
 
@@ -31,6 +33,7 @@ def texts():
     return {
         "json": vocabulary.seal(compiler.compile_builtin_json_grammar()),
         "hangs": vocabulary.seal(hangs),
+        "grows": vocabulary.seal(compiler.compile_grammar(xgrammar.Grammar.from_ebnf(GROWS))),
     }
 
 
@@ -102,6 +105,60 @@ def test_one_that_was_killed_from_outside_is_nobodys_fault(grammars, texts):
         assert other.push(token)
         assert same(fold, other)
     assert grammars.deaths == len(TEXT)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_who_needs_all_memory_fails_alone(texts, order):
+    grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS], memory_bytes=32 * 2**20)
+    for name, text in texts.items():
+        grammars.define(name, text)
+    fold, other, bomb = grammars.start("json"), here(texts), grammars.start("grows")
+    assert fold.push(ord("["))
+    assert other.push(ord("["))
+    grown = 0
+
+    def innocent():
+        for one in (fold, other):
+            assert one.push(ord(" "))
+        assert same(fold, other)
+
+    def greedy():
+        nonlocal grown
+        assert bomb.push(RUN)
+        grown += 1
+
+    with pytest.raises(GrammarTooSlow, match="too much memory"):
+        while grown < 5000:
+            for ask in (innocent, greedy)[::order]:
+                ask()
+    assert grown > 100
+    assert grammars.deaths >= 2  # it had a process of its own before it was blamed
+    deaths = grammars.deaths
+    for _ in range(20):
+        innocent()
+    with pytest.raises(GrammarTooSlow, match="too much memory"):
+        grammars.start("grows")
+    assert grammars.start("json").push(ord("{"))
+    assert grammars.deaths == deaths
+    grammars.close()
+
+
+def test_who_comes_where_another_has_taken_the_memory_is_not_blamed(texts):
+    grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS], memory_bytes=32 * 2**20)
+    for name, text in texts.items():
+        grammars.define(name, text)
+    greedy, held = grammars.start("grows"), []
+    for _ in range(500):
+        assert greedy.push(RUN)
+    assert grammars.deaths == 0
+    while not grammars.deaths and len(held) < 5000:
+        held.append(grammars.start("json"))  # at last, for want of memory
+    assert grammars.deaths == 1
+    assert held[-1].push(ord("{"))
+    assert held[0].push(ord("{"))
+    assert greedy.push(RUN)  # it fits, beside few
+    assert grammars.deaths == 1
+    grammars.close()
 
 
 def state_of(pid):
