@@ -190,6 +190,7 @@ class GuardedGrammars:
             try:
                 return once()
             except _Died as death:
+                log.warning("%s and was replaced", death)
                 if fault := death.fault(again=last):
                     self._hanging[grammar_id] = fault
                     if len(self._hanging) > MOST_HANGING:
