@@ -5,29 +5,20 @@ can hold a step: what takes too long ends its turn, and the others' are folded a
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import socket
 import weakref
 import zlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 
-from agentserve.executor.grammars import (
-    MAX_BYTES,
-    SLOW_SECONDS,
-    TOO_LARGE,
-    TOO_SLOW,
-    GrammarTooSlow,
-    ids_of,
-)
+from agentserve.executor.grammars import MAX_BYTES, TOO_LARGE, TOO_SLOW, GrammarTooSlow, ids_of
+from agentserve.executor.matcher_link import STILL_SECONDS, MatcherLink, Overdue
 from agentserve.executor.matcher_process import (
     NO_MEMORY,
     Ask,
@@ -36,18 +27,11 @@ from agentserve.executor.matcher_process import (
     Drop,
     Host,
     Leave,
-    Line,
     Push,
-    Spawn,
     Told,
     Vocabulary,
-    cpu_seconds,
-    is_readable,
 )
 
-LOOKS = 12  # at a process that does not answer, before it is given up though it is at work
-STILL_SECONDS = 2.5  # between them; one that did not work meanwhile (stopped, swapped out) is given up
-AT_WORK = 0.01  # of that time, on the CPU
 MEMORY_BYTES = 2 * 1024**3  # for a matcher, on top of what the host has
 MOST_HANGING = 1024  # grammars of which it is known that they do
 log = logging.getLogger(__name__)
@@ -55,24 +39,17 @@ log = logging.getLogger(__name__)
 _OUT_OF_TIME = -signal.SIGPROF  # an end that a grammar is the cause of, whoever else runs there
 
 
-class HostGone(SystemExit):
-    """The host ended or does not answer, and no other can be forked: a worker ends of it, and is replaced
-    with its host as after any other end. Not an `Exception`: no turn and no step is at fault."""
-
-
 class _Died(Exception):
-    """The matcher process ended, or was given up, while it was asked something.
+    """The matcher process ended, or was given up, while it was asked something. `late`: `Overdue`."""
 
-    `used`: seconds of CPU that it took for that, if it was given up."""
-
-    def __init__(self, status: int, used: float) -> None:
+    def __init__(self, status: int, late: bool) -> None:
         super().__init__(f"the process of grammars ended ({status})")
         self.status = status
-        self.used = used
+        self.late = late
 
     def fault(self, again: bool) -> str:
         """Of what was asked, if it was; for want of memory only if that was so twice."""
-        if self.used >= SLOW_SECONDS or self.status == _OUT_OF_TIME:
+        if self.late or self.status == _OUT_OF_TIME:
             return TOO_SLOW
         return TOO_LARGE if again and self.status == NO_MEMORY else ""
 
@@ -98,15 +75,10 @@ class GuardedGrammars:
         still_seconds: float = STILL_SECONDS,
     ) -> None:
         self.max_bytes = max_bytes
-        self._still_seconds = still_seconds
         self.deaths = 0
-        self.pid = 0  # of the process that runs
-        self._link, self._host_pid = host
-        self._host: Line[Spawn] | None = None
-        self._vocabulary = Vocabulary(
-            list(token_bytes), vocab_size, list(stop_token_ids), max_bytes, memory_bytes
-        )
-        self._child: Line[Told] | None = None
+        self.vocab_size = vocab_size
+        vocabulary = Vocabulary(list(token_bytes), vocab_size, list(stop_token_ids), max_bytes, memory_bytes)
+        self._link = MatcherLink(host, vocabulary, still_seconds)
         self._known: set[str] = set()  # by the child
         self._texts: dict[str, bytes] = {}
         self._hanging: OrderedDict[str, str] = OrderedDict()  # and what is told of them
@@ -114,8 +86,9 @@ class GuardedGrammars:
         self._ended: list[int] = []
 
     @property
-    def vocab_size(self) -> int:
-        return self._vocabulary.vocab_size
+    def pid(self) -> int:
+        """Of the process that runs."""
+        return self._link.pid
 
     @property
     def generation(self) -> int:
@@ -133,10 +106,10 @@ class GuardedGrammars:
 
     def drop(self, grammar_id: str) -> None:
         self._texts.pop(grammar_id, None)
-        if grammar_id in self._known and self._child is not None:
+        if grammar_id in self._known:
             self._known.discard(grammar_id)
             with suppress(OSError):  # whoever asks next finds out
-                self._child.send(Drop(grammar_id))
+                self._link.tell(Drop(grammar_id))
 
     def start(self, grammar_id: str) -> GuardedFold:
         if grammar_id not in self._texts:
@@ -154,20 +127,14 @@ class GuardedGrammars:
 
     def close(self) -> None:
         """Nothing can be asked any more, and both processes have ended."""
-        for line in (self._child, self._host):
-            if line is not None:
-                line.close()
         self._link.close()
-        with suppress(OSError):  # it was waited for already
-            os.kill(self._host_pid, signal.SIGKILL)
-            os.waitpid(self._host_pid, 0)
 
     def advance(self, fold: GuardedFold, token: int | None) -> Told:
         """Where the fold is behind `token`, or where it is now."""
 
         def once() -> Told:
             told = None
-            if fold.generation != self.generation or self._child is None:
+            if fold.generation != self.generation or not self._link.runs:
                 if fold.grammar not in self._known:
                     self._tell(fold.grammar, fold.text)
                 told = self._ask(Begin(fold.number, fold.grammar, list(fold.tokens)))
@@ -201,23 +168,21 @@ class GuardedGrammars:
         raise AssertionError
 
     def _ask(self, ask: Ask) -> Told:
-        child = self._child or self._spawn()
-        began = cpu_seconds(self.pid)
-        used = 0.0
+        if not self._link.runs:
+            self._link.spawn()
+        late = False
         told = None
         try:
             if self._ended:
-                child.send(Leave(self._ended.copy()))
+                self._link.tell(Leave(self._ended.copy()))
                 self._ended.clear()
-            child.send(ask)
-            self._await(child.readable, self.pid)
-            told = child.receive()
-        except TimeoutError:
-            used = cpu_seconds(self.pid) - began
-        except OSError:
+            told = self._link.asked(ask)
+        except Overdue:
+            late = True
+        except OSError:  # a TimeoutError, too
             pass
         if told is None:
-            raise _Died(self._replace(), used)
+            raise _Died(self._replace(), late)
         if told.slow:
             raise GrammarTooSlow(told.error)
         if told.error:
@@ -226,53 +191,10 @@ class GuardedGrammars:
 
     def _replace(self) -> int:
         """A new process; how the one before ended."""
-        if self._child is not None:
-            self._child.close()
         self.deaths += 1
         self._known.clear()
         self._ended.clear()
-        return self._spawned()
-
-    def _await(self, readable: Callable[[float], bool], pid: int) -> None:
-        """TimeoutError where it does not answer, at once if it does nothing."""
-        before = cpu_seconds(pid)
-        for _ in range(LOOKS):
-            if readable(self._still_seconds):
-                return
-            now = cpu_seconds(pid)
-            if now - before < AT_WORK * self._still_seconds:
-                break
-            before = now
-        raise TimeoutError
-
-    def _spawn(self) -> Line[Told]:
-        self._spawned()
-        assert self._child is not None
-        return self._child
-
-    def _spawned(self) -> int:
-        try:
-            said, files = self._asked_of_host()
-        except OSError as error:  # a TimeoutError, too
-            log.error("the host of grammars does not answer: %s", str(error) or type(error).__name__)
-            files = []
-        if not files:
-            raise HostGone("the host of grammars is gone: this worker ends, to be replaced with it")
-        child = socket.socket(fileno=files[0])
-        child.settimeout(self._still_seconds)
-        self._child = Line(child, Told)
-        status, self.pid = map(int, said.split())
-        return status
-
-    def _asked_of_host(self) -> tuple[bytes, list[int]]:
-        self._link.settimeout(self._still_seconds)
-        if self._host is None:
-            self._host = Line(self._link, Spawn)
-            self._host.send(self._vocabulary)
-        self._host.send(Spawn())
-        self._await(partial(is_readable, self._link), self._host_pid)
-        said, files, _, _ = socket.recv_fds(self._link, 64, 1)
-        return said, files
+        return self._link.spawn()
 
 
 class GuardedFold:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import xgrammar
 
-from agentserve.executor import matchers
+from agentserve.executor import matcher_link
 from agentserve.executor.grammars import GrammarStore, GrammarTooSlow
-from agentserve.executor.matcher_process import fork_host
-from agentserve.executor.matchers import GuardedGrammars, HostGone
+from agentserve.executor.matcher_link import HostGone, allowed_seconds
+from agentserve.executor.matcher_process import DEFINE_SECONDS, Define, fork_host
+from agentserve.executor.matchers import GuardedGrammars
 from tests.grammar_rig import chain
 from tools_bridge.vocabulary import GrammarVocabulary
 
@@ -202,13 +203,32 @@ def test_one_that_stands_still_is_given_up_and_is_nobodys_fault(texts):
 
 def test_one_that_is_at_work_is_waited_for(texts, monkeypatch):
     grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS], still_seconds=0.01)
+    link = grammars._link
     answers = iter([False] * 5 + [True])
     used = count()
-    monkeypatch.setattr(matchers, "cpu_seconds", lambda pid: float(next(used)))
-    grammars._await(lambda seconds: next(answers), 1)
-    with pytest.raises(TimeoutError):
-        grammars._await(lambda seconds: False, 1)
-    assert next(used) == 5 + 1 + matchers.LOOKS + 1
+    monkeypatch.setattr(matcher_link, "cpu_seconds", lambda pid: float(next(used)))
+    assert link._answers(lambda seconds: next(answers), 1)
+    assert not link._answers(lambda seconds: False, 1)
+    assert next(used) == 5 + 1 + matcher_link.LOOKS + 1
+    grammars.close()
+
+
+@pytest.mark.parametrize(("seconds", "late"), [(0.4, False), (0.6, True)])
+def test_one_that_is_late_is_at_fault_only_for_time_that_it_used(texts, monkeypatch, seconds, late):
+    grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS])
+    grammars.define("json", texts["json"])
+    fold = grammars.start("json")
+    used = iter([0.0, seconds])
+    monkeypatch.setattr(matcher_link, "cpu_seconds", lambda pid: next(used, 0.0))
+    answers = iter([False])  # then it does
+    monkeypatch.setattr(grammars._link, "_answers", lambda readable, pid: next(answers, True))
+    if late:
+        with pytest.raises(GrammarTooSlow):
+            fold.push(ord("{"))
+    else:
+        assert fold.push(ord("{"))
+    assert grammars.deaths == 1
+    assert allowed_seconds(Define("g", "")) == DEFINE_SECONDS
     grammars.close()
 
 
