@@ -82,7 +82,6 @@ class GrammarCompiler:
         )
         self._timeout = timeout
         self._shares = Shares(processes, MAX_JOBS, clock)
-        self._late: set[str] = set()  # of those under way
         self._children = _Children()
         self._clock = clock
         self._refused: OrderedDict[str, tuple[str, float]] = OrderedDict()  # why, and until when
@@ -138,9 +137,8 @@ class GrammarCompiler:
         except OSError as error:
             job.error = CompilerUnavailable(f"the schema compiler does not start: {error}")
         finally:
-            late = key in self._late or isinstance(job.error, _LATE)
-            self._late.discard(key)
-            self._shares.leave(wanted.owner, late=late)
+            # One that was let go to its type has its grammar: nobody is to simplify it.
+            self._shares.leave(wanted.owner, late=isinstance(job.error, _LATE))
             with self._lock:
                 del self._jobs[key]
                 if job.error is None:
@@ -158,8 +156,6 @@ class GrammarCompiler:
             try:
                 return self._compile_once(wanted, seconds, let_go)
             except NotCompiled as error:
-                if isinstance(error, _LATE):
-                    self._late.add(wanted.id)
                 left = wanted.loose() - let_go.keys()
                 if not left:
                     raise

@@ -25,6 +25,7 @@ EACH_SECONDS = 0.005  # of CPU that each look-up gives back; the usual one takes
 MORE_SECONDS = 0.05  # at which the process is ended where it can be, if the turn has not told of it itself
 
 TOO_SLOW = "the grammar is too ambiguous: a token took too long to be looked up in it"
+TOO_LARGE = "the grammar is too ambiguous: what is kept of its readings of a text took too much memory"
 
 
 class GrammarTooSlow(ValueError):

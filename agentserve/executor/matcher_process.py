@@ -4,18 +4,22 @@ xgrammar bounds neither the time nor the memory of a call, and nothing in a proc
 forks a host before it has threads or a device. The host reads the vocabulary once and forks a matcher
 from itself whenever it is asked, ending the one before. A matcher that is at a token for longer than its
 turn's time is ended by the system, by its own timer of CPU time: a machine that is busy blames nobody.
+They end with the worker, and matchers with their host.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,9 +27,9 @@ from agentserve.executor.grammars import GrammarFold, GrammarStore, GrammarTooSl
 from tools_bridge.cpu_guard import CpuGuard
 
 DEFINE_SECONDS = 5.0  # of CPU, to read a compiled grammar of the largest size
-MEMORY_BYTES = 2 * 1024**3  # for matchers, on top of what the host has
 NO_MEMORY = 77  # the exit status for want of it
 _BUFFER = 64 * 1024
+_PR_SET_PDEATHSIG = 1
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag=1):
@@ -35,6 +39,7 @@ class Vocabulary(msgspec.Struct, frozen=True, tag=1):
     vocab_size: int
     stop_token_ids: list[int]
     max_bytes: int  # see `GrammarStore`
+    memory_bytes: int  # for a matcher, on top of what the host has
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=2):
@@ -97,7 +102,13 @@ class Line(Generic[T]):
 
     def send(self, message: msgspec.Struct) -> None:
         data = msgspec.msgpack.encode(message)
-        self._link.sendall(len(data).to_bytes(4, "little") + data)
+        left = memoryview(len(data).to_bytes(4, "little") + data)
+        while left:  # the link's time limit is for each piece, not for all: who reads slowly does read
+            left = left[self._link.send(left) :]
+
+    def readable(self, seconds: float) -> bool:
+        """Whether there is something to receive, or the end, before so long. Not in the middle of a frame."""
+        return is_readable(self._link, seconds)
 
     def receive(self) -> T | None:
         """None at the end, be it in the middle of a frame."""
@@ -113,19 +124,44 @@ class Line(Generic[T]):
         self._link.close()
 
 
-def fork_host() -> socket.socket:
-    """A host's socket. Call it while the process has one thread, and no device."""
+class Host(NamedTuple):
+    """A child of this process."""
+
+    link: socket.socket
+    pid: int
+
+
+def fork_host() -> Host:
+    """Call it while the process has one thread, and no device."""
     ours, theirs = socket.socketpair()
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         _leave(theirs, _host)
     theirs.close()
-    return ours
+    return Host(ours, pid)
+
+
+def is_readable(link: socket.socket, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def cpu_seconds(pid: int) -> float:
+    """That a process has used; 0 where it is gone, or the system does not say."""
+    if not sys.platform.startswith("linux"):
+        return 0.0
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # the kernel's name for the CPU clock of a process
+    except OSError:
+        return 0.0
 
 
 def _leave(link: socket.socket, serve: object) -> None:
     """The rest of a forked process: it has nothing of its parent's but the log and `link`."""
     status = 1
     try:
+        _die_with_parent()
         for number in (signal.SIGINT, signal.SIGTERM):  # for the server, which ends its workers, and they us
             signal.signal(number, signal.SIG_IGN)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -142,6 +178,12 @@ def _leave(link: socket.socket, serve: object) -> None:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def _die_with_parent() -> None:
+    """Also while it is stopped, or has not seen yet that its socket ended."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _most_files() -> int:
@@ -166,7 +208,7 @@ def _host(link: socket.socket) -> None:
         near, far = socket.socketpair()
         child = os.fork()
         if child == 0:
-            _leave(near, _Matcher(store, guard).serve)
+            _leave(near, _Matcher(store, guard, vocabulary.memory_bytes).serve)
         near.close()
         socket.send_fds(link, [b"%d %d" % (status, child)], [far.fileno()])
         far.close()
@@ -181,13 +223,14 @@ def _end(child: int) -> int:
 
 
 class _Matcher:
-    def __init__(self, store: GrammarStore, guard: CpuGuard) -> None:
+    def __init__(self, store: GrammarStore, guard: CpuGuard, memory_bytes: int) -> None:
         self._store = store
         self._guard = guard
+        self._memory_bytes = memory_bytes
         self._folds: dict[int, GrammarFold] = {}
 
     def serve(self, link: socket.socket) -> None:
-        _limit_memory()
+        _limit_memory(self._memory_bytes)
         line: Line[Ask] = Line(link, Ask)
         while (ask := line.receive()) is not None:
             told = self._told(ask)
@@ -230,9 +273,9 @@ class _Matcher:
         return None
 
 
-def _limit_memory() -> None:
+def _limit_memory(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected, its dump is no use
     if sys.platform.startswith("linux"):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + MEMORY_BYTES
+        limit = pages * resource.getpagesize() + memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

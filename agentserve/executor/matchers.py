@@ -4,8 +4,8 @@ can hold a step: what takes too long ends its turn, and the others' are folded a
 
 from __future__ import annotations
 
+import logging
 import signal
-import socket
 import weakref
 import zlib
 from array import array
@@ -17,37 +17,41 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from agentserve.executor.grammars import MAX_BYTES, TOO_SLOW, GrammarTooSlow, ids_of
+from agentserve.executor.grammars import MAX_BYTES, TOO_LARGE, TOO_SLOW, GrammarTooSlow, ids_of
+from agentserve.executor.matcher_link import STILL_SECONDS, MatcherLink, Overdue
 from agentserve.executor.matcher_process import (
     NO_MEMORY,
     Ask,
     Begin,
     Define,
     Drop,
+    Host,
     Leave,
-    Line,
     Push,
-    Spawn,
     Told,
     Vocabulary,
 )
 
-ANSWER_SECONDS = 30.0  # beyond all CPU time that a call may take, on a machine that is busy
+MEMORY_BYTES = 2 * 1024**3  # for a matcher, on top of what the host has
 MOST_HANGING = 1024  # grammars of which it is known that they do
+log = logging.getLogger(__name__)
+
 _OUT_OF_TIME = -signal.SIGPROF  # an end that a grammar is the cause of, whoever else runs there
 
 
 class _Died(Exception):
-    """The matcher process ended, or was given up, while it was asked something."""
+    """The matcher process ended, or was given up, while it was asked something. `late`: `Overdue`."""
 
     def __init__(self, status: int, late: bool) -> None:
         super().__init__(f"the process of grammars ended ({status})")
         self.status = status
         self.late = late
 
-    def blamed(self, again: bool) -> bool:
-        """Whether it was the fault of what was asked; for want of memory only if that was so twice."""
-        return self.late or self.status == _OUT_OF_TIME or (again and self.status == NO_MEMORY)
+    def fault(self, again: bool) -> str:
+        """Of what was asked, if it was; for want of memory only if that was so twice."""
+        if self.late or self.status == _OUT_OF_TIME:
+            return TOO_SLOW
+        return TOO_LARGE if again and self.status == NO_MEMORY else ""
 
 
 class GuardedGrammars:
@@ -55,33 +59,36 @@ class GuardedGrammars:
 
     A process that ended while a fold was asked of it ended of that fold, if it was for time: it is
     `GrammarTooSlow`, and never asked again, nor is its grammar begun by another turn. Of any other
-    end the fold is tried once more.
+    end, and where the process just stood still, the fold is tried once more, in a process that has no other
+    fold yet: where that one lacks memory, too, it is the fold's. All may raise `HostGone`.
     """
 
     def __init__(
         self,
-        host: socket.socket,
+        host: Host,
         token_bytes: Sequence[bytes],
         vocab_size: int,
         stop_token_ids: Sequence[int],
         max_bytes: int = MAX_BYTES,
+        *,
+        memory_bytes: int = MEMORY_BYTES,
+        still_seconds: float = STILL_SECONDS,
     ) -> None:
         self.max_bytes = max_bytes
         self.deaths = 0
-        self.pid = 0  # of the process that runs
-        self._link = host
-        self._host: Line[Spawn] | None = None
-        self._vocabulary = Vocabulary(list(token_bytes), vocab_size, list(stop_token_ids), max_bytes)
-        self._child: Line[Told] | None = None
+        self.vocab_size = vocab_size
+        vocabulary = Vocabulary(list(token_bytes), vocab_size, list(stop_token_ids), max_bytes, memory_bytes)
+        self._link = MatcherLink(host, vocabulary, still_seconds)
         self._known: set[str] = set()  # by the child
         self._texts: dict[str, bytes] = {}
-        self._hanging: OrderedDict[str, None] = OrderedDict()
+        self._hanging: OrderedDict[str, str] = OrderedDict()  # and what is told of them
         self._numbers = count()
         self._ended: list[int] = []
 
     @property
-    def vocab_size(self) -> int:
-        return self._vocabulary.vocab_size
+    def pid(self) -> int:
+        """Of the process that runs."""
+        return self._link.pid
 
     @property
     def generation(self) -> int:
@@ -99,16 +106,16 @@ class GuardedGrammars:
 
     def drop(self, grammar_id: str) -> None:
         self._texts.pop(grammar_id, None)
-        if grammar_id in self._known and self._child is not None:
+        if grammar_id in self._known:
             self._known.discard(grammar_id)
             with suppress(OSError):  # whoever asks next finds out
-                self._child.send(Drop(grammar_id))
+                self._link.tell(Drop(grammar_id))
 
     def start(self, grammar_id: str) -> GuardedFold:
         if grammar_id not in self._texts:
             raise ValueError(f"grammar {grammar_id!r} is not defined on this worker")
         if grammar_id in self._hanging:
-            raise GrammarTooSlow(TOO_SLOW)
+            raise GrammarTooSlow(self._hanging[grammar_id])
         number = next(self._numbers)
         try:
             fold = GuardedFold(self, grammar_id, self._texts[grammar_id], number)
@@ -119,10 +126,7 @@ class GuardedGrammars:
         return fold
 
     def close(self) -> None:
-        """The processes end with their sockets."""
-        for line in (self._child, self._host):
-            if line is not None:
-                line.close()
+        """Nothing can be asked any more, and both processes have ended."""
         self._link.close()
 
     def advance(self, fold: GuardedFold, token: int | None) -> Told:
@@ -130,7 +134,7 @@ class GuardedGrammars:
 
         def once() -> Told:
             told = None
-            if fold.generation != self.generation or self._child is None:
+            if fold.generation != self.generation or not self._link.runs:
                 if fold.grammar not in self._known:
                     self._tell(fold.grammar, fold.text)
                 told = self._ask(Begin(fold.number, fold.grammar, list(fold.tokens)))
@@ -153,28 +157,29 @@ class GuardedGrammars:
             try:
                 return once()
             except _Died as death:
-                if death.blamed(again=last):
-                    self._hanging[grammar_id] = None
+                log.warning("%s and was replaced", death)
+                if fault := death.fault(again=last):
+                    self._hanging[grammar_id] = fault
                     if len(self._hanging) > MOST_HANGING:
                         self._hanging.popitem(last=False)
-                    raise GrammarTooSlow(TOO_SLOW) from None
+                    raise GrammarTooSlow(fault) from None
                 if last:
                     raise ValueError(str(death)) from None
         raise AssertionError
 
     def _ask(self, ask: Ask) -> Told:
-        child = self._child or self._spawn()
+        if not self._link.runs:
+            self._link.spawn()
         late = False
         told = None
         try:
             if self._ended:
-                child.send(Leave(self._ended.copy()))
+                self._link.tell(Leave(self._ended.copy()))
                 self._ended.clear()
-            child.send(ask)
-            told = child.receive()
-        except TimeoutError:
+            told = self._link.asked(ask)
+        except Overdue:
             late = True
-        except OSError:
+        except OSError:  # a TimeoutError, too
             pass
         if told is None:
             raise _Died(self._replace(), late)
@@ -186,32 +191,10 @@ class GuardedGrammars:
 
     def _replace(self) -> int:
         """A new process; how the one before ended."""
-        if self._child is not None:
-            self._child.close()
         self.deaths += 1
         self._known.clear()
         self._ended.clear()
-        return self._spawned()
-
-    def _spawn(self) -> Line[Told]:
-        if self._host is None:
-            self._host = Line(self._link, Spawn)
-            self._host.send(self._vocabulary)
-        self._spawned()
-        assert self._child is not None
-        return self._child
-
-    def _spawned(self) -> int:
-        assert self._host is not None
-        self._host.send(Spawn())
-        said, files, _, _ = socket.recv_fds(self._link, 64, 1)
-        if not files:
-            raise RuntimeError("the host of grammars is gone")
-        child = socket.socket(fileno=files[0])
-        child.settimeout(ANSWER_SECONDS)
-        self._child = Line(child, Told)
-        status, self.pid = map(int, said.split())
-        return status
+        return self._link.spawn()
 
 
 class GuardedFold:

@@ -118,6 +118,8 @@ class Sampler:
             return NotSampled(str(error))
         except Exception as error:  # of this row's settings or of a library: its batch mates go on
             log.exception("turn %d of session %s could not be sampled", turn, session)
+            if isinstance(error, OSError):
+                return NotSampled("the turn could not be sampled; the server's log says why")
             return NotSampled(f"{type(error).__name__}: {error}".splitlines()[0])
 
     def _sample_row(self, row: Row, session: SessionId, turn: TurnId, spec: SampleSpec) -> Sampled:

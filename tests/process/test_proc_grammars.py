@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import xgrammar
@@ -43,6 +45,11 @@ async def fleet_of_one() -> AsyncIterator[Fleet]:
 
         async with Fleet(start, 1, RestartPolicy(first_pause=0.01)) as fleet:
             yield fleet
+
+
+def kill_host(worker: int) -> None:
+    [host] = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+    os.kill(int(host), signal.SIGKILL)
 
 
 async def told(turn: RunningTurn, first: asyncio.Event | None = None) -> tuple[list[Token], TurnEnded]:
@@ -102,3 +109,11 @@ async def test_a_grammar_that_hangs_fails_its_own_turn_and_others_say_the_same_a
                 (token.token, token.logprob) for token in quiet[name][0]
             ]
         assert [slot.worker.pid for slot in fleet._slots if slot.worker] == [worker]  # nobody died for it
+
+        # The host of matchers is gone: its worker ends of it, and the turn is moved to the next one.
+        kill_host(worker)
+        for turn in (3, 4):
+            same, ended = await told(submit("words", mine["words"], turn))
+            assert ended.error == ""
+            assert [token.token for token in same] == [token.token for token in quiet["words"][0]]
+        assert [slot.worker.pid for slot in fleet._slots if slot.worker] != [worker]

@@ -18,7 +18,7 @@ from tools_bridge.compile_process import CompileProcess, NotCompiled, TooSlow
 from tools_bridge.compiler import CompilerUnavailable, GrammarCompiler
 from tools_bridge.grammar import GrammarError, ResponseFormat, ToolChoice
 from tools_bridge.registry import DEFAULT_FORM
-from tools_bridge.reply_request import grammar_request
+from tools_bridge.reply_request import GrammarRequest, grammar_request
 from tools_bridge.types import ToolSpec
 
 MIB = 1024 * 1024
@@ -201,6 +201,11 @@ def test_what_cannot_be_compiled_is_let_go_where_it_is_not_strict(monkeypatch):
     compiler, tried = held_to(monkeypatch, [], late=[G, H])
     assert compiler.compile(wanted) == "made"
     assert tried == [(60, set()), (30, {G}), (30, {F, G, H})]
+    owned = GrammarRequest(wanted.data, "b")
+    compiler, tried = held_to(monkeypatch, [], late=[G])
+    assert compiler.compile(owned) == "made"
+    again = request(None, TOOLS[:2], ToolChoice("required"))
+    assert compiler.compile(GrammarRequest(again.data, "b")) == "made"  # no pause
     compiler, tried = held_to(monkeypatch, [""])
     with pytest.raises(GrammarError, match=r"^it is too much"):
         compiler.compile(wanted)

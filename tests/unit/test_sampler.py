@@ -274,13 +274,21 @@ def test_a_row_whose_logits_leave_float32_fails_alone(sampling):
     assert after == one(make(), logits[2], requests[2][2])
 
 
-def test_a_fault_of_one_row_is_its_own(monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (IndexError("a\nb"), "IndexError: a"),
+        # What the system says of itself is for the log.
+        (BrokenPipeError(32, "Broken pipe"), "the turn could not be sampled; the server's log says why"),
+    ],
+)
+def test_a_fault_of_one_row_is_its_own(monkeypatch, caplog, fault, told):
     def broken(values, sampling, u):
-        raise IndexError("a\nb")
+        raise fault
 
     monkeypatch.setattr("agentserve.executor.sampler.draw", broken)
     rows = [(SessionId("a"), TurnId(1), spec(Sampling(temperature=t), [5], 1)) for t in (0.0, 1.0)]
     fine, bad = make().sample(Logits.of(torch.tensor(np.stack([row(1), row(2)]))), rows)
     assert isinstance(fine, Sampled)
-    assert bad == NotSampled("IndexError: a")
+    assert bad == NotSampled(told)
     assert "could not be sampled" in caplog.text

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.engine import EngineCore
 from agentserve.executor.calibrate import Bounds, measure_cost
+from agentserve.executor.matcher_process import Host
 from agentserve.executor.matchers import GuardedGrammars
 from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
 from agentserve.executor.runner import TorchExecutor
@@ -47,9 +47,7 @@ from tiering.stores.faults import Fault, no_fault
 log = logging.getLogger(__name__)
 
 
-def build_engine(
-    spec: WorkerSpec, fault: Fault = no_fault, matchers: socket.socket | None = None
-) -> BuiltEngine:
+def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | None = None) -> BuiltEngine:
     """Load the model and put the engine together. Raises ValueError (ModelError, TextError) or OSError
     with one line that says what is wrong with the model or the settings.
 
