@@ -31,7 +31,9 @@ _FAILED = b"event: response.failed\n"  # of a stream that ends as others do
 _KEPT_HEADERS = frozenset({b"content-type", b"x-session-id", b"x-turn-id", b"cache-control"})
 _STATE = "shared_run"  # of a request's state: what a route calls that shares its run
 
-Key = tuple[str, str, str | None, str | None]  # path, key, and whose it is: a tenant's, or an admin's API key's
+Key = tuple[
+    str, str, str | None, str | None
+]  # path, key, and whose it is: a tenant's, or an admin's API key's
 Answer = Callable[[Request], Awaitable[Response]]
 
 

@@ -47,6 +47,7 @@ class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     created: float  # Unix time
     tenant: str | None = None  # None: an admin's
     revoked: float | None = None  # from when on it is not let in; ahead, where another took its place
+    over: bool = False  # it is let in no more, whatever a clock says that is set back
 
     @property
     def caller(self) -> Caller:
@@ -54,7 +55,16 @@ class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def holds(self, now: float = math.inf) -> bool:
         """Whether it is let in. Without `now`: for good."""
-        return self.revoked is None or now < self.revoked
+        return not self.over and (self.revoked is None or now < self.revoked)
+
+    def ended(self, at: float, now: float) -> KeyRecord:
+        """Let in until then, or as long as it was to be anyway; for good, where that is not ahead."""
+        at = min(at, self.revoked if self.revoked is not None else at)
+        return msgspec.structs.replace(self, revoked=at, over=self.over or at <= now)
+
+    def settled(self, now: float) -> KeyRecord:
+        """What is over stays over."""
+        return self if self.over or self.holds(now) else msgspec.structs.replace(self, over=True)
 
 
 def new_key() -> tuple[str, str]:
@@ -87,6 +97,8 @@ class KeyTable:
         self._pepper = pepper
         self._records = {record.id: record for record in records}
         self._nobody = digest(pepper, "")
+        ends = (r.revoked for r in self._records.values() if r.revoked is not None and not r.over)
+        self.next_end = min(ends, default=math.inf)  # of a key that was let in when this was read
 
     def __len__(self) -> int:
         return len(self._records)

@@ -54,7 +54,7 @@ async def revoke_key(request: Request) -> Response:
         raise _no_such_key()
     about(request, id_)
     context.look_at_keys()
-    return json_response(shown_key(msgspec.structs.replace(gone[0], revoked=now), now))
+    return json_response(shown_key(gone[0], now))
 
 
 async def rotate_key(request: Request) -> Response:
@@ -77,7 +77,7 @@ async def revoke_keys_of(request: Request) -> Response:
     gone = await _of_file(context, lambda file: file.revoke(lambda one: one.tenant == tenant, now))
     about(request, tenant[:64])
     context.look_at_keys()
-    shown = [shown_key(msgspec.structs.replace(one, revoked=now), now) for one in gone]
+    shown = [shown_key(one, now) for one in gone]
     return json_response({"object": "list", "data": shown})
 
 
