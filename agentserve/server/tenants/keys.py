@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import math
+import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +24,11 @@ PREFIX = "ask_"
 MOST_CHARS = 512  # of what is taken for a key at all
 TENANT_CHARS = 64
 _ID, _SECRET = 12, 64  # hexadecimal digits
-KEY = rf"{PREFIX}[0-9a-f]{{{_ID}}}_[0-9a-f]{{{_SECRET}}}"  # as a pattern
+_BEGUN = re.compile(rf"{PREFIX}[0-9a-f]{{{_ID}}}_[0-9a-f]", re.IGNORECASE)  # a key, or its beginning
+_DIGITS = re.compile(
+    r"[0-9a-f]{48}", re.IGNORECASE
+)  # most of a secret; no id of a key, session or request has so many
+_KEY_ID = re.compile(rf"[0-9a-f]{{{_ID}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +86,27 @@ def key_id(key: str) -> str | None:
     return name if mark and len(name) == _ID else None
 
 
+def is_key_id(text: str) -> bool:
+    return _KEY_ID.fullmatch(text) is not None
+
+
+def has_key(text: str) -> bool:
+    """A key, or the beginning of one."""
+    return _BEGUN.search(text) is not None
+
+
+def may_be_secret(text: str) -> bool:
+    """A part of a key that nobody is to read."""
+    return has_key(text) or _DIGITS.search(text) is not None
+
+
 def digest(pepper: bytes, key: str) -> bytes:
     return hmac.digest(pepper, key.encode("utf-8", "surrogatepass"), sha256)
 
 
 def is_tenant(name: str) -> bool:
     """Whether a tenant may be called so."""
-    return is_name(name, TENANT_CHARS)
+    return is_name(name, TENANT_CHARS) and not has_key(name)
 
 
 class KeyTable:
