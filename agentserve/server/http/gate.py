@@ -143,7 +143,7 @@ class Gate:
         guards.audit(
             Entry(
                 at=round(guards.wall(), 3),
-                request=self._told(state["request_id"], request_id(None, self._limits)),
+                request=self._told(state["request_id"]) or request_id(None, self._limits),
                 method=scope["method"],
                 status=reply.status,
                 seconds=round(max(guards.now() - reply.began, 0.0), 3),
@@ -156,13 +156,13 @@ class Gate:
             )
         )
 
-    def _told(self, text: str | None, otherwise: str | None = None) -> str | None:
+    def _told(self, text: str | None) -> str | None:
         """What a client named, to be written down: not what is a key, or a part of one."""
         if text is None or _MADE.fullmatch(text):
             return text
         keyring = self._guards.keyring
         secret = may_be_secret(text) or (keyring.closed and keyring.caller(text) is not None)
-        return otherwise if secret else text
+        return None if secret else text
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         """None: it may pass, and the scope says whom it comes from, unless anybody may come. Or ApiError."""
