@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from agentserve.server.http import app
 from agentserve.server.tenants import keyfile
 from agentserve.server.tenants.keyfile import KeyFile, KeysError
 from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.tenants.keys import KeyRecord
+from tests.admins_rig import KEYS, Admins
+from tests.api_rig import settled
 
 
 class Wall:
@@ -132,3 +136,19 @@ def test_files_of_before_are_read(file: KeyFile) -> None:
     assert Keyring(file=file, wall=lambda: 6.0).caller(key) is None
     assert isinstance(old.settled(6.0), KeyRecord)
     assert old.settled(6.0).over
+
+
+async def test_a_server_writes_down_what_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "LOOK_SECONDS", 0.01)
+    rig = Admins(tmp_path)
+    made = await rig.made("acme")
+    await rig.ask("POST", f"{KEYS}/{made['id']}/rotate", {"grace_seconds": 60})
+    async with rig.app.router.lifespan_context(rig.app):
+        await asyncio.sleep(0.03)
+        assert await rig.models(made["key"]) == 200
+        rig.time += 60
+        await settled(lambda: not rig.context.keyring.unsettled)
+        rig.time -= 60
+        assert await rig.models(made["key"]) == 401
+    assert [one.over for one in rig.file.records()] == [False, True, False]
+    assert Keyring(file=rig.file, wall=lambda: 1000.0).caller(made["key"]) is None
