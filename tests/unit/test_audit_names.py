@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agentserve.server.http.left_out import listed
 from agentserve.server.tenants.audit import Entry
 from agentserve.server.tenants.keyfile import KeysError
 from tests.admins_rig import KEYS, TENANTS, TURN, Admins
@@ -139,3 +140,8 @@ async def test_no_tenant_is_called_as_a_key(admins: Admins, told: list[Entry]) -
         reply = await admins.ask("DELETE", f"{TENANTS}/{path}/keys")
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "tenant_not_found")
         assert told[-1].about is None
+
+
+def test_what_is_left_out_of_a_request_is_told_without_keys() -> None:
+    told = listed(["web_search", MADE, f"x {MADE}", f"{'y' * 30}{MADE}", "web_search"])
+    assert told == "'web_search' (2), '(a key)' (3)"
