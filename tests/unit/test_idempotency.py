@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from starlette.responses import Response
 
 from agentserve.server.http.idempotency import KeptBounds, KeptReply, Replies, Shared
 from agentserve.types import FinishReason
+from tests.admins_rig import KEYS, Admins
 from tests.api_rig import CHAT, Rig, settled, user
 from tests.fakes import Script, ScriptedEngine, say
 from tests.responses_rig import RESPONSES, checked, parsed
+from tests.tenants_rig import with_key
 
 KEY = {"idempotency-key": "k1"}
 BODY = {"messages": [user("a")]}
@@ -45,16 +48,32 @@ async def test_without_a_key_every_request_runs() -> None:
     assert len(rig.engine.submits) == 4
 
 
-async def test_a_key_is_one_caller_s_and_one_route_s() -> None:
-    rig = Rig(api_keys=("one", "two"))
-    for key in ("one", "two", "one"):
-        reply = await rig.post(CHAT, BODY, KEY | {"authorization": f"Bearer {key}"})
-        assert reply.status_code == 200
+async def test_a_key_is_one_tenant_s_and_one_route_s(tmp_path: Path) -> None:
+    rig = Admins(tmp_path)
+    one, two = [with_key((await rig.made(name))["key"]) for name in ("acme", "other")]
+    for number, mine in enumerate((one, two, one)):
+        reply = await rig.post(CHAT, BODY, KEY | mine)
+        assert (reply.status_code, "idempotent-replayed" in reply.headers) == (200, number == 2)
     assert len(rig.engine.submits) == 2
-    await rig.post("/v1/completions", {"prompt": "a"}, KEY | {"authorization": "Bearer one"})
+    await rig.post("/v1/completions", {"prompt": "a"}, KEY | one)
     assert len(rig.engine.submits) == 3
     refused = await rig.post(CHAT, BODY, KEY | {"authorization": "Bearer three"})
     assert refused.status_code == 401
+
+
+@pytest.mark.parametrize("grace", [0, 60])
+async def test_a_retry_with_the_key_that_took_the_other_s_place_runs_nothing(
+    tmp_path: Path, grace: int
+) -> None:
+    rig = Admins(tmp_path)
+    made = await rig.made("acme")
+    first = await rig.post(CHAT, BODY, KEY | with_key(made["key"]))
+    fresh = (await rig.ask("POST", f"{KEYS}/{made['id']}/rotate", {"grace_seconds": grace})).json()["key"]
+    again = await rig.post(CHAT, BODY, KEY | with_key(fresh))
+    assert (again.content, again.headers["idempotent-replayed"]) == (first.content, "true")
+    old = await rig.post(CHAT, BODY, KEY | with_key(made["key"]))
+    assert old.status_code == (200 if grace else 401)
+    assert len(rig.engine.submits) == 1
 
 
 async def test_another_request_under_the_same_key_is_refused() -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.admins_rig import KEYS, TURN, Admins
 from tests.api_rig import CHAT, Rig, served, settled
@@ -125,3 +126,25 @@ async def test_over_a_socket_the_last_event_says_why_and_the_connection_is_whole
         assert (await client.get("/v1/models", headers=with_key(other["key"]))).status_code == 200
         assert len(rig.context.open_requests) == 0
     assert not rig.engine.live
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
+async def test_what_ended_with_its_key_is_no_answer_to_a_retry_with_another(
+    tmp_path: Path, path: str, stream: bool
+) -> None:
+    script = say("hello", hold_at=2)
+    rig = Admins(tmp_path, ScriptedEngine(script))
+    mine, other = await rig.made("acme"), await rig.made("acme")
+    turn = {"model": "tiny", "input": "hi"} if path == "/v1/responses" else TURN
+    tries = [with_key(one["key"]) | {"idempotency-key": "k"} for one in (mine, other)]
+    first = asyncio.create_task(rig.client.post(path, json=turn | {"stream": stream}, headers=tries[0]))
+    await settled(lambda: len(rig.engine.submits) == 1)
+    await rig.ask("DELETE", f"{KEYS}/{mine['id']}")
+    cut = await first
+    script.release.set()
+    again = await rig.client.post(path, json=turn | {"stream": stream}, headers=tries[1])
+    assert again.status_code == 200
+    assert "idempotent-replayed" not in again.headers
+    assert len(again.text) > len(cut.text)
+    assert len(rig.engine.submits) == 2

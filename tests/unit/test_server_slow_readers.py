@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
+from agentserve.server.http import send_queue
 from agentserve.server.http.sse import EventStream
 from agentserve.server.http.wire_bounds import (
     TAKEN,
@@ -146,6 +147,9 @@ class Timers:
         self.waiting.append(self.loop.call_later(LONG, call, *given))
         return self.waiting[-1]
 
+    def create_task(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        return self.loop.create_task(coroutine)
+
     def pass_(self) -> None:
         """The time of all that wait."""
         waiting, self.waiting = self.waiting, []
@@ -200,6 +204,59 @@ async def test_who_reads_however_slowly_is_not_cut_off() -> None:
     timers.pass_()
     assert transport.aborted
     assert connections.unread == 1
+
+
+async def test_who_reads_what_the_system_holds_is_not_cut_off() -> None:
+    """Long before the system takes more of what lies here: what counts is what the client took."""
+    bounds = WireBounds()
+    connections = Connections(bounds)
+    config = uvicorn.Config(
+        Starlette(routes=[Route("/whole", App().whole)]),
+        http=bounded_protocol(bounds, connections),
+        log_config=None,
+    )
+    config.load()
+    protocol = bounded_protocol(bounds, connections)(config, ServerState(), {})  # type: ignore[call-arg]
+    assert isinstance(protocol, BoundedProtocol)
+    loop, timers = asyncio.get_running_loop(), Timers()
+    server = await loop.create_server(lambda: protocol, "127.0.0.1", 0)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, server.sockets[0].getsockname())
+        await settled(lambda: len(connections) == 1)
+        protocol.loop = timers  # type: ignore[assignment]
+        await loop.sock_sendall(sock, b"GET /whole HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await settled(lambda: bool(timers.waiting) and protocol._unsent > len(WHOLE) // 2)
+        for _ in range(20):
+            before, taken = protocol._untaken(), 0
+            while taken < 4 * TAKEN:
+                taken += len(await loop.sock_recv(sock, 4096))
+            await settled(lambda before=before: before - protocol._untaken() >= TAKEN)  # type: ignore[misc]
+            timers.pass_()
+            assert (len(connections), connections.unread) == (1, 0)
+        for _ in range(2):  # what was still under way when it stopped reading counts, too
+            await asyncio.sleep(SOON)
+            timers.pass_()
+        await settled(lambda: not len(connections))
+        assert connections.unread == 1
+    server.close()
+
+
+async def test_where_the_system_does_not_say_what_it_holds_it_holds_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as at, socket.create_connection(at.getsockname()) as one:
+        usual = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert send_queue.unsent(one) == 0
+        send_queue.bound_unseen(one)
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == usual
+        monkeypatch.delattr(send_queue.termios, "TIOCOUTQ")
+        assert send_queue.unsent(one) is None
+        send_queue.bound_unseen(one)
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * send_queue.ROOM
+    assert send_queue.unsent(None) is None
+    assert send_queue.unsent(one) is None  # closed
 
 
 async def test_who_has_read_may_wait_for_what_comes_next() -> None:

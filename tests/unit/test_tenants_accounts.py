@@ -123,3 +123,50 @@ def test_accounts_at_rest_are_forgotten_and_those_in_debt_are_not() -> None:
     book.end("runs", 1)
     time.at += 100_000
     book.check_turn("owes")
+
+
+class Said:
+    """Limits that an admin changes."""
+
+    def __init__(self, per_minute: int | None) -> None:
+        self.per_minute = per_minute
+
+    def of(self, tenant: str) -> TenantLimits:
+        return TenantLimits(requests_per_minute=self.per_minute, tokens_per_minute=self.per_minute)
+
+
+@pytest.mark.parametrize(
+    ("before", "spent", "after", "left"),
+    [
+        (50, 0, 600, 600),  # what is added is there at once
+        (50, 50, 600, 550),  # what was spent stays spent
+        (50, 80, 600, 520),
+        (600, 0, 50, 50),
+        (600, 20, 50, 30),
+        (600, 600, 50, 0),  # no debts of what was within the old limit
+        (600, 700, 50, -100),
+        (600, 90, 600, 510),
+    ],
+)
+def test_a_limit_that_changes(before: int, spent: int, after: int, left: int) -> None:
+    said = Said(before)
+    book = Accounts(said, Time())
+    book.spent("a", spent, 0)
+    said.per_minute = after
+    _, tokens = book.standings("a")
+    assert (tokens.limit, tokens.remaining) == (after, max(left, 0))
+    assert tokens.reset == pytest.approx((after - left) * 60 / after)
+
+
+def test_a_raised_limit_lets_in_who_had_spent_the_old_one() -> None:
+    said = Said(50)
+    book = Accounts(said, Time())
+    for _ in range(50):
+        book.request("a")
+    with pytest.raises(OverLimit):
+        book.request("a")
+    said.per_minute = 600
+    for _ in range(550):
+        book.request("a")
+    with pytest.raises(OverLimit):
+        book.request("a")

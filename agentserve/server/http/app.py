@@ -284,6 +284,8 @@ async def _look(context: ServerContext) -> None:
             context.end_waits()
         if context.journal is not None and looks % DISK_LOOKS == 0:
             context.journal.look()
+        if context.keyring.unsettled:
+            await asyncio.to_thread(context.keyring.settle)
         context.look_at_keys()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,15 +24,18 @@ from agentserve.server.http.names import REQUEST_HEADER, SESSION_HEADER, request
 from agentserve.server.http.pace import paced
 from agentserve.server.http.rates import over_limit, rate_headers
 from agentserve.server.http.voice import error_response
+from agentserve.server.sessions.identity import is_session_id
 from agentserve.server.tenants.accounts import Accounts, OverLimit
 from agentserve.server.tenants.audit import Audit, Entry
 from agentserve.server.tenants.keyring import Keyring
-from agentserve.server.tenants.keys import ANYBODY, Caller
+from agentserve.server.tenants.keys import ANYBODY, Caller, is_key_id, is_tenant, may_be_secret
 from agentserve.server.webhooks.hooks import CALLBACKS
 
 log = logging.getLogger(__name__)
 
 SESSION_PATH = "/agentserve/sessions/{name}"
+ADMIN_PATHS = "/agentserve/admin/"
+_MADE = re.compile(r"req-[0-9a-f]{24}")  # a request id of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,7 @@ class Gate:
         guards.audit(
             Entry(
                 at=round(guards.wall(), 3),
-                request=state["request_id"],
+                request=self._told(state["request_id"]) or request_id(None, self._limits),
                 method=scope["method"],
                 status=reply.status,
                 seconds=round(max(guards.now() - reply.began, 0.0), 3),
@@ -148,13 +152,21 @@ class Gate:
                 route=state.get("route"),
                 session=reply.session or _session_in(scope),
                 address=client[0] if client else None,
-                about=subject_of(scope),
+                about=self._told(subject_of(scope) or _subject_in(scope)),
             )
         )
 
+    def _told(self, text: str | None) -> str | None:
+        """What a client named, to be written down: not what is a key, or a part of one."""
+        if text is None or _MADE.fullmatch(text):
+            return text
+        keyring = self._guards.keyring
+        secret = may_be_secret(text) or (keyring.closed and keyring.caller(text) is not None)
+        return None if secret else text
+
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         """None: it may pass, and the scope says whom it comes from, unless anybody may come. Or ApiError."""
-        refuse_keys_in(scope["query_string"])
+        refuse_keys_in(scope["path"], scope["query_string"])
         if scope["path"].startswith(CALLBACKS):  # the token in it is the key
             return None
         keyring = self._guards.keyring
@@ -208,9 +220,19 @@ class _Reply:
 
 
 def _session_in(scope: Scope) -> str | None:
-    """The session that a path names."""
-    named = scope["state"].get("route", "").startswith(SESSION_PATH)
-    return scope["path_params"]["name"] if named else None
+    """The session that a path names, if there can be such a one."""
+    if not scope["state"].get("route", "").startswith(SESSION_PATH):
+        return None
+    name: str = scope["path_params"]["name"]
+    return name if is_session_id(name) else None
+
+
+def _subject_in(scope: Scope) -> str | None:
+    """The key or tenant that an admin's path names, whatever became of the request, if there can be such."""
+    if not scope["state"].get("route", "").startswith(ADMIN_PATHS):
+        return None
+    key, tenant = (scope["path_params"].get(name, "") for name in ("id", "tenant"))
+    return key if is_key_id(key) else tenant if is_tenant(tenant) else None
 
 
 def _host_name(host: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from urllib.parse import parse_qsl
 
@@ -10,12 +9,11 @@ from starlette.datastructures import Headers
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.callers import ASKS
-from agentserve.server.tenants.keys import KEY
+from agentserve.server.tenants.keys import has_key
 
 _IN_QUERIES = frozenset(
     {"access_token", "api-key", "api_key", "apikey", "auth", "authorization", "key", "token", "x-api-key"}
 )
-_OURS = re.compile(KEY)
 
 
 def given_key(headers: Headers) -> str:
@@ -28,13 +26,15 @@ def given_key(headers: Headers) -> str:
     return found.pop() if found else ""
 
 
-def refuse_keys_in(query: bytes) -> None:
+def refuse_keys_in(path: str, query: bytes) -> None:
     """URLs are written down by proxies, browsers and shells: a key in one is as good as published. ApiError,
     which does not repeat it."""
-    if not query:
+    if not query and not has_key(path):
         return
     given = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    if any(name.lower() in _IN_QUERIES or _OURS.search(f"{name} {value}") for name, value in given):
+    if has_key(path) or any(
+        name.lower() in _IN_QUERIES or has_key(f"{name} {value}") for name, value in given
+    ):
         raise ApiError(
             "A key belongs into a header (Authorization: Bearer, or x-api-key), never into a URL. If this one"
             " is real, replace it.",

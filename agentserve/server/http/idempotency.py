@@ -31,7 +31,9 @@ _FAILED = b"event: response.failed\n"  # of a stream that ends as others do
 _KEPT_HEADERS = frozenset({b"content-type", b"x-session-id", b"x-turn-id", b"cache-control"})
 _STATE = "shared_run"  # of a request's state: what a route calls that shares its run
 
-Key = tuple[str, str, str | None, str | None]  # path, key, and whose it is: tenant and API key
+Key = tuple[
+    str, str, str | None, str | None
+]  # path, key, and whose it is: a tenant's, or an admin's API key's
 Answer = Callable[[Request], Awaitable[Response]]
 
 
@@ -141,7 +143,8 @@ class Idempotency:
             await error_response(refusal, scope)(scope, receive, send)
             return
         caller = caller_in(scope) or ANYBODY
-        key = (scope["path"], given, caller.tenant, caller.key)
+        # A tenant's, by whichever of its keys: one may take another's place between two tries.
+        key = (scope["path"], given, caller.tenant, caller.key if caller.tenant is None else None)
         kept = self.replies.get(key, self._now())
         if kept is not None:
             await self._again(kept, scope, receive, send)

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from agentserve.server.errors import ApiError
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.identity import is_name
+from agentserve.server.tenants.keys import has_key
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ def _parent(
 
 def request_id(given: str | None, limits: Limits) -> str:
     """The client's request id where it is clean, else a fresh one. It labels, and identifies nothing."""
-    if given is not None and is_name(given, limits.request_id_chars):
+    if given is not None and is_name(given, limits.request_id_chars) and not has_key(given):
         return given
     return f"req-{secrets.token_hex(12)}"
 

@@ -27,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.names import REQUEST_HEADER
+from agentserve.server.http.send_queue import bound_unseen, unsent
 from agentserve.server.json_line import dump_json
 
 TAKEN = 16 << 10  # bytes: who reads so much in a while reads
@@ -136,6 +137,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._say(_too_many())
             transport.close()
             return
+        bound_unseen(transport.get_extra_info("socket"))
         super().connection_made(transport)
         self._arm(self._bounds.head_seconds)
 
@@ -199,7 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _must_be_read(self) -> None:
         if self._reader is None and self._admitted:
-            self._unsent = self.transport.get_write_buffer_size()
+            self._unsent = self._untaken()
             self._reader = self.loop.call_later(self._bounds.unread_seconds, self._look)
 
     def _was_read(self) -> None:
@@ -210,11 +212,15 @@ class BoundedProtocol(HttpToolsProtocol):
     def _look(self) -> None:
         """Has it read meanwhile? Nothing is written while much is unsent, so that only shrinks."""
         self._reader = None
-        if self._unsent - self.transport.get_write_buffer_size() >= TAKEN:
+        if self._unsent - self._untaken() >= TAKEN:
             self._must_be_read()
         else:
             self._shared.unread += 1
             self._reset()
+
+    def _untaken(self) -> int:
+        """Bytes that the client has not taken, here and in the system."""
+        return self.transport.get_write_buffer_size() + (unsent(self.transport.get_extra_info("socket")) or 0)
 
     def _reset(self) -> None:
         """Abort, and have the system forget what it holds, up to some megabytes: it would keep that for a

@@ -176,13 +176,16 @@ class Accounts:
         return account
 
     def _bucket(self, per_minute: int | None, before: Bucket | None = None) -> Bucket | None:
-        """What is owed `before` stays owed."""
+        """What was spent `before` stays spent, and what is added is there at once. A lower limit makes no
+        debts of what was within the old one."""
         if per_minute is None:
             return None
         now = self.now()
         bucket = Bucket(per_minute, now)
         if before is not None:
-            bucket.take(max(per_minute - before.level(now), 0.0), now)
+            level = before.level(now)
+            spent = before.per_minute - level
+            bucket.take(min(spent, per_minute - min(level, 0.0)), now)
         return bucket
 
     def _sweep(self) -> None:

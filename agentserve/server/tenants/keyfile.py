@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from tiering.stores.private import make_folder, new_file
 
 FOLDER = "tenants"  # below the data directory
 VERSION = 1
-MOST_KEYS = 10_000
+MOST_KEYS = 10_000  # that hold
+MOST_OVER = 5_000  # that are kept of those that do not: whose they were is asked of the audit log's lines
 MOST_GRACE = 7 * 86400.0  # seconds that a key may be let in beside the one in its place
 _PEPPER = 32  # bytes
 
@@ -77,22 +78,22 @@ class KeyFile:
             raise KeysError(f"{tenant[:80]!r}: a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ : -")
         with locked(self.folder):
             records = self.records()
-            if len(records) >= MOST_KEYS:
-                raise KeysError(f"there are {len(records)} keys, and no more may be")
             if not records and not self._pepper.exists():
                 write_whole(self._pepper, secrets.token_bytes(_PEPPER))
             record, key = self._made(tenant, now)
-            self._store([*records, record])
+            self._store([*records, record], now)
             return record, key
 
     def revoke(self, which: Callable[[KeyRecord], bool], now: float) -> list[KeyRecord]:
-        """Keys that are let in no longer: those that were. KeysError, OSError."""
+        """Keys that are let in no longer, for good: those that were. KeysError, OSError."""
         with locked(self.folder):
             records = self.records()
-            gone = [record for record in records if which(record) and record.holds(now)]
+            gone = {
+                record.id: record.ended(now, now) for record in records if which(record) and record.holds(now)
+            }
             if gone:
-                self._store(_ended(records, {record.id for record in gone}, now))
-            return gone
+                self._store([gone.get(record.id, record) for record in records], now)
+            return list(gone.values())
 
     def rotate(self, id_: str, now: float, grace: float) -> tuple[KeyRecord, str] | None:
         """A new key in the place of one that is let in for `grace` seconds yet; None: there is none such
@@ -102,18 +103,32 @@ class KeyFile:
             old = next((record for record in records if record.id == id_ and record.holds(now)), None)
             if old is None:
                 return None
-            if len(records) >= MOST_KEYS:
-                raise KeysError(f"there are {len(records)} keys, and no more may be")
+            ended = old.ended(now + grace, now)
             record, key = self._made(old.tenant, now)
-            self._store([*_ended(records, {id_}, now + grace), record])
+            self._store([*(ended if one is old else one for one in records), record], now)
             return record, key
+
+    def settle(self, now: float) -> None:
+        """Write down which keys are over by now. KeysError, OSError."""
+        with locked(self.folder):
+            records = self.records()
+            if any(record.settled(now) is not record for record in records):
+                self._store(records, now)
 
     def _made(self, tenant: str | None, now: float) -> tuple[KeyRecord, str]:
         name, key = new_key()
         return KeyRecord(name, digest(self._read_pepper(), key), now, tenant), key
 
-    def _store(self, records: list[KeyRecord]) -> None:
-        encoded = msgspec.json.encode(_Document(VERSION, records))
+    def _store(self, records: list[KeyRecord], now: float) -> None:
+        """KeysError where too many hold."""
+        records = [record.settled(now) for record in records]
+        over = sorted((r for r in records if r.over), key=lambda r: r.revoked or 0.0)
+        holding = len(records) - len(over)
+        if holding > MOST_KEYS:
+            raise KeysError(f"{holding - 1} keys hold, and no more may")
+        forgotten = {record.id for record in over[: max(len(over) - MOST_OVER, 0)]}
+        kept = [record for record in records if record.id not in forgotten]
+        encoded = msgspec.json.encode(_Document(VERSION, kept))
         write_whole(self._keys, msgspec.json.format(encoded, indent=1))
 
     def _read_pepper(self) -> bytes:
@@ -124,16 +139,6 @@ class KeyFile:
         if len(pepper) != _PEPPER:
             raise KeysError(f"{self._pepper}: the secret that the keys were hashed with is not there")
         return pepper
-
-
-def _ended(records: Iterable[KeyRecord], names: Container[str], at: float) -> list[KeyRecord]:
-    """These are let in until then, or as long as they were to be anyway."""
-    return [
-        msgspec.structs.replace(record, revoked=min(at, record.revoked or at))
-        if record.id in names
-        else record
-        for record in records
-    ]
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -8,6 +8,7 @@ key of its own.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -30,11 +31,13 @@ class Keyring:
         self._api = GivenKeys(api_keys, "api-key")
         self._admin = GivenKeys(admin_keys, "admin-key")
         self._wall = wall
+        self._latest = -math.inf  # that the clock was ever seen to say
         self._file = file
         self._stamp = file.stamp() if file is not None else None
         self._table = file.table() if file is not None else KeyTable(b"")
         self._made = self._stamp is not None  # there was a key file; a server does not open again
         self._failed = False
+        self._unwritten = False
 
     @property
     def closed(self) -> bool:
@@ -53,7 +56,7 @@ class Keyring:
         if not key or len(key) > MOST_CHARS or not key.isascii():
             return None
         # All three are asked, whichever it is of: how long it takes tells nothing.
-        admin, api, made = self._admin.find(key), self._api.find(key), self._table.caller(key, self._wall())
+        admin, api, made = self._admin.find(key), self._api.find(key), self._table.caller(key, self._now())
         if admin is not None:
             return Caller(None, admin=True, key=admin)
         if api is not None:
@@ -64,7 +67,29 @@ class Keyring:
         """Whether the key of this id, which was let in before, still is."""
         if self._api.has(id_) or self._admin.has(id_):
             return True
-        return self._table.holds(id_, self._wall())
+        return self._table.holds(id_, self._now())
+
+    @property
+    def unsettled(self) -> bool:
+        """A key's time is over, and the file does not say so yet."""
+        return self._file is not None and self._table.next_end <= self._now()
+
+    def settle(self) -> None:
+        """Write down what is over: the next server's clock may be another one. From any thread."""
+        if self._file is None:
+            return
+        try:
+            self._file.settle(self._now())
+            self._unwritten = False
+        except (KeysError, OSError) as error:
+            if not self._unwritten:
+                log.error("it cannot be written which keys are over: %s", error)
+            self._unwritten = True
+
+    def _now(self) -> float:
+        """A clock that is set back lets no key in again whose time was seen to be over."""
+        self._latest = max(self._latest, self._wall())
+        return self._latest
 
     @property
     def file(self) -> KeyFile | None:

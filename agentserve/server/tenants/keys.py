@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import math
+import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +24,11 @@ PREFIX = "ask_"
 MOST_CHARS = 512  # of what is taken for a key at all
 TENANT_CHARS = 64
 _ID, _SECRET = 12, 64  # hexadecimal digits
-KEY = rf"{PREFIX}[0-9a-f]{{{_ID}}}_[0-9a-f]{{{_SECRET}}}"  # as a pattern
+_BEGUN = re.compile(rf"{PREFIX}[0-9a-f]{{{_ID}}}_[0-9a-f]", re.IGNORECASE)  # a key, or its beginning
+_DIGITS = re.compile(
+    r"[0-9a-f]{48}", re.IGNORECASE
+)  # most of a secret; no id of a key, session or request has so many
+_KEY_ID = re.compile(rf"[0-9a-f]{{{_ID}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     created: float  # Unix time
     tenant: str | None = None  # None: an admin's
     revoked: float | None = None  # from when on it is not let in; ahead, where another took its place
+    over: bool = False  # it is let in no more, whatever a clock says that is set back
 
     @property
     def caller(self) -> Caller:
@@ -54,7 +60,16 @@ class KeyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def holds(self, now: float = math.inf) -> bool:
         """Whether it is let in. Without `now`: for good."""
-        return self.revoked is None or now < self.revoked
+        return not self.over and (self.revoked is None or now < self.revoked)
+
+    def ended(self, at: float, now: float) -> KeyRecord:
+        """Let in until then, or as long as it was to be anyway; for good, where that is not ahead."""
+        at = min(at, self.revoked if self.revoked is not None else at)
+        return msgspec.structs.replace(self, revoked=at, over=self.over or at <= now)
+
+    def settled(self, now: float) -> KeyRecord:
+        """What is over stays over."""
+        return self if self.over or self.holds(now) else msgspec.structs.replace(self, over=True)
 
 
 def new_key() -> tuple[str, str]:
@@ -71,13 +86,27 @@ def key_id(key: str) -> str | None:
     return name if mark and len(name) == _ID else None
 
 
+def is_key_id(text: str) -> bool:
+    return _KEY_ID.fullmatch(text) is not None
+
+
+def has_key(text: str) -> bool:
+    """A key, or the beginning of one."""
+    return _BEGUN.search(text) is not None
+
+
+def may_be_secret(text: str) -> bool:
+    """A part of a key that nobody is to read."""
+    return has_key(text) or _DIGITS.search(text) is not None
+
+
 def digest(pepper: bytes, key: str) -> bytes:
     return hmac.digest(pepper, key.encode("utf-8", "surrogatepass"), sha256)
 
 
 def is_tenant(name: str) -> bool:
     """Whether a tenant may be called so."""
-    return is_name(name, TENANT_CHARS)
+    return is_name(name, TENANT_CHARS) and not has_key(name)
 
 
 class KeyTable:
@@ -87,6 +116,8 @@ class KeyTable:
         self._pepper = pepper
         self._records = {record.id: record for record in records}
         self._nobody = digest(pepper, "")
+        ends = (r.revoked for r in self._records.values() if r.revoked is not None and not r.over)
+        self.next_end = min(ends, default=math.inf)  # of a key that was let in when this was read
 
     def __len__(self) -> int:
         return len(self._records)

@@ -18,7 +18,7 @@ from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import decode
 from agentserve.server.tenants.keyfile import MOST_GRACE, KeyFile, KeysError
-from agentserve.server.tenants.keys import KeyRecord
+from agentserve.server.tenants.keys import KeyRecord, is_tenant
 from agentserve.server.text_port import JsonObject
 
 NOT_KEPT = {"cache-control": "no-store"}
@@ -41,6 +41,8 @@ async def create_key(request: Request) -> Response:
     if body.admin == (body.tenant is not None):
         raise ApiError("tenant: say a tenant's name, or `admin` true", param="tenant", code="invalid_value")
     now = context.wall()
+    if body.tenant is not None and is_tenant(body.tenant):
+        about(request, body.tenant)  # until there is a key
     record, key = await _of_file(context, lambda file: file.create(body.tenant, now))
     about(request, record.id)
     return _made(context, record, key)
@@ -52,9 +54,8 @@ async def revoke_key(request: Request) -> Response:
     gone = await _of_file(context, lambda file: file.revoke(lambda one: one.id == id_, now))
     if not gone:
         raise _no_such_key()
-    about(request, id_)
     context.look_at_keys()
-    return json_response(shown_key(msgspec.structs.replace(gone[0], revoked=now), now))
+    return json_response(shown_key(gone[0], now))
 
 
 async def rotate_key(request: Request) -> Response:
@@ -66,19 +67,25 @@ async def rotate_key(request: Request) -> Response:
     made = await _of_file(context, lambda file: file.rotate(id_, now, grace))
     if made is None:
         raise _no_such_key()
-    about(request, id_)
     return _made(context, *made)
 
 
 async def revoke_keys_of(request: Request) -> Response:
     """All keys of a tenant at once. What it has stays."""
-    context, tenant = context_of(request), request.path_params["tenant"]
+    context, tenant = context_of(request), tenant_in(request)
     now = context.wall()
     gone = await _of_file(context, lambda file: file.revoke(lambda one: one.tenant == tenant, now))
-    about(request, tenant[:64])
     context.look_at_keys()
-    shown = [shown_key(msgspec.structs.replace(one, revoked=now), now) for one in gone]
+    shown = [shown_key(one, now) for one in gone]
     return json_response({"object": "list", "data": shown})
+
+
+def tenant_in(request: Request) -> str:
+    """The tenant that an admin's path names. ApiError."""
+    tenant: str = request.path_params["tenant"]
+    if not is_tenant(tenant):
+        raise ApiError("No tenant can be called so.", status=404, code="tenant_not_found")
+    return tenant
 
 
 def shown_key(record: KeyRecord, now: float) -> JsonObject:

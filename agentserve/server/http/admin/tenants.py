@@ -8,15 +8,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentserve.server.errors import ApiError, json_response
-from agentserve.server.http.admin.keys import done_with_file
+from agentserve.server.errors import json_response
+from agentserve.server.http.admin.keys import done_with_file, tenant_in
 from agentserve.server.http.admin.schemas import LimitsRequest, TenantReply
-from agentserve.server.http.callers import about
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import decode
 from agentserve.server.sessions.identity import DEFAULT_TENANT
-from agentserve.server.tenants.keys import KeyRecord, is_tenant
+from agentserve.server.tenants.keys import KeyRecord
 from agentserve.server.text_port import JsonObject
 
 
@@ -32,32 +31,24 @@ async def list_tenants(request: Request) -> Response:
 
 
 async def get_tenant(request: Request) -> Response:
-    context, tenant = context_of(request), _tenant(request)
+    context, tenant = context_of(request), tenant_in(request)
     return json_response(_shown(context, tenant, await _keys(context)))
 
 
 async def set_limits(request: Request) -> Response:
     """Limits that are named change, at once; the others stay."""
-    context, tenant = context_of(request), _tenant(request)
+    context, tenant = context_of(request), tenant_in(request)
     limits = context.options.limits
     body = decode(await read_body(request, limits.body_bytes), LimitsRequest, limits)
     # One at a time, and here: who reads limits does so on the event loop.
     async with context.terms_lock:
         await asyncio.to_thread(done_with_file, lambda: context.terms.say(tenant, body.limits))
-    about(request, tenant)
     return json_response(_shown(context, tenant, await _keys(context)))
 
 
 async def _keys(context: ServerContext) -> list[KeyRecord]:
     file = context.keyring.file
     return [] if file is None else await asyncio.to_thread(done_with_file, file.records)
-
-
-def _tenant(request: Request) -> str:
-    tenant: str = request.path_params["tenant"]
-    if not is_tenant(tenant):
-        raise ApiError("No tenant can be called so.", status=404, code="tenant_not_found")
-    return tenant
 
 
 def _shown(context: ServerContext, tenant: str, keys: list[KeyRecord]) -> JsonObject:
