@@ -38,6 +38,7 @@ class FakeMcp:
         self.answer: Answer | Exception | Callable[[], Any] = Answer("3")
         self.places: list[Place] = []
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.seconds = 0.0  # of the last call
 
     def check(self, url: str) -> None:
         parse(url, AddressPolicy())
@@ -52,6 +53,7 @@ class FakeMcp:
     async def call(self, place: Place, tool: str, arguments: dict[str, Any], seconds: float) -> Answer:
         self.places.append(place)
         self.calls.append((tool, arguments))
+        self.seconds = seconds
         answer = self.answer() if callable(self.answer) else self.answer
         if asyncio.iscoroutine(answer):
             answer = await answer

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from agentserve.server.agents.places import Places
+from agentserve.server.agents.records import MOST_MCP_SECONDS, CallItem, McpServer
+from agentserve.server.agents.remote import McpTools
+from agentserve.server.agents.runners import ToolCall
+from tests.mcp_rig import URL, FakeMcp
 
 
 async def test_one_owner_has_his_share_and_others_theirs() -> None:
@@ -30,3 +34,10 @@ async def test_one_owner_has_his_share_and_others_theirs() -> None:
     assert sorted(running) == ["a"] * 4 + ["b"] * 2
     assert not places._own
     assert not places._known
+
+
+async def test_an_old_agents_call_takes_no_longer_than_any() -> None:
+    mcp = FakeMcp()
+    item = CallItem("i", "c", "add", "{}", "mcp", server="calc", remote="add")
+    await McpTools(mcp).run(ToolCall("s", "t", item, server=McpServer("calc", URL, timeout=3600.0)))
+    assert mcp.seconds == MOST_MCP_SECONDS

@@ -56,6 +56,9 @@ class AgentTool(msgspec.Struct, frozen=True, omit_defaults=True):
     webhook: str | None = None  # the endpoint of a webhook tool; None: the agent's
 
 
+MOST_MCP_SECONDS = 600.0  # of a call
+
+
 class McpServer(msgspec.Struct, frozen=True, omit_defaults=True):
     """A remote MCP server whose tools an agent has."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from agentserve.server.agents.fold import NewId
 from agentserve.server.agents.history import History
 from agentserve.server.agents.places import Places
-from agentserve.server.agents.records import ListedMcpTool, ListingItem, McpServer
+from agentserve.server.agents.records import MOST_MCP_SECONDS, ListedMcpTool, ListingItem, McpServer
 from agentserve.server.agents.runners import ToolCall, ToolOutcome
 from tools_bridge.mcp.listing import called, taken
 from tools_bridge.mcp.types import ListedTool, Mcp, McpFailed, Place
@@ -81,6 +81,7 @@ class McpTools:
         if not isinstance(arguments, dict):
             return ToolOutcome(error="Bad arguments. They are no JSON object.")
         seconds = CALL_SECONDS if server.timeout is None else server.timeout
+        seconds = min(seconds, MOST_MCP_SECONDS)  # agents that were made before there was a bound
         try:
             place = Place(server.url, server.headers)
             async with self._calls.one(call.owner):

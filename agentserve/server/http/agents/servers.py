@@ -7,12 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentserve.server.agents.records import ListedMcpTool, McpServer
+from agentserve.server.agents.records import MOST_MCP_SECONDS, ListedMcpTool, McpServer
 from agentserve.server.errors import ApiError
 from agentserve.server.text_port import JsonObject
 
 MOST_SERVERS = 16
-MOST_TIMEOUT = 600.0  # seconds of a call
 _MOST_HEADERS, _MOST_VALUE = 32, 8192
 _LABEL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _HEADER = re.compile(r"[a-zA-Z0-9!#$%&'*+.^_`|~-]{1,128}")  # RFC 9110, 5.6.2
@@ -74,9 +73,9 @@ def _server(tool: JsonObject, where: str) -> McpServer:
         isinstance(timeout, int | float)
         and not isinstance(timeout, bool)
         and math.isfinite(timeout)
-        and 0 < timeout <= MOST_TIMEOUT
+        and 0 < timeout <= MOST_MCP_SECONDS
     ):
-        raise _bad(f"{where}.timeout", f"must be above 0 and at most {MOST_TIMEOUT:g} seconds")
+        raise _bad(f"{where}.timeout", f"must be above 0 and at most {MOST_MCP_SECONDS:g} seconds")
     required = tool.get("required") or False
     if not isinstance(required, bool):
         raise _bad(f"{where}.required", "must be true or false")
