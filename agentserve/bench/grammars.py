@@ -10,7 +10,9 @@ from statistics import median
 import numpy as np
 
 from agentserve.bench.report import Row
-from agentserve.executor.grammars import GrammarStore
+from agentserve.executor.grammars import Grammars
+from agentserve.executor.matcher_process import fork_host
+from agentserve.executor.matchers import GuardedGrammars
 from agentserve.models.source import resolve
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.text import load
@@ -93,17 +95,19 @@ def _request(tools: list[ToolSpec], choice: ToolChoice, response: ResponseFormat
 
 
 def measure(model: str, texts: int, tell: Callable[[str], None]) -> Sequence[Row]:
-    """`texts`: drawn of each kind. The mask's cost is that of asking for it and taking the token in."""
+    """`texts`: drawn of each kind. The mask's cost is that of asking for it and taking the token in, of
+    the process that follows grammars for a worker."""
+    hosts = [fork_host(), fork_host()]  # as a worker does: before there are threads
     text = load(resolve(model).path, None)
     real = shown_bytes(text.tokenizer)
     ends = list(text.end_ids)
     rows: list[Row] = []
-    for name, data in ((model, real), ("pairs of it", enlarged(real, LARGE))):
+    for host, name, data in zip(hosts, (model, "pairs of it"), (real, enlarged(real, LARGE)), strict=True):
         group = f"{name}: {len(data):,} tokens"
         compiler = GrammarCompiler(data, len(data), ends)
         start = ResponseFormat("choice", choices=("a",))
         compiler.compile(_request([], ToolChoice("none"), start))  # the process starts with the first
-        store = GrammarStore(data, len(data), ends)
+        store = GuardedGrammars(host, data, len(data), ends)
         for kind, source in requests().items():
             tell(f"{group}: {kind}")
             rows += _rows(
@@ -117,6 +121,7 @@ def measure(model: str, texts: int, tell: Callable[[str], None]) -> Sequence[Row
                 texts=texts,
             )
         compiler.close()
+        store.close()
     return rows
 
 
@@ -140,7 +145,7 @@ def _rows(
     kind: str,
     source: GrammarRequest,
     compiler: GrammarCompiler,
-    store: GrammarStore,
+    store: Grammars,
     data: Sequence[bytes],
     ends: Sequence[int],
     texts: int,
@@ -156,7 +161,7 @@ def _rows(
     defined = time.perf_counter() - began
     liked = np.array([_closing(piece) for piece in data], dtype=np.float32)
     liked[list(ends)] = 6
-    costs = [cost for seed in range(texts) for cost in drawn(store, kind, liked, seed)]
+    costs = [cost for seed in range(texts) for cost in drawn(store, kind, liked, seed, ends)]
     return [
         Row(f"{kind}: mask per token, median", median(costs) * 1e6, "us", group=group),
         Row(f"{kind}: mask per token, P99", float(np.quantile(costs, 0.99)) * 1e6, "us", group=group),
@@ -170,7 +175,7 @@ def _closing(piece: bytes) -> float:
     return 4 * piece.count(b'"') + 5 * (piece.count(b"}") + piece.count(b"]")) - 0.3 * len(piece)
 
 
-def drawn(store: GrammarStore, kind: str, liked: np.ndarray, seed: int) -> list[float]:
+def drawn(store: Grammars, kind: str, liked: np.ndarray, seed: int, ends: Sequence[int]) -> list[float]:
     """Seconds that each token of a random text took of the grammar, random choices left out."""
     rng = np.random.default_rng(seed)
     fold = store.start(kind)
@@ -186,6 +191,6 @@ def drawn(store: GrammarStore, kind: str, liked: np.ndarray, seed: int) -> list[
         costs.append(asked + time.perf_counter() - began)
         if not taken:
             raise AssertionError(f"{json.dumps(kind)}: a token that is allowed was refused")
-        if token in fold.stops:
+        if token in ends:
             break
     return costs

@@ -12,7 +12,7 @@ def test_every_kind_is_drawn() -> None:
     liked = np.zeros(VOCAB, dtype=np.float32)
     for kind, source in requests().items():
         store.define(kind, compiler.compile(source))
-        assert min(drawn(store, kind, liked, 1)) > 0
+        assert min(drawn(store, kind, liked, 1, [EOS])) > 0
 
 
 def test_a_larger_vocabulary_has_no_token_twice() -> None:
