@@ -1,7 +1,11 @@
 """Tools, and compilers of grammars over a vocabulary of bytes."""
 
+import os
+import socket
+import sys
 from typing import Any
 
+from agentserve.executor.matcher_process import Host
 from tools_bridge.compiler import GrammarCompiler
 from tools_bridge.grammar import ToolChoice
 from tools_bridge.source_compiler import SourceCompiler
@@ -13,6 +17,7 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required"
 WEATHER = ToolSpec("weather", CITY)
 NOW = ToolSpec("now")
 REQUIRED = ToolChoice("required")
+HOST_FD = 100
 
 
 def call(name: str = "weather", arguments: str = '{"city": "Rome"}') -> str:
@@ -26,6 +31,17 @@ def sources_of_bytes() -> SourceCompiler:
 
 def compiler_of_bytes(**settings: Any) -> GrammarCompiler:
     return GrammarCompiler(BYTES, VOCAB, [EOS], **settings)
+
+
+def fresh_host() -> Host:
+    """A host as a worker has it: forked here, it would have all that the tests before have freed."""
+    ours, theirs = socket.socketpair()
+    code = "from socket import socket; from agentserve.executor import matcher_process as m"
+    arguments = [sys.executable, "-c", f"{code}; m.run_host(socket(fileno={HOST_FD}))"]
+    actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), HOST_FD)]
+    pid = os.posix_spawn(sys.executable, arguments, os.environ, file_actions=actions)
+    theirs.close()
+    return Host(ours, pid)
 
 
 def chain(depth: int, among: str, letter: str = "#") -> str:

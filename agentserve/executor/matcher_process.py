@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
@@ -136,9 +136,14 @@ def fork_host() -> Host:
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
-        _leave(theirs, _host)
+        run_host(theirs)
     theirs.close()
     return Host(ours, pid)
+
+
+def run_host(link: socket.socket) -> NoReturn:
+    """The rest of a process that was started to be one."""
+    _leave(link, _host)
 
 
 def is_readable(link: socket.socket, seconds: float) -> bool:
@@ -157,7 +162,7 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
 
 
-def _leave(link: socket.socket, serve: object) -> None:
+def _leave(link: socket.socket, serve: object) -> NoReturn:
     """The rest of a forked process: it has nothing of its parent's but the log and `link`."""
     status = 1
     try:

@@ -13,7 +13,7 @@ from agentserve.executor.grammars import GrammarStore, GrammarTooSlow
 from agentserve.executor.matcher_link import HostGone, allowed_seconds
 from agentserve.executor.matcher_process import DEFINE_SECONDS, Define, fork_host
 from agentserve.executor.matchers import GuardedGrammars
-from tests.grammar_rig import chain
+from tests.grammar_rig import chain, fresh_host
 from tools_bridge.vocabulary import GrammarVocabulary
 
 # Python 3.12 warns of forks beside threads; the worker has none where it forks.
@@ -110,7 +110,7 @@ def test_one_that_was_killed_from_outside_is_nobodys_fault(grammars, texts):
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_who_needs_all_memory_fails_alone(texts, order):
-    grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS], memory_bytes=32 * 2**20)
+    grammars = GuardedGrammars(fresh_host(), TOKENS, SIZE, [EOS], memory_bytes=32 * 2**20)
     for name, text in texts.items():
         grammars.define(name, text)
     fold, other, bomb = grammars.start("json"), here(texts), grammars.start("grows")
@@ -148,14 +148,14 @@ def test_who_needs_all_memory_fails_alone(texts, order):
 
 
 def test_who_comes_where_another_has_taken_the_memory_is_not_blamed(texts):
-    grammars = GuardedGrammars(fork_host(), TOKENS, SIZE, [EOS], memory_bytes=32 * 2**20)
+    grammars = GuardedGrammars(fresh_host(), TOKENS, SIZE, [EOS], memory_bytes=32 * 2**20)
     for name, text in texts.items():
         grammars.define(name, text)
     greedy, held = grammars.start("grows"), []
     for _ in range(500):
         assert greedy.push(RUN)
     assert grammars.deaths == 0
-    while not grammars.deaths and len(held) < 200_000:  # what this process has freed holds many
+    while not grammars.deaths and len(held) < 200_000:
         held.append(grammars.start("json"))  # at last, for want of memory
     assert grammars.deaths == 1
     assert held[-1].push(ord("{"))
