@@ -102,6 +102,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_step_seconds: float | None = None  # of a step's predicted time; None: no such limit
     kv_dtype: str = "auto"  # the model's
     device_kv: int | None = None  # bytes of KV pool per worker; None: from free memory
+    step_model: Path | None = None  # what steps cost here, by `agentserve fit`; None: measured when needed
 
 
 class WorkersConfig(msgspec.Struct, frozen=True):
@@ -111,6 +112,8 @@ class WorkersConfig(msgspec.Struct, frozen=True):
     threads: int | None = None  # per worker; None: the cores divided by `count`
     hang_seconds: float = 120.0  # a worker that has work and says nothing for so long is killed and replaced
     record: Path | None = None  # write the engine's ordered log here
+    step_log: Path | None = None  # write each step's features and time here
+    step_log_size: int = 64 << 20  # bytes of a file of it; five are kept
 
 
 class StorageConfig(msgspec.Struct, frozen=True):
@@ -190,10 +193,13 @@ _FLAGS: dict[str, _Key] = {
     "max_step_ms": _Key("engine", "max_step_seconds", optional(positive_seconds), optional(milliseconds)),
     "kv_dtype": _Key("engine", "kv_dtype", choice(*KV_DTYPES)),
     "device_kv": _Key("engine", "device_kv", optional(size)),
+    "step_model": _Key("engine", "step_model", optional(path)),
     "workers": _Key("workers", "count", at_least(1, 1024)),
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
     "hang_seconds": _Key("workers", "hang_seconds", positive_seconds),
     "record": _Key("workers", "record", optional(path)),
+    "step_log": _Key("workers", "step_log", optional(path)),
+    "step_log_size": _Key("workers", "step_log_size", size),
     "host_kv": _Key("storage", "host_kv", budget),
     "disk_kv": _Key("storage", "disk_kv", budget),
     "data_dir": _Key("storage", "data_dir", optional(path)),

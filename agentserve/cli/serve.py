@@ -139,6 +139,16 @@ def serve(
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
     ] = None,
     record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
+    step_model: Annotated[
+        Path | None,
+        typer.Option(help="What steps cost here, by `agentserve fit`.", show_default="measured if needed"),
+    ] = None,
+    step_log: Annotated[
+        Path | None, typer.Option(help="Write what each step was and took here, for `agentserve fit`.")
+    ] = None,
+    step_log_size: Annotated[
+        str | None, typer.Option(help="Of each of its files; five are kept.", show_default="64MiB")
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
     ] = None,

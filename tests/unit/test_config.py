@@ -84,11 +84,14 @@ max_model_len = 1000
 device_kv = "2GB"
 kv_dtype = "fp16"
 max_step_seconds = 0.25
+step_model = "m.json"
 [workers]
 count = 4
 threads = 2
 hang_seconds = 45
 record = "log"
+step_log = "steps"
+step_log_size = "1MiB"
 [storage]
 host_kv = "1GiB"
 disk_kv = "20GB"
@@ -109,6 +112,8 @@ tier_policy = "lru"
     )
     assert config.engine.device_kv == 2_000_000_000
     assert config.engine.max_step_seconds == 0.25
+    assert config.engine.step_model == Path("m.json")
+    assert (config.workers.step_log, config.workers.step_log_size) == (Path("steps"), 1 << 20)
     assert (config.workers.count, config.workers.threads, config.workers.record) == (4, 2, Path("log"))
     assert (config.storage.host_kv, config.storage.disk_kv) == (2**30, 20 * 10**9)
     assert (config.storage.data_dir, config.storage.tier_policy) == (Path("d"), "lru")

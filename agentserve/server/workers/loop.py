@@ -29,6 +29,7 @@ from agentserve.messages import (
 )
 from agentserve.server.workers.exchange import Exchange
 from agentserve.server.workers.link import LinkError, WorkerLink
+from agentserve.server.workers.step_log import NO_STEP_LOG, StepLog
 from agentserve.types import FinishReason
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class WorkerLoop:
         clock: Clock,
         recorder: Recorder,
         exchange: Exchange | None = None,
+        steps: StepLog = NO_STEP_LOG,
     ) -> None:
         """exchange: with the tiers below the device; None when there are none."""
         self._core = core
@@ -89,6 +91,7 @@ class WorkerLoop:
         self._clock = clock
         self._recorder = recorder
         self._exchange = exchange
+        self._steps = steps
         self._grammars: set[str] = set()
         self._refused: list[CoreEvent] = []
         self._stopping = False
@@ -121,6 +124,7 @@ class WorkerLoop:
             self._exchange.hand_out()
         self._report(stepped or moved)
         if not stepped:
+            self._steps.flush()
             self._sleep(STALL_TICK if self._core.has_work else None)
 
     def _sleep(self, limit: float | None) -> None:
@@ -199,6 +203,8 @@ class WorkerLoop:
         now = self._clock.now()
         self._recorder.add(Finished(now, result))
         self._core.finish_step(result, now)
+        if self._steps.active:
+            self._steps.add(plan, result, self._core.view(), now)
         return None
 
     def _report(self, news: bool) -> None:

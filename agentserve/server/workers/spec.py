@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from agentserve.config import Activations, ServeConfig, Weights
@@ -37,6 +39,9 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     peers: bool = True  # may read what the other workers of this machine have on disk
     tool_parser: str | None = None  # these decide which control tokens are shown, and which end a turn
     reasoning_parser: str | None = None
+    step_model: str | None = None  # a file of `agentserve fit`: what steps cost here
+    step_log: str | None = None  # where steps are recorded
+    step_log_size: int = 64 << 20  # bytes of each of its files
     replaces: bool = False  # a worker that died: what can be done without does not keep this one from it
 
 
@@ -49,9 +54,8 @@ def replacement(spec: WorkerSpec, kv_bytes: int) -> WorkerSpec:
 def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores: int) -> WorkerSpec:
     """The orders of worker `index`. With several workers each gets its share of `cores`, at least one."""
     count = config.workers.count
-    record = config.workers.record
-    if record is not None and count > 1:
-        record = record.with_name(f"{record.name}.{index}")
+    record = _own(config.workers.record, index, count)
+    step_log = _own(config.workers.step_log, index, count)
     return WorkerSpec(
         index=index,
         socket=socket,
@@ -79,4 +83,12 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         disk_kv=config.storage.disk_kv // count,
         data_dir=str(config.storage.data_dir.absolute()) if config.storage.data_dir else None,
         tier_policy=config.storage.tier_policy,
+        step_model=str(config.engine.step_model) if config.engine.step_model is not None else None,
+        step_log=str(step_log) if step_log is not None else None,
+        step_log_size=config.workers.step_log_size,
     )
+
+
+def _own(path: Path | None, index: int, count: int) -> Path | None:
+    """A file of worker `index` alone."""
+    return path.with_name(f"{path.name}.{index}") if path is not None and count > 1 else path

@@ -1,0 +1,32 @@
+"""What a step consists of, as far as its time depends on it: the features of the cost model."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+def pairs(start: int, count: int) -> int:
+    """(query token, key token) pairs of a causal chunk of `count` tokens at position `start`."""
+    return count * start + count * (count + 1) // 2
+
+
+class StepLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step's features. Each costs time: a step with more of one and less of none takes no less."""
+
+    decodes: int = 0  # chunks of one token
+    chunks: int = 0  # longer ones
+    tokens: int = 0  # token rows of the longer ones
+    context: float = 0.0  # tokens that decodes attend to, themselves included
+    read: float = 0.0  # of these, those fetched from memory: a prefix that decodes share counts once
+    pairs: float = 0.0  # (query token, key token) pairs of the longer chunks
+    reach: float = 0.0  # tokens that these chunks attend to, each counted once per chunk
+    samples: int = 0  # rows of logits
+    drawn: int = 0  # of these, rows that take more than their best token: temperature, penalties, logprobs
+    masked: int = 0  # of these, rows under a grammar
+    copies: int = 0  # pages copied on write, of all KV groups
+    copied: float = 0.0  # their bytes
+
+    @property
+    def rows(self) -> int:
+        """Token rows of the forward pass."""
+        return self.decodes + self.tokens
