@@ -17,6 +17,7 @@ from agentserve.cli.bench import bench
 from agentserve.cli.chat import chat
 from agentserve.cli.demo import demo
 from agentserve.cli.doctor import doctor
+from agentserve.cli.fit import fit
 from agentserve.cli.keys import keys
 from agentserve.cli.output import fail
 from agentserve.cli.serve import serve
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "chat": chat,
     "doctor": doctor,
+    "fit": fit,
 }
 
 app = typer.Typer(

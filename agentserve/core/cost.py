@@ -164,6 +164,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
     def prefill_line(self, chunk: int) -> tuple[float, float, float]:
         """(fixed, per token, per pair) of a long prefill in steps of `chunk` tokens, as tiers' prices."""
-        per_pair = self.pace * (self.per_context + self.per_pair)
+        # A chunk reads its context once, and has so many pairs for each token of it.
+        per_pair = self.pace * (self.per_context + self.per_pair + self.per_reach / chunk)
         step = self.step([(0, chunk)])
         return self.pace * self.fixed, max(step - per_pair * pairs(0, chunk), 0.0) / chunk, per_pair

@@ -24,7 +24,7 @@ from agentserve.core.timing.features import StepLoad
 
 
 class DriftSettings(msgspec.Struct, frozen=True):
-    most: float = 0.005  # of the pace, per step
+    most: float = 0.02  # of the pace, per step
     scale: float = 0.1  # of (measured - predicted) / the larger, from which on the pace moves by `most`
     furthest: float = 8.0  # times the pace that was fitted, and this part of it
     quantile: float = 0.99  # that the bound stands for

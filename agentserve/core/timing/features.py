@@ -16,15 +16,15 @@ class StepLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     decodes: int = 0  # chunks of one token
     chunks: int = 0  # longer ones
     tokens: int = 0  # token rows of the longer ones
-    context: float = 0.0  # tokens that decodes attend to, themselves included
-    read: float = 0.0  # of these, those fetched from memory: a prefix that decodes share counts once
-    pairs: float = 0.0  # (query token, key token) pairs of the longer chunks
-    reach: float = 0.0  # tokens that these chunks attend to, each counted once per chunk
+    context: float = 0  # tokens that decodes attend to, themselves included
+    read: float = 0  # of these, those fetched from memory: a prefix that decodes share counts once
+    pairs: float = 0  # (query token, key token) pairs of the longer chunks
+    reach: float = 0  # tokens that these chunks attend to, each counted once per chunk
     samples: int = 0  # rows of logits
     drawn: int = 0  # of these, rows that take more than their best token: temperature, penalties, logprobs
     masked: int = 0  # of these, rows under a grammar
     copies: int = 0  # pages copied on write, of all KV groups
-    copied: float = 0.0  # their bytes
+    copied: float = 0  # their bytes
 
     @property
     def rows(self) -> int:

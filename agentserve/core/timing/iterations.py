@@ -86,11 +86,11 @@ class Recording:
         self._moved = moved
         return StepRecord(
             step=plan.step,
-            at=now,
+            at=round(now, 6),
             scheduled_tokens=plan.tokens,
-            iteration_ms=result.seconds * 1e3,
-            predicted_ms=plan.predicted_seconds * 1e3,
-            bound_ms=plan.bound_seconds * 1e3,
+            iteration_ms=round(result.seconds * 1e3, 4),
+            predicted_ms=round(plan.predicted_seconds * 1e3, 4),
+            bound_ms=round(plan.bound_seconds * 1e3, 4),
             kv_pages=view.groups,
             swapped_bytes=Swapped(moved.into - before.into, moved.out_of - before.out_of),
             binding_limit=next(iter(limits), ""),

@@ -38,7 +38,7 @@ class Attention:
         ) or (Law(1.0, None, 0.0),)
         self._windows = tuple((law.share, law.window) for law in self.laws if law.window is not None)
         self.full_group = next((n for n, law in enumerate(self.laws) if law.window is None), None)
-        self.full = 1.0 if not self._windows else sum(law.share for law in self.laws if law.window is None)
+        self.full = 1 if not self._windows else sum(law.share for law in self.laws if law.window is None)
 
     def seen(self, length: int) -> float:
         """Tokens that the last of `length` tokens attends to."""
@@ -94,7 +94,10 @@ class Tally:
         self._attention = attention
         self.decodes = self.chunks = self.tokens = 0
         self.samples = self.drawn = self.masked = self.copies = 0
-        self.context = self.pairs = self.reach = self.copied = 0.0
+        self.context: float = 0
+        self.pairs: float = 0
+        self.reach: float = 0
+        self.copied: float = 0
 
     def decode(self, start: int, sampling: Sampling | None) -> None:
         """One token at position `start`; sampling: how its next one is picked, if it is."""
@@ -133,7 +136,7 @@ class Tally:
             copies=self.copies, copied=self.copied,
         )  # fmt: skip
 
-    def load(self, shared: float = 0.0) -> StepLoad:
+    def load(self, shared: float = 0) -> StepLoad:
         """shared: context tokens of decodes that others of them read for them."""
         return StepLoad(
             decodes=self.decodes, chunks=self.chunks, tokens=self.tokens, context=self.context,
@@ -145,7 +148,7 @@ class Tally:
         """Context tokens that decodes among `chunks` need not read, as another has the same pages."""
         group, attention = self._attention.full_group, self._attention
         if self.decodes < 2 or group is None:
-            return 0.0
+            return 0
         return attention.full * shared_tokens(
             [(chunk.tables[group], chunk.start + 1) for chunk in chunks if len(chunk.tokens) == 1],
             attention.page_size,

@@ -23,11 +23,11 @@ class TimedExecutor:
     """Runs a plan in no time and says how long it would have taken."""
 
     def __init__(self, hardware: Hardware, vocab_size: int) -> None:
-        self._hardware = hardware
+        self._cost = hardware.step_cost()
         self._vocab_size = vocab_size
 
     def run(self, plan: Plan) -> StepResult:
-        seconds = self._hardware.step((chunk.start, len(chunk.tokens)) for chunk in plan.chunks)
+        seconds = self._cost.step((chunk.start, len(chunk.tokens)) for chunk in plan.chunks)
         return StepResult(plan.step, tuple(self._result(chunk) for chunk in plan.chunks), seconds)
 
     def _result(self, chunk: Chunk) -> ChunkResult:

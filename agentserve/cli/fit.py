@@ -1,0 +1,73 @@
+"""`agentserve fit`: the cost model of a machine and model, from the steps that a server recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentserve.cli.output import fail
+
+if TYPE_CHECKING:
+    from agentserve.core.timing.fitting import Quality
+    from agentserve.core.timing.iterations import Log
+
+
+def fit(
+    logs: Annotated[
+        list[Path],
+        typer.Argument(help="Step logs of `serve --step-log`, older ones first.", metavar="LOG..."),
+    ],
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the model here.")],
+    bound: Annotated[
+        float, typer.Option(min=0.5, max=0.999, help="Share of steps that shall keep to the bound.")
+    ] = 0.99,
+) -> None:
+    """Fit what steps cost to recorded ones; `serve --step-model` and `sim --step-model` read it.
+
+    Three fifths of the steps are fitted to and one gives the bound; the last is held out, and judges both.
+    """
+    from agentserve.core.timing import fitting
+    from agentserve.core.timing.iterations import same_machine
+    from agentserve.core.timing.saved import SavedCost, encode_saved
+
+    read = [_read(path) for path in logs]
+    try:
+        fingerprint = same_machine(read)
+        found = fitting.fit([step for log in read for step in log.timed], bound)
+    except ValueError as error:
+        fail(str(error))
+    saved = SavedCost(fingerprint=fingerprint, cost=found.cost, steps=found.steps, held_out=found.held_out)
+    try:
+        output.write_bytes(encode_saved(saved))
+    except OSError as error:
+        fail(f"{output}: {error.strerror or error}")
+    damaged = sum(log.damaged for log in read)
+    if damaged:
+        typer.echo(f"{damaged} lines could not be read and were left out")
+    typer.echo(f"{found.steps} steps of {fingerprint.device}, {fingerprint.machine}")
+    typer.echo(_told("fitted to", found.inside))
+    typer.echo(_told("held out", found.held_out))
+    if found.unseen:
+        typer.echo(f"no step had any of: {', '.join(found.unseen)}; predicted to cost nothing")
+    typer.echo(f"written to {output}")
+
+
+def _read(path: Path) -> Log:
+    from agentserve.core.timing.iterations import read_log
+
+    try:
+        return read_log(path.read_bytes())
+    except OSError as error:
+        fail(f"{path}: {error.strerror or error}")
+    except ValueError as error:
+        fail(f"{path}: {error}")
+
+
+def _told(name: str, found: Quality) -> str:
+    return (
+        f"{name:10} {found.steps:6} steps: off by {found.mape:.1%} on average (median {found.median:.1%}, "
+        f"P95 {found.p95:.1%}); {found.exceeded:.1%} beyond the bound, which is {found.width:.2f} x predicted"
+    )
