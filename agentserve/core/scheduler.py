@@ -28,6 +28,7 @@ from agentserve.core.cost import StepCost
 from agentserve.core.kv import KVManager
 from agentserve.core.plan import Chunk, PageCopy, Plan, SampleSpec
 from agentserve.core.radix import common_prefix
+from agentserve.core.scheduling.chunking import Caps, chunk_size
 from agentserve.core.session import Session, SessionTable
 from agentserve.core.states import Phase
 from agentserve.types import SessionId
@@ -280,19 +281,16 @@ class Scheduler:
         size, lag = self.config.page_size, len(session.tokens) - start
         held = self._kv.blocks_of(session.id) * size
         room = max(held, start // size * size) + self._kv.available * size - start
-        count, limit = lag, ""
-        for most, name in ((draft.tokens, "tokens"), (room, "pages")):
-            if most < count:
-                count, limit = max(most, 0), name
-        if draft.seconds is not None:
+
+        def in_time(count: int) -> int:
+            assert draft.seconds is not None
             most = self.cost.largest_chunk(start, count, draft.seconds - draft.spent)
-            if not draft.chunks:  # something must run: the rest of a page, whatever it takes
-                most = max(most, min(count, size - start % size))
-            if most < count:
-                count, limit = most, "time"
-        if count < lag:
-            count = max(0, (start + count) // size * size - start)
-        return count, limit
+            if draft.chunks:
+                return most
+            return max(most, min(count, size - start % size))  # something must run, whatever it takes
+
+        caps = Caps(draft.tokens, room, in_time if draft.seconds is not None else None)
+        return chunk_size(start, lag, size, caps)
 
     def _write(self, session: Session, start: int, count: int, copies: list[PageCopy], draft: Draft) -> None:
         turn, end = session.running_turn, start + count
