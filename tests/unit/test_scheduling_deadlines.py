@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from agentserve.core.scheduling.deadlines import NO_SLO, Slo, first_due, least_slack, token_due
+from agentserve.core.scheduling.deadlines import first_due, least_slack, token_due
+from agentserve.types import NO_SLO, Slo
 
 
 def test_without_promises_nothing_is_due() -> None:

@@ -1,4 +1,4 @@
-"""Virtual token counters and deficit round robin: the published examples, and bounds over random histories."""
+"""Virtual token counters and deficit round robin: published examples, and bounds over random histories."""
 
 from __future__ import annotations
 

@@ -10,31 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import msgspec
-
-
-class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Promises for one turn, in seconds. None: none was made."""
-
-    ttft: float | None = None  # to the first token, from arrival, queueing included
-    tbt: float | None = None  # between any two tokens
-    tpot: float | None = None  # per token after the first, on average over the turn
-    total: float | None = None  # to the last token
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name}: expected seconds above 0, got {value}")
-
-    @property
-    def pace(self) -> float | None:
-        """Seconds per token that keep both promises about tokens; None: there is none."""
-        promised = [value for value in (self.tbt, self.tpot) if value is not None]
-        return min(promised, default=None)
-
-
-NO_SLO = Slo()
+from agentserve.types import Slo
 
 
 def first_due(slo: Slo, arrived: float) -> float:

@@ -31,10 +31,15 @@ class VirtualTokens:
         return self._counters.get(tenant, 0.0)
 
     def arrived(self, tenant: str, waiting: Iterable[str]) -> None:
-        """A turn of `tenant`, which had none waiting, has arrived. waiting: tenants that have turns in line."""
+        """A turn of `tenant`, which had none waiting, has arrived. waiting: those that have turns in line."""
         others = [self.counter(other) for other in waiting if other != tenant]
         if others:
-            self._counters[tenant] = max(self.counter(tenant), min(others))
+            self.lift(tenant, min(others))
+
+    def lift(self, tenant: str, floor: float) -> None:
+        """It is not to count as served less than `floor`."""
+        if floor > self.counter(tenant):
+            self._counters[tenant] = floor
 
     def charge(self, tenant: str, *, read: float = 0.0, written: float = 0.0, other: float = 0.0) -> None:
         """Tokens that were run for it: uncached input, output, and what else it took as tokens of input."""
@@ -63,6 +68,13 @@ class DeficitRoundRobin:
         self._round: deque[str] = deque()  # tenants with turns in line; the first is being visited
         self._deficits: dict[str, float] = {}
         self._fresh = True  # the visit of the first one has not begun
+
+    def copy(self) -> DeficitRoundRobin:
+        """To see who would be next, and next after that, without serving anybody."""
+        other = DeficitRoundRobin(self._quantum, self._weight)
+        other._round, other._deficits = self._round.copy(), self._deficits.copy()
+        other._fresh = self._fresh
+        return other
 
     def deficit(self, tenant: str) -> float:
         return self._deficits.get(tenant, 0.0)
