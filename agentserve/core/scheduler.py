@@ -159,6 +159,8 @@ class Scheduler:
         self, standing: Sequence[Session], line: Sequence[Place], draft: Draft, now: float
     ) -> None:
         """Prompts first; decodes only in a step without any, or when they have waited for long."""
+        if not any(session.lag == 1 for session in self.running):
+            self._decoded = now
         if now - self._decoded < PATIENCE:
             self._grant_chunks(standing, 0, draft, now)
             self._admit(line, draft, now)
