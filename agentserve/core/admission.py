@@ -62,11 +62,13 @@ class Admission:
 
     # --- the line ----------------------------------------------------------------------------
 
-    def line_up(self, running: Sequence[Session], now: float) -> list[Place]:
+    def line_up(self, running: Sequence[Session], waiting: Sequence[Session], now: float) -> list[Place]:
         """Waiting turns in the order in which they enter, as far as there is room for them, and the one
         after these. What they lack from below is ordered: for no more turns than could run with it, so
         that nobody's KV is brought only to make room for another's."""
         seats = self._config.max_num_seqs - len(running)
+        if seats < 1 and not self._policy.form.displaces:
+            return [Place(session, "seats", 0) for session in waiting[:1]]
         order = self._policy.order.line(now)
         if seats < 1:
             return [Place(session, "seats", 0) for session in islice(order, 1)]

@@ -123,7 +123,7 @@ class Scheduler:
             return None, []
         self.seen = now
         draft = Draft(self.config.max_batched_tokens, self._seconds(now), self.cost.fixed)
-        line = self._admission.line_up(self.running, now)
+        line = self._admission.line_up(self.running, self.waiting, now)
         standing = self.policy.order.standing(self.running, now)
         if self.policy.form.decodes_ride:
             self._grant_all(standing, line, draft, now)
