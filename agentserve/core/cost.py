@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from agentserve.core.plan import Plan
 from agentserve.core.timing.features import StepLoad, pairs
 from agentserve.core.timing.tally import EVERYTHING, Tally, Wanted, load_of_shape
 
@@ -66,6 +67,11 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
             raise ValueError("cost model: ratio is at least 1, and pace is above 0")
 
     @property
+    def bounded(self) -> bool:
+        """Whether it was measured how far steps stray from what is predicted."""
+        return self.ratio > NEVER_LESS or self.extra > 0
+
+    @property
     def known(self) -> bool:
         """Whether anything was measured: without, every step is predicted to take no time."""
         return self.step([(0, 1)]) > 0
@@ -117,8 +123,8 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         """The largest count, at most `wanted.most`, with which the step's bound is within `budget` seconds;
         0: there is none.
 
-        Times are nearly linear in the count, so a line through what is known finds it in a few trials;
-        every other trial halves what is left.
+        Times are nearly linear in the count, so the line through the last two trials finds it in a few more;
+        every third trial halves what is left.
         """
 
         def takes(count: int) -> float:
@@ -130,31 +136,29 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
             return max(most, 0)
         if (under := takes(1)) > budget:
             return 0
-        low, high, halve = 1, most, False  # low fits, high does not
-        while high - low > 1:
-            share = 0.5 if halve else (budget - under) / (over - under)
-            middle = min(max(low + int((high - low) * share), low + 1), high - 1)
-            seconds, halve = takes(middle), not halve
-            if seconds <= budget:
-                low, under = middle, seconds
+        low, high = 1, most  # low fits, high does not
+        before, last = (high, over), (low, under)
+        for trial in range(high):
+            if high - low == 1:
+                break
+            rise = (last[1] - before[1]) / (last[0] - before[0])
+            if trial % 3 == 2 or rise <= 0:
+                middle = (low + high) // 2
             else:
-                high, over = middle, seconds
-        return low
-
-    def chunk(self, start: int, count: int) -> float:
-        """What a chunk adds to an empty step."""
-        return self.step([(start, count)]) - self.step([])
-
-    def largest_chunk(self, start: int, most: int, budget: float) -> int:
-        """The largest count, at most `most`, that adds at most `budget` seconds to an empty step."""
-        low, high = 0, most + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.chunk(start, middle) <= budget:
+                middle = math.floor(last[0] + min(max((budget - last[1]) / rise, -most), most))
+            middle = min(max(middle, low + 1), high - 1)
+            before, last = last, (middle, takes(middle))
+            if last[1] <= budget:
                 low = middle
             else:
                 high = middle
         return low
+
+    def plan(self, plan: Plan) -> float:
+        """What the plan takes."""
+        if plan.load is not None:
+            return self.predict(plan.load)
+        return self.step((chunk.start, len(chunk.tokens)) for chunk in plan.chunks)
 
     # --- by shape ----------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 
 from agentserve.core.ahead import Ahead
 from agentserve.core.config import CoreConfig
@@ -24,6 +23,8 @@ from agentserve.core.scheduling.policy import Ran
 from agentserve.core.session import Session, SessionTable, Turn
 from agentserve.core.states import Phase
 from agentserve.core.tiers import Tiers
+from agentserve.core.timing.learning import Learning
+from agentserve.core.timing.tally import Attention
 from agentserve.core.views import session_view, worker_view
 from agentserve.messages import (
     Abort,
@@ -72,10 +73,13 @@ class EngineCore:
         self.config = config
         self.sessions = SessionTable()
         self.kv = KVManager(config.page_size, pages, prefix_cache=config.prefix_cache)
-        self.scheduler = Scheduler(config, self.sessions, self.kv, cost or StepCost())
+        self.learning = Learning(
+            cost or StepCost(), Attention(groups, config.page_size), config.max_batched_tokens,
+            tiers.book if tiers is not None else None,
+        )  # fmt: skip
+        self.scheduler = Scheduler(config, self.sessions, self.kv, self.learning)
         self.tiers = Tiers(tiers, self.kv, self.scheduler) if tiers is not None else None
         self.scheduler.gate = self.tiers
-        self._planned: Plan | None = None  # the one that runs
         self.limit = min(config.max_model_len, self.kv.capacity)
         self.ahead = Ahead(config, self.kv, self.scheduler, self.tiers, self.limit)
         self.scheduler.filler = self.ahead
@@ -238,7 +242,7 @@ class EngineCore:
             if self.tiers is not None:
                 self.tiers.preempted(session, now)
             self._show(session, now, "pages")
-        self._planned = plan
+        self.learning.begun(plan)
         for chunk in plan.chunks if plan is not None else ():
             planned = self.sessions.get(chunk.session)
             assert planned is not None
@@ -248,10 +252,9 @@ class EngineCore:
     def finish_step(self, result: StepResult, now: float) -> None:
         """Book what a plan computed. Results of another epoch are stale and dropped."""
         self.kv.plan_done()
-        if self.tiers is not None and self._planned is not None:
-            chunks = [(chunk.start, len(chunk.tokens)) for chunk in self._planned.chunks]
-            self.tiers.stepped([chunk.session for chunk in result.chunks], chunks, result.seconds)
-            self._planned = None
+        self.learning.ended(result)
+        if self.tiers is not None:
+            self.tiers.stepped([chunk.session for chunk in result.chunks], result.seconds)
         fresh = [
             (session, chunk)
             for chunk in result.chunks
@@ -312,8 +315,7 @@ class EngineCore:
         ahead = self.ahead.failed()
         turns = tuple(chunk for chunk in plan.chunks if chunk.session not in ahead)
         if ahead and turns:
-            self._planned = replace(plan, chunks=turns)
-            return self._planned
+            return self.learning.cut(plan, turns)
         self.kv.plan_done()
         for chunk in turns:
             session = self.sessions.get(chunk.session)

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
-from agentserve.core.draft import Draft
+from agentserve.core.draft import Draft, Times
 from agentserve.core.kv import KVManager
 from agentserve.core.plan import Chunk, PageCopy, SampleSpec
 from agentserve.core.scheduling.chunking import Caps, chunk_size
 from agentserve.core.scheduling.policy import Form
 from agentserve.core.session import Session
+from agentserve.core.timing.tally import Wanted
 
 
 class Grants:
     """Writes chunks as large as every limit allows, and says which limit bound."""
 
-    def __init__(self, config: CoreConfig, kv: KVManager, cost: StepCost, form: Form) -> None:
-        self.cost = cost
+    def __init__(self, config: CoreConfig, kv: KVManager, times: Times, form: Form) -> None:
+        self._times = times
         self._config = config
         self._kv = kv
         self._form = form
 
-    def room_for_one(self, session: Session, draft: Draft) -> str:
-        """Which limit leaves no room for one token of this session; the first chunk of a step always has."""
+    @property
+    def cost(self) -> StepCost:
+        return self._times.cost
+
+    def room_for_one(self, session: Session, draft: Draft, *, in_time: bool) -> str:
+        """Which limit leaves no room for one token of this session; the first chunk of a step always has.
+        in_time: that no decode is left out for time is known."""
         if draft.tokens < 1:
             return "tokens"
-        if draft.seconds is None or not draft.chunks:
+        if in_time or draft.seconds is None or not draft.chunks:
             return ""
-        return "time" if draft.spent + self.cost.chunk(session.computed, 1) > draft.seconds else ""
+        load = draft.tally.with_decode(session.computed, session.running_turn.sampling)
+        return "time" if self.cost.bound(load) > draft.seconds else ""
+
+    def all_in_time(self, decodes: Sequence[Session], draft: Draft) -> bool:
+        """Whether no decode will be left out for time."""
+        if draft.seconds is None:
+            return True
+        tally = draft.tally.copied_tally()
+        for session in decodes:
+            tally.decode(session.computed, session.running_turn.sampling)
+        return self.cost.bound(tally.load()) <= draft.seconds
 
     def one(self, session: Session, draft: Draft) -> bool:
         """One token for a session that decodes. False, and nothing granted, if it lacks a page."""
@@ -35,6 +53,7 @@ class Grants:
         if copies is None:
             return False
         self._write(session, session.computed, 1, copies, draft)
+        draft.tally.decode(session.computed, session.running_turn.sampling)
         return True
 
     def chunk(self, session: Session, start: int, draft: Draft) -> bool:
@@ -47,6 +66,8 @@ class Grants:
         if limit:
             draft.reasons.append((session.id, limit))
         self._write(session, start, count, copies, draft)
+        ends = start + count == len(session.tokens)
+        draft.tally.chunk(start, count, session.running_turn.sampling if ends else None)
         draft.prefill = True
         return True
 
@@ -62,7 +83,8 @@ class Grants:
 
         def in_time(count: int) -> int:
             assert draft.seconds is not None
-            most = self.cost.largest_chunk(start, count, draft.seconds - draft.spent)
+            wanted = Wanted(start, count, lag, session.running_turn.sampling)
+            most = self.cost.largest(draft.tally, wanted, draft.seconds)
             if draft.chunks:
                 return most
             return max(most, min(count, size - start % size))  # something must run, whatever it takes
@@ -76,6 +98,7 @@ class Grants:
         if end == len(session.tokens):
             sample = SampleSpec(turn.sampling, session.tokens, turn.prompt, end)
         draft.copies.extend(copies)
+        draft.tally.copy(copies)
         draft.chunks.append(
             Chunk(
                 session.id,
@@ -88,4 +111,3 @@ class Grants:
             )
         )
         draft.tokens -= count
-        draft.spent += self.cost.chunk(start, count)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from agentserve.core.admission import PASSED, Admission, Place
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
-from agentserve.core.draft import Draft, Filler, Gate
+from agentserve.core.draft import Draft, Filler, Gate, Times
 from agentserve.core.grants import Grants
 from agentserve.core.kv import KVManager
 from agentserve.core.line import arrival
@@ -31,17 +31,19 @@ from agentserve.core.scheduling.policy import Ran
 from agentserve.core.scheduling.registry import PATIENCE, make_policy
 from agentserve.core.session import Session, SessionTable
 from agentserve.core.states import Phase
+from agentserve.core.timing.tally import Tally, load_of_shape
 
 
 class Scheduler:
-    def __init__(self, config: CoreConfig, sessions: SessionTable, kv: KVManager, cost: StepCost) -> None:
+    def __init__(self, config: CoreConfig, sessions: SessionTable, kv: KVManager, times: Times) -> None:
         self.config = config
         self.running: list[Session] = []  # by arrival, as are those that wait; orders say who goes first
         self.waiting: list[Session] = []
         self._sessions = sessions
         self._kv = kv
         self.policy = make_policy(config.scheduling, config.max_batched_tokens, self)
-        self._grants = Grants(config, kv, cost, self.policy.form)
+        self._times = times
+        self._grants = Grants(config, kv, times, self.policy.form)
         self._admission = Admission(config, sessions, kv, self._grants, self.policy)
         self.filler: Filler | None = None  # set by the engine
         self.unattainable = 0  # deadlines of tokens that no step could keep
@@ -51,11 +53,8 @@ class Scheduler:
 
     @property
     def cost(self) -> StepCost:
-        return self._grants.cost
-
-    @cost.setter
-    def cost(self, cost: StepCost) -> None:
-        self._grants.cost = cost
+        """What steps cost by now."""
+        return self._times.cost
 
     @property
     def gate(self) -> Gate | None:
@@ -107,7 +106,8 @@ class Scheduler:
 
     def seconds(self, session: Session) -> float:
         lacking = self.lacking(session)
-        return self.cost.fixed + self.cost.chunk(len(session.tokens) - lacking, lacking)
+        shape = ((len(session.tokens) - lacking, lacking),)
+        return self.cost.predict(load_of_shape(shape, self._times.attention))
 
     def ranked(self, waiting: Sequence[Session], now: float) -> list[Session]:
         return self.gate.ranked(waiting, now) if self.gate is not None else list(waiting)
@@ -119,7 +119,7 @@ class Scheduler:
         if not self.has_work and not (self.filler is not None and self.filler.wants):
             return None, []
         self.seen = now
-        draft = Draft(self.config.max_batched_tokens, self._seconds(now), self.cost.fixed)
+        draft = Draft(self.config.max_batched_tokens, self._seconds(now), Tally(self._times.attention))
         line = self._admission.line_up(self.running, self.waiting, now)
         standing = self.policy.order.standing(self.running, now)
         if self.policy.form.decodes_ride:
@@ -131,7 +131,12 @@ class Scheduler:
         if not draft.chunks:
             return None, draft.preempted
         self._step += 1
-        plan = Plan(self._step, tuple(draft.copies), tuple(draft.chunks), draft.spent, tuple(draft.reasons))
+        load = draft.tally.load(draft.tally.shared(draft.chunks))
+        predicted = self.cost.predict(load)
+        plan = Plan(
+            self._step, tuple(draft.copies), tuple(draft.chunks), predicted, tuple(draft.reasons),
+            load, self.cost.at_worst(predicted),
+        )  # fmt: skip
         return plan, draft.preempted
 
     def _grant_all(
@@ -170,29 +175,33 @@ class Scheduler:
             self._decoded = now
 
     def _seconds(self, now: float) -> float | None:
-        """How long the step may be predicted to take."""
+        """What the step's bound may come to."""
         most, settings = self.config.max_step_seconds, self.config.scheduling
         if not self.policy.form.keeps_deadlines:
             return most
-        dues, least = [], self.cost.fixed
+        dues, decodes = [], Tally(self._times.attention)
         for session in self.running:
             if session.lag == 1:
                 turn = session.running_turn
-                least += self.cost.chunk(session.computed, 1)
+                decodes.decode(session.computed, turn.sampling)
                 if turn.first_token and turn.slo.pace is not None:
                     dues.append(token_due(turn.slo, turn.arrived, turn.first_token, session.generated))
         if not dues:
             return most
-        slack, missed = least_slack(dues, now, least * settings.safety)
+        # Where it was measured how far steps stray, the bound says what `safety` guesses else.
+        safety = 1.0 if self.cost.bounded else settings.safety
+        slack, missed = least_slack(dues, now, self.cost.bound(decodes.load()) * safety)
         self.unattainable += missed
-        allowed = slack / settings.safety
+        allowed = slack / safety
         return min(allowed, most) if most is not None else allowed
 
     def _grant_decodes(self, standing: Sequence[Session], draft: Draft, now: float) -> None:
-        for session in [session for session in standing if session.lag == 1]:
+        decodes = [session for session in standing if session.lag == 1]
+        in_time = self._grants.all_in_time(decodes, draft)
+        for session in decodes:
             if session in draft.preempted:
                 continue
-            limit = self._grants.room_for_one(session, draft)
+            limit = self._grants.room_for_one(session, draft, in_time=in_time)
             if limit:
                 draft.reasons.append((session.id, limit))
                 continue

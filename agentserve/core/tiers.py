@@ -253,12 +253,8 @@ class Tiers:
         self._at(now)
         self._kv.tree.queue.age()
 
-    def stepped(
-        self, sessions: Iterable[SessionId], chunks: Sequence[tuple[int, int]], seconds: float
-    ) -> None:
-        """A step has run. chunks: (start, tokens) of each."""
-        if seconds > 0:
-            self._book.stepped(chunks, seconds)
+    def stepped(self, sessions: Iterable[SessionId], seconds: float) -> None:
+        """A step has run."""
         for session in sessions:
             known = self.ledger.known.get(session)
             if known is not None:

@@ -97,22 +97,24 @@ def as_it_goes(cost: StepCost, steps: Sequence[Timed]) -> Quality:
 
 
 def _rows(name: str, found: Quality, *, asked: bool = False) -> list[Row]:
-    mape = (100 * MAPE_ASKED, "asked", "at most 10 %") if asked else (None, "", "")
-    over = (100 * EXCEEDED_ASKED, "asked", "at most 2 %") if asked else (None, "", "")
+    def row(what: str, value: float, unit: str, most: float | None = None) -> Row:
+        if most is None or not asked:
+            return Row(f"{name}: {what}", value, unit, group=name)
+        return Row(f"{name}: {what}", value, unit, most, "asked", group=name, asked=f"at most {most:g} %")
+
     return [
-        Row(f"{name}: MAPE", 100 * found.mape, "%", mape[0], mape[1], group=name, asked=mape[2]),
-        Row(f"{name}: median error", 100 * found.median, "%", group=name),
-        Row(f"{name}: P95 error", 100 * found.p95, "%", group=name),
-        Row(f"{name}: P99 bound exceeded", 100 * found.exceeded, "%", over[0], over[1], group=name, asked=over[2]),
-        Row(f"{name}: bound / prediction", found.width, "x", group=name),
-    ]  # fmt: skip
+        row("MAPE", 100 * found.mape, "%", 100 * MAPE_ASKED),
+        row("median error", 100 * found.median, "%"),
+        row("P95 error", 100 * found.p95, "%"),
+        row("P99 bound exceeded", 100 * found.exceeded, "%", 100 * EXCEEDED_ASKED),
+        row("bound / prediction", found.width, "x"),
+    ]
 
 
 def _by_length(cost: StepCost, steps: Sequence[Timed]) -> list[Row]:
     """Errors of the shortest, middle and longest steps, by what was predicted."""
     ordered = sorted(steps, key=lambda step: cost.predict(step.load))
     rows = []
-    thirds = np.array_split(np.arange(len(ordered)), 3)
     thirds = np.array_split(np.arange(len(ordered)), 3)
     for name, part in zip(("shortest", "middle", "longest"), thirds, strict=True):
         third = [ordered[int(place)] for place in part]

@@ -51,8 +51,10 @@ class Drift:
         told, fitted, cost = self._settings, self._fitted, self.cost
         off = (seconds - predicted) / max(seconds, predicted)
         pace = cost.pace * (1.0 + told.most * min(max(off / told.scale, -1.0), 1.0))
-        exceeded = seconds > cost.at_worst(predicted)
-        ratio = cost.ratio * (1.0 + told.gain * (told.quantile if exceeded else told.quantile - 1.0))
+        ratio = cost.ratio
+        if fitted.bounded:
+            exceeded = seconds > cost.at_worst(predicted)
+            ratio *= 1.0 + told.gain * (told.quantile if exceeded else told.quantile - 1.0)
         self.cost = msgspec.structs.replace(
             fitted,
             pace=min(max(pace, fitted.pace / told.furthest), fitted.pace * told.furthest),

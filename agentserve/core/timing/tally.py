@@ -124,6 +124,19 @@ class Tally:
             self.drawn += is_drawn(sampling)
             self.masked += sampling.grammar is not None
 
+    def copied_tally(self) -> Tally:
+        """Another that goes on from here."""
+        other = Tally(self._attention)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
+
+    def with_decode(self, start: int, sampling: Sampling | None) -> StepLoad:
+        """The features if a decode were added."""
+        other = self.copied_tally()
+        other.decode(start, sampling)
+        return other.load()
+
     def with_chunk(self, start: int, count: int, sampling: Sampling | None) -> StepLoad:
         """The features if a chunk were added."""
         attention, sampled = self._attention, sampling is not None

@@ -27,8 +27,8 @@ class TimedExecutor:
         self._vocab_size = vocab_size
 
     def run(self, plan: Plan) -> StepResult:
-        seconds = self._cost.step((chunk.start, len(chunk.tokens)) for chunk in plan.chunks)
-        return StepResult(plan.step, tuple(self._result(chunk) for chunk in plan.chunks), seconds)
+        results = tuple(self._result(chunk) for chunk in plan.chunks)
+        return StepResult(plan.step, results, self._cost.plan(plan))
 
     def _result(self, chunk: Chunk) -> ChunkResult:
         count, sampled = len(chunk.tokens), None

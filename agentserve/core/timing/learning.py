@@ -1,0 +1,64 @@
+"""Who learns how long steps take: the cost model in use, and through it the tiers' price of computing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentserve.core.cost import StepCost
+from agentserve.core.market import PriceBook
+from agentserve.core.plan import Chunk, Plan, StepResult
+from agentserve.core.timing.drift import Drift
+from agentserve.core.timing.tally import Attention, load_of
+
+
+class Learning:
+    def __init__(
+        self, cost: StepCost, attention: Attention, step_tokens: int, book: PriceBook | None
+    ) -> None:
+        """step_tokens: of the steps that a long prompt is computed in. book: the tiers', if there are any."""
+        self._attention = attention
+        self._drift = Drift(cost)
+        self._step_tokens = step_tokens
+        self._book = book
+        self._plan: Plan | None = None  # the one that runs
+        self._tell()
+
+    @property
+    def cost(self) -> StepCost:
+        """What steps cost by now."""
+        return self._drift.cost
+
+    @property
+    def attention(self) -> Attention:
+        return self._attention
+
+    def begun(self, plan: Plan | None) -> None:
+        self._plan = plan
+
+    def cut(self, plan: Plan, chunks: Sequence[Chunk]) -> Plan:
+        """The plan that runs in the place of `plan`: these chunks of it."""
+        load = load_of(chunks, plan.copies, self._attention)
+        predicted = self.cost.predict(load)
+        self._plan = replace(
+            plan, chunks=tuple(chunks), predicted_seconds=predicted, load=load,
+            bound_seconds=self.cost.at_worst(predicted),
+        )  # fmt: skip
+        return self._plan
+
+    def ended(self, result: StepResult) -> None:
+        """The plan has run. One of which a part failed says nothing of steps."""
+        plan, self._plan = self._plan, None
+        if plan is None or any(chunk.error for chunk in result.chunks):
+            return
+        if plan.load is not None:
+            self._drift.ran(plan.load, result.seconds)
+        if self._book is not None and not self._tell() and result.seconds > 0:
+            self._book.stepped([(chunk.start, len(chunk.tokens)) for chunk in plan.chunks], result.seconds)
+
+    def _tell(self) -> bool:
+        """Tell the tiers what computing costs, where that is known; else they learn it themselves."""
+        if self._book is None or not self.cost.known:
+            return False
+        self._book.predicted(self.cost.prefill_line(self._step_tokens))
+        return True
