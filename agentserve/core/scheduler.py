@@ -179,15 +179,18 @@ class Scheduler:
         most, settings = self.config.max_step_seconds, self.config.scheduling
         if not self.policy.form.keeps_deadlines:
             return most
-        dues, decodes = [], Tally(self._times.attention)
+        dues = []
         for session in self.running:
             if session.lag == 1:
                 turn = session.running_turn
-                decodes.decode(session.computed, turn.sampling)
                 if turn.first_token and turn.slo.pace is not None:
                     dues.append(token_due(turn.slo, turn.arrived, turn.first_token, session.generated))
         if not dues:
             return most
+        decodes = Tally(self._times.attention)
+        for session in self.running:
+            if session.lag == 1:
+                decodes.decode(session.computed, session.running_turn.sampling)
         # Where it was measured how far steps stray, the bound says what `safety` guesses else.
         safety = 1.0 if self.cost.bounded else settings.safety
         slack, missed = least_slack(dues, now, self.cost.bound(decodes.load()) * safety)

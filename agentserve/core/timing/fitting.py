@@ -119,9 +119,7 @@ def features(load: StepLoad, knots: Sequence[int]) -> list[float]:
 def nonnegative(inputs: Matrix, wanted: Vector) -> Vector:
     """x >= 0 with the least |inputs @ x - wanted|: the active-set method of Lawson and Hanson."""
     columns = inputs.shape[1]
-    # Reduced to a square first: what follows solves it again and again.
-    orthogonal, square = np.linalg.qr(inputs)
-    target = orthogonal.T @ wanted
+    square, target = _reduced(inputs, wanted)  # what follows solves it again and again
     found, free = np.zeros(columns), np.zeros(columns, dtype=bool)
     enough = 1e-10 * max(float(np.abs(square.T @ target).max(initial=0.0)), 1e-300)
     for _ in range(3 * columns):
@@ -144,6 +142,16 @@ def nonnegative(inputs: Matrix, wanted: Vector) -> Vector:
             free &= found > 1e-14 * max(float(found.max()), 1e-300)
             found[~free] = 0.0
     return np.maximum(found, 0.0)
+
+
+def _reduced(inputs: Matrix, wanted: Vector, rows: int = 64) -> tuple[Matrix, Vector]:
+    """A square system with the same least squares, by QR of `rows` rows at a time: matrices so small that no
+    library calls its threads together for them, which takes ten times as long where cores are busy."""
+    both = np.column_stack([inputs, wanted])
+    reduced = both[:0]
+    for start in range(0, len(both), rows):
+        _, reduced = np.linalg.qr(np.concatenate([reduced, both[start : start + rows]]))
+    return reduced[:, :-1], reduced[:, -1]
 
 
 # --- the bound ---------------------------------------------------------------------------------

@@ -86,12 +86,13 @@ class Tally:
     """The features of a step that is being written. Its owner adds to it; `load` is what there is so far."""
 
     __slots__ = (
-        "_attention", "chunks", "context", "copied", "copies", "decodes", "drawn", "masked", "pairs", "reach",
-        "samples", "tokens",
+        "_attention", "_whole", "chunks", "context", "copied", "copies", "decodes", "drawn", "masked",
+        "pairs", "reach", "samples", "tokens",
     )  # fmt: skip
 
     def __init__(self, attention: Attention) -> None:
         self._attention = attention
+        self._whole = attention.full == 1
         self.decodes = self.chunks = self.tokens = 0
         self.samples = self.drawn = self.masked = self.copies = 0
         self.context: float = 0
@@ -102,8 +103,13 @@ class Tally:
     def decode(self, start: int, sampling: Sampling | None) -> None:
         """One token at position `start`; sampling: how its next one is picked, if it is."""
         self.decodes += 1
-        self.context += self._attention.seen(start + 1)
-        self._sample(sampling)
+        self.context += start + 1 if self._whole else self._attention.seen(start + 1)
+        if sampling is not None:  # as `_sample` has it: this runs for every session in every step
+            self.samples += 1
+            if is_drawn(sampling):
+                self.drawn += 1
+            if sampling.grammar is not None:
+                self.masked += 1
 
     def chunk(self, start: int, count: int, sampling: Sampling | None) -> None:
         """A longer chunk."""
@@ -193,11 +199,12 @@ def shared_tokens(rows: Sequence[tuple[array[int], int]], page_size: int) -> int
     saved = 0
     for family in families.values():
         if len(family) > 1:
-            width = min(-(-length // page_size) for _, length in family)
-            tables = np.stack([np.frombuffer(table, np.int32, count=width) for table, _ in family])
-            same = (tables == tables[0]).all(axis=0)
+            shortest = min([length for _, length in family])
+            width = -(-shortest // page_size)
+            pages = np.frombuffer(b"".join([table[:width] for table, _ in family]), np.int32)
+            tables = pages.reshape(len(family), width)
+            same = (tables[1:] == tables[0]).all(axis=0)
             common = width if same.all() else int(same.argmin())
-            shortest = min(length for _, length in family)
             saved += (len(family) - 1) * min(common * page_size, shortest)
     return saved
 

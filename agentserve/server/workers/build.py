@@ -100,7 +100,9 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         namespace=_namespace(spec, loaded, ops),
     )
     sizes = tier_sizes(spec, groups, None)  # that the memory is there was seen before the pool took its own
-    tiers = build_tiers(spec, sizes, pool, core_config.namespace, fault) if sizes is not None else None
+    tiers = None
+    if sizes is not None:
+        tiers = build_tiers(spec, sizes, pool, core_config.namespace, fault, cost=cost)
     core = EngineCore(core_config, groups, pages, cost, tiers.parts if tiers is not None else None)
     assert core.limit == reach
     if core.limit < longest:
