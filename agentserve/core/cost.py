@@ -134,9 +134,9 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         most = wanted.most
         if most < 1 or (over := takes(most)) <= budget:
             return max(most, 0)
-        if (under := takes(1)) > budget:
-            return 0
-        low, high = 1, most  # low fits, high does not
+        if most == 1 or (under := takes(2)) > budget:
+            return int(takes(1) <= budget)
+        low, high = 2, most  # low fits, high does not
         before, last = (high, over), (low, under)
         for trial in range(high):
             if high - low == 1:

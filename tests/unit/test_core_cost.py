@@ -102,7 +102,8 @@ def test_the_largest_chunk_is_the_largest(
     budget = least * 0.9 + share * (greatest - least * 0.9)
     fitting = [count for count in range(1, most + 1) if bound(count) <= budget]
     assert cost.largest(tally, Wanted(start, most, lag, sampling), budget) == max(fitting, default=0)
-    assert fitting == list(range(1, len(fitting) + 1)), "a larger chunk fits where a smaller does not"
+    longer = [count for count in fitting if count > 1]  # a single token is a decode, which may cost more
+    assert longer == list(range(2, len(longer) + 2)), "a larger chunk fits where a smaller does not"
 
 
 def test_the_inverse_takes_few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +135,7 @@ def test_the_worked_example_is_a_model() -> None:
     ):  # fmt: skip
         found = cost.largest(tally, Wanted(6000, 1021, 4000), slack * 1e-3)
         assert found // 16 * 16 == chunk
-    for count in (1, 16, 384, 1008):
+    for count in (2, 16, 384, 1008):
         toy = 0.8 + 0.0025 * count + 1e-7 * count * (6000 + count / 2)
         assert cost.predict(tally.with_chunk(6000, count, None)) * 1e3 == pytest.approx(toy, rel=1e-12)
 

@@ -94,17 +94,11 @@ def test_no_more_is_shared_than_rows_have_in_common(rows: list[tuple[list[int], 
 def test_one_by_one_is_as_at_once(shape: list[tuple[int, int]]) -> None:
     tally = Tally(MIXED)
     for start, count in shape[:-1]:
-        if count == 1:
-            tally.decode(start, None)
-        else:
-            tally.chunk(start, count, None)
+        tally.chunk(start, count, None)
     if not shape:
         return
     start, count = shape[-1]
-    if count > 1:
-        ahead = tally.with_chunk(start, count, GREEDY)
-        tally.chunk(start, count, GREEDY)
-    else:
-        ahead = tally.with_decode(start, GREEDY)
-        tally.decode(start, GREEDY)
+    ahead = tally.with_chunk(start, count, GREEDY)
+    tally.chunk(start, count, GREEDY)
     assert tally.load() == ahead
+    assert (ahead.decodes + ahead.chunks, ahead.rows) == (len(shape), sum(count for _, count in shape))

@@ -112,7 +112,10 @@ class Tally:
                 self.masked += 1
 
     def chunk(self, start: int, count: int, sampling: Sampling | None) -> None:
-        """A longer chunk."""
+        """A chunk, by whomever: one of a single token is a decode to the machine."""
+        if count == 1:
+            self.decode(start, sampling)
+            return
         self.chunks += 1
         self.tokens += count
         self.pairs += self._attention.pairs(start, count)
@@ -145,6 +148,8 @@ class Tally:
 
     def with_chunk(self, start: int, count: int, sampling: Sampling | None) -> StepLoad:
         """The features if a chunk were added."""
+        if count == 1:
+            return self.with_decode(start, sampling)
         attention, sampled = self._attention, sampling is not None
         return StepLoad(
             decodes=self.decodes, chunks=self.chunks + 1, tokens=self.tokens + count, context=self.context,
@@ -215,10 +220,7 @@ def load_of(chunks: Sequence[Chunk], copies: Sequence[PageCopy], attention: Atte
     tally.copy(copies)
     for chunk in chunks:
         sampling = chunk.sample.sampling if chunk.sample is not None else None
-        if len(chunk.tokens) == 1:
-            tally.decode(chunk.start, sampling)
-        else:
-            tally.chunk(chunk.start, len(chunk.tokens), sampling)
+        tally.chunk(chunk.start, len(chunk.tokens), sampling)
     return tally.load(tally.shared(chunks))
 
 
@@ -226,8 +228,5 @@ def load_of_shape(shape: Sequence[tuple[int, int]], attention: Attention) -> Ste
     """The features of a step of chunks (start, count) that sample nothing and share nothing."""
     tally = Tally(attention)
     for start, count in shape:
-        if count == 1:
-            tally.decode(start, None)
-        else:
-            tally.chunk(start, count, None)
+        tally.chunk(start, count, None)
     return tally.load()
