@@ -14,7 +14,7 @@ from agentserve.core.cost import StepCost
 from agentserve.core.plan import Plan, StepResult
 from agentserve.core.record import Entry, decode_entries, encode_entry
 from agentserve.core.scheduling.settings import SchedulingConfig
-from agentserve.core.timing.tally import Attention, load_of
+from agentserve.core.timing.tally import EVERYTHING, Attention, load_of, load_of_shape
 from agentserve.sim.executor import SimExecutor
 from agentserve.sim.replay import replay
 from agentserve.sim.run import Simulation
@@ -165,3 +165,20 @@ def test_of_an_unknown_machine_tiers_learn_themselves() -> None:
     assert plan.load is not None
     assert plan.load.tokens == 20
     assert not pricing.told
+
+
+def test_a_plan_may_be_made_while_another_runs() -> None:
+    """And one that was given up is forgotten."""
+    rig = Rig((64,), cost=COST)
+    learning = rig.core.learning
+    load = load_of_shape([(0, 8)], EVERYTHING)
+    plans = [Plan(step, (), (), 0.0, (), load) for step in (1, 2, 3)]
+    for plan in plans:
+        learning.begun(plan)
+    learning.ended(StepResult(2, (), 2 * COST.predict(load)))
+    moved = learning.cost
+    assert moved.pace > 1
+    learning.ended(StepResult(1, (), 9.0))
+    assert learning.cost == moved, "step 1 was given up"
+    learning.ended(StepResult(3, (), 2 * COST.predict(load)))
+    assert learning.cost.pace > moved.pace

@@ -21,7 +21,7 @@ class Learning:
         self._drift = Drift(cost)
         self._step_tokens = step_tokens
         self._book = book
-        self._plan: Plan | None = None  # the one that runs
+        self._running: dict[int, Plan] = {}  # by step; of one that was given up until a later one has ended
         self._tell()
 
     @property
@@ -34,21 +34,24 @@ class Learning:
         return self._attention
 
     def begun(self, plan: Plan | None) -> None:
-        self._plan = plan
+        if plan is not None:
+            self._running[plan.step] = plan
 
     def cut(self, plan: Plan, chunks: Sequence[Chunk]) -> Plan:
         """The plan that runs in the place of `plan`: these chunks of it."""
         load = load_of(chunks, plan.copies, self._attention)
         predicted = self.cost.predict(load)
-        self._plan = replace(
+        cut = replace(
             plan, chunks=tuple(chunks), predicted_seconds=predicted, load=load,
             bound_seconds=self.cost.at_worst(predicted),
         )  # fmt: skip
-        return self._plan
+        self.begun(cut)
+        return cut
 
     def ended(self, result: StepResult) -> None:
         """The plan has run. One of which a part failed says nothing of steps."""
-        plan, self._plan = self._plan, None
+        plan = self._running.get(result.step)
+        self._running = {step: later for step, later in self._running.items() if step > result.step}
         if plan is None or any(chunk.error for chunk in result.chunks):
             return
         if plan.load is not None:
