@@ -28,9 +28,10 @@ def fit(
     """Fit what steps cost to recorded ones; `serve --step-model` and `sim --step-model` read it.
 
     Three fifths of the steps are fitted to and one gives the bound; the last is held out, and judges both.
+    Where steps were predicted when they ran, it is said how well.
     """
     from agentserve.core.timing import fitting
-    from agentserve.core.timing.iterations import same_machine
+    from agentserve.core.timing.iterations import as_they_ran, same_machine
     from agentserve.core.timing.saved import SavedCost, encode_saved
 
     read = [_read(path) for path in logs]
@@ -46,8 +47,11 @@ def fit(
         fail(f"{output}: {error.strerror or error}")
     damaged = sum(log.damaged for log in read)
     if damaged:
-        typer.echo(f"{damaged} lines could not be read and were left out")
+        typer.echo(f"left out, as they could not be read: {damaged} lines")
     typer.echo(f"{found.steps} steps of {fingerprint.device}, {fingerprint.machine}")
+    live = as_they_ran(read)
+    if live is not None:
+        typer.echo(_told("as it ran", live))
     typer.echo(_told("fitted to", found.inside))
     typer.echo(_told("held out", found.held_out))
     if found.unseen:

@@ -49,7 +49,8 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     newer.write_bytes(newer.read_bytes()[:-30])  # the worker was killed
     result = run("fit", older, newer, "-o", output)
     assert result.exit_code == 0, result.output
-    assert "1 lines could not be read" in result.output
+    assert "could not be read: 1 lines" in result.output
+    assert "as it ran" not in result.output, "nothing was predicted"
     assert "699 steps of cpu, EPYC" in result.output
     assert "held out" in result.output
     assert "no step had any of: per_masked" in result.output

@@ -12,8 +12,10 @@ import pytest
 from agentserve.core.cost import StepCost
 from agentserve.core.timing.iterations import (
     LOG_VERSION,
+    Log,
     LogHeader,
     Swapped,
+    as_they_ran,
     encode_line,
     read_log,
     same_machine,
@@ -64,6 +66,11 @@ def test_a_record_says_what_the_step_was_and_took(tmp_path: Path) -> None:
     assert last.load.decodes == 1
     assert last.running == last.waiting == 0
     assert sum(step.load.samples for step in log.steps) == 3 + 2
+    ran = as_they_ran([log])
+    assert ran is not None
+    assert (ran.steps, ran.mape, ran.exceeded) == (count, pytest.approx(0, abs=1e-6), 0)
+    assert ran.width == pytest.approx(1.5)
+    assert as_they_ran([Log(HEADER, (), 0)]) is None
     assert [timed.seconds for timed in log.timed] == [step.iteration_ms / 1e3 for step in log.steps]
 
 

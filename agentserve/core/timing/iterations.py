@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from agentserve.core.plan import Plan, StepResult
 from agentserve.core.timing.features import StepLoad
 from agentserve.core.timing.fingerprint import Fingerprint
-from agentserve.core.timing.fitting import Timed
+from agentserve.core.timing.fitting import Quality, Timed, judged
 from agentserve.messages import GroupPages, WorkerView
 from tiering.types import Move
 
@@ -153,6 +154,17 @@ def _records(lines: Iterable[bytes]) -> tuple[list[StepRecord], int]:
         if isinstance(record, StepRecord):
             steps.append(record)
     return steps, damaged
+
+
+def as_they_ran(logs: Sequence[Log]) -> Quality | None:
+    """How well steps were predicted when they ran; None if nothing was."""
+    steps = [step for log in logs for step in log.steps if step.predicted_ms > 0 and step.iteration_ms > 0]
+    if not steps:
+        return None
+    predicted, bounds, took = np.array(
+        [(step.predicted_ms, step.bound_ms, step.iteration_ms) for step in steps]
+    ).T
+    return judged(predicted, bounds, took)
 
 
 def same_machine(logs: Sequence[Log]) -> Fingerprint:
