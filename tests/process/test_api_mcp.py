@@ -302,6 +302,23 @@ async def test_a_result_of_too_many_parts(result: Any, fits: bool, stream: bool)
                 await client.call(place, "hi", {}, 30.0)
 
 
+@pytest.mark.parametrize("charset", ["bz2", "zlib", "utf-16", "utf-7", "punycode", '"rot13"'])
+async def test_events_are_utf_8_whatever_their_server_calls_them(charset: str) -> None:
+    """Python's codecs by these names unpack (700 bytes were a GiB, on the event loop), take quadratic time, or
+    find other characters than the scan of the reply's parts did."""
+
+    def reply(asked: dict[str, Any]) -> bytes:
+        if asked.get("method") != "tools/call":
+            return older(asked, TOOLS)
+        result = {"content": [{"type": "text", "text": "h\u00e9llo+ACI-"}]}
+        said = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}, ensure_ascii=False)
+        return http(f"data: {said}\n\n".encode(), kind=f"{STREAM}; charset={charset}")
+
+    async with odd_server(reply) as (url, _):
+        answer = await RemoteMcp(LOCAL, unread).call(Place(url), "hi", {}, 30.0)
+        assert answer.text == "h\u00e9llo+ACI-"
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_listing_that_is_none(name: str, caplog: pytest.LogCaptureFixture) -> None:
     reply, words = HOSTILE[name]
