@@ -43,7 +43,7 @@ from agentserve.messages import (
     pack_tokens,
 )
 from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
-from agentserve.server.workers.loop import Recorder, WorkerLoop
+from agentserve.server.workers.loop import STEP_FAILED, Recorder, WorkerLoop
 from agentserve.types import FinishReason, KVGroup, Sampling, SessionId, TurnId
 from tiering.policy.base import Signal
 
@@ -169,11 +169,17 @@ def test_commands_are_served_while_turns_run_and_when_idle(worker: Worker) -> No
     assert answers[0].session is not None
 
 
-def test_a_failed_step_fails_its_turns_and_the_worker_goes_on(worker: Worker) -> None:
-    worker.executor.error = "out of\nmemory"
+def test_a_failed_step_fails_its_turns_and_the_worker_goes_on(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.executor.error = "out of\nmemory, of B's"
     worker.send(submit("a", [1, 2], 4))
     (ended,) = worker.until_ended()
-    assert (ended.reason, ended.error) == (FinishReason.ERROR, "RuntimeError: out of")
+    assert (ended.reason, ended.error) == (FinishReason.ERROR, STEP_FAILED)
+    assert "memory, of B's" in caplog.text  # for the operator alone: a step is many tenants'
+    assert "failed, of ['a']" in caplog.text
+    (failed,) = [e for e in decode_entries(worker.log.getvalue()) if isinstance(e, Failed)]
+    assert failed.error == "RuntimeError: out of"
     worker.executor.error = ""
     worker.send(submit("b", [1, 2], 4))
     worker.until_ended(2)
