@@ -178,8 +178,7 @@ def test_a_failed_step_fails_its_turns_and_the_worker_goes_on(
     assert (ended.reason, ended.error) == (FinishReason.ERROR, STEP_FAILED)
     assert "memory, of B's" in caplog.text  # for the operator alone: a step is many tenants'
     assert "failed, of ['a']" in caplog.text
-    (failed,) = [e for e in decode_entries(worker.log.getvalue()) if isinstance(e, Failed)]
-    assert failed.error == "RuntimeError: out of"
+    assert b"B's" not in worker.log.getvalue()
     worker.executor.error = ""
     worker.send(submit("b", [1, 2], 4))
     worker.until_ended(2)
@@ -202,7 +201,7 @@ def test_a_step_that_fails_with_work_ahead_is_run_again_without_it(worker: Worke
     said = [event.token for event in worker.events() if isinstance(event, Token) and event.session == "b"]
     assert said == expected([1, 2], 9)
     entries = list(decode_entries(worker.log.getvalue()))
-    assert [entry.error for entry in entries if isinstance(entry, Failed)] == ["RuntimeError: poisoned"]
+    assert [entry.error for entry in entries if isinstance(entry, Failed)] == [STEP_FAILED]
     replay(worker.log.getvalue())
 
 
