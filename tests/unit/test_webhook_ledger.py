@@ -1,5 +1,7 @@
 """What is owed and what was, within bounds."""
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -287,3 +289,21 @@ def test_no_owner_takes_the_room_of_others():
         ledger.check()
     assert len(ledger.of_endpoint("a")) + len(ledger.of_endpoint("b")) == 5
     assert ledger.delivery(first)  # the oldest, but its owner has least
+
+
+def test_many_owners_together_leave_room_for_one_more():
+    """Each takes all that he can get; whoever comes then has endpoints, events and calls all the same."""
+    ledger = Ledger(OutboxLimits(endpoints=200, owed=2000, owed_bytes=200_000, owed_to_endpoint=2000))
+    for number in range(7):
+        owner, more = f"o{number}", 0
+        with pytest.raises(OutboxFull):
+            for more in range(201):
+                ledger.add_endpoint(endpoint(f"{owner}-{more}", owner))
+        assert more  # he got some
+        for size, kind in itertools.product((0, 900), (Kind.LIFECYCLE, Kind.TOOL)):
+            with pytest.raises(OutboxFull):
+                for event in range(2001):
+                    given = delivery(f"{owner}-0", f"{size}{kind.value}{event}", bytes(size), kind)
+                    ledger.accept(msgspec.structs.replace(given, owner=owner), bytes(size))
+        assert ledger.of_endpoint(f"{owner}-0")
+    ledger.check()
