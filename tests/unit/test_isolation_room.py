@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from agentserve.server.http.idempotency import KeptBounds, KeptReply, Replies
 from agentserve.server.http.responses.conversations import Conversation, Conversations
 from agentserve.server.http.responses.shelf import Kept, Shelf
+from agentserve.server.sessions.room import DirectoryFull
+from agentserve.server.sessions.transcript import Transcript, Transcripts
+from agentserve.types import SessionId
+from tests.directory_rig import Harness
 
 
 def kept(tenant: str, number: int, size: int = 10, **more: Any) -> Kept:
@@ -68,3 +74,56 @@ def test_answers_to_be_repeated() -> None:
         assert len(replies) == 4
         assert not replies.get(("/v1/x", "k", "b", None), 601.0)
         assert not replies._held.count
+
+
+def test_sessions() -> None:
+    one = Harness(max_sessions=6)
+    first = one.turn("hello", "b", tenant="b").session
+    for number in range(20):
+        one.turn(f"{number}", "a", tenant="a")
+    assert one.directory.get("b", first.public_id) is first
+    assert (one.directory.count("a"), one.directory.count("b")) == (5, 1)
+    for number in range(20):
+        one.turn(f"{number}", "b", tenant="b")
+    assert (one.directory.count("a"), one.directory.count("b")) == (3, 3)
+    one.check()
+
+
+def test_bytes_of_sessions() -> None:
+    one = Harness(max_bytes=60_000)
+    one.turn("hello", "b", tenant="b")
+    for number in range(40):
+        one.commit(one.begin(f"{number}", tenant="a"), f"{number}", "a", ids="x" * 2000)
+    assert one.directory.count("b") == 1
+    assert one.directory.size_bytes <= 60_000
+    one.check()
+
+
+def test_a_tenant_whose_sessions_all_run_takes_nobodys_place() -> None:
+    one = Harness(max_sessions=4)
+    first = one.turn("hello", "b", tenant="b").session
+    for number in range(3):
+        one.begin(f"{number}", tenant="a")
+    with pytest.raises(DirectoryFull):
+        one.begin("more", tenant="a")
+    assert one.directory.get("b", first.public_id) is first
+    one.begin("more", tenant="b")  # its own goes
+    assert one.directory.count("b") == 1
+    one.check()
+
+
+def test_transcripts() -> None:
+    transcripts = Transcripts(max_bytes=10_000)
+    transcripts.owner_of = lambda key: key[0]
+    gone: list[str] = []
+    transcripts.on_drop = gone.append
+    for name in ("b0", *(f"a{number}" for number in range(20))):
+        transcripts.restore(Transcript(SessionId(name), b"x" * 1500, b"", ((1, 1),)))
+    assert transcripts.get(SessionId("b0"))
+    assert transcripts.get(SessionId("a19"))
+    assert transcripts.size_bytes <= 10_000
+    assert gone[:2] == ["a0", "a1"]
+    for name in [*transcripts._kept]:
+        transcripts.forget(name)
+    assert not transcripts.size_bytes
+    assert not transcripts._owners

@@ -61,6 +61,7 @@ from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.events import EventLogs
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal
+from agentserve.server.sessions.room import owners
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
@@ -206,6 +207,7 @@ def create_app(
         },
     )
     app.state.context = context
+    context.chronicle.transcripts.owner_of = owners(directory.find)
     follow_decisions(context)
     app.add_middleware(Idempotency, clock=clock.now)
     guards = Guards(

@@ -18,10 +18,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve.server.errors import ApiError
+from agentserve.server.holdings import Holdings
 from agentserve.server.http.callers import caller_in
 from agentserve.server.http.sse import DONE, ClientGone
 from agentserve.server.http.voice import error_response
-from agentserve.server.tenants.holdings import Holdings
 from agentserve.server.tenants.keys import ANYBODY
 
 HEADER = "idempotency-key"

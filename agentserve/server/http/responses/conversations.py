@@ -12,10 +12,10 @@ from concurrent.futures import Future
 import msgspec
 
 from agentserve.server.errors import ApiError
+from agentserve.server.holdings import Holdings
 from agentserve.server.http.responses.shelf import ResponseBook, read_json
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.transcript import write_json
-from agentserve.server.tenants.holdings import Holdings
 from agentserve.server.text_port import JsonObject
 
 OVERHEAD_BYTES = 512

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from agentserve.server.holdings import Holdings
 from agentserve.server.sessions.identity import DEFAULT_TENANT
-from agentserve.server.tenants.holdings import Holdings
 from agentserve.server.text_port import JsonObject
 
 OVERHEAD_BYTES = 512

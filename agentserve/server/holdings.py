@@ -25,14 +25,14 @@ class Own(Generic[Name]):
 class Holdings(Generic[Name]):
     def __init__(self, most_count: int, most_size: int) -> None:
         self._most_count = most_count
-        self._most_size = most_size
+        self.most_size = most_size
         self._of: dict[str, Own[Name]] = {}
         self.count = 0
         self.size = 0
 
     @property
     def too_much(self) -> bool:
-        return self.count > self._most_count or self.size > self._most_size
+        return self.count > self._most_count or self.size > self.most_size
 
     def size_of(self, tenant: str) -> int:
         own = self._of.get(tenant)
@@ -72,7 +72,7 @@ class Holdings(Generic[Name]):
         """Who may be taken from while it is too much, who has most first."""
         by_count = self.count > self._most_count
         have = {name: len(own.things) if by_count else own.size for name, own in self._of.items()}
-        fair = (self._most_count if by_count else self._most_size) / max(len(have), 1)
+        fair = (self._most_count if by_count else self.most_size) / max(len(have), 1)
         return sorted((name for name, held in have.items() if held > fair), key=lambda name: -have[name])
 
     def oldest(self, tenant: str) -> Iterator[Name]:

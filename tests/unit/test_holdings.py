@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from agentserve.server.tenants.holdings import Holdings
+from agentserve.server.holdings import Holdings
 
 
 def test_who_holds_most_gives_the_oldest() -> None:
