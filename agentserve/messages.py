@@ -300,6 +300,14 @@ class AheadCounts(msgspec.Struct, frozen=True):
     used: int = 0  # of these, those whose KV a turn then began with
 
 
+class GroupPages(msgspec.Struct, frozen=True):
+    """The pages of one KV group: each is one of these."""
+
+    used: int  # held by running turns or transfers
+    cached: int  # idle, evictable
+    free: int
+
+
 class WorkerView(msgspec.Struct, frozen=True):
     """One worker's load and memory, for the router and /metrics. Page counts are of the tightest group."""
 
@@ -312,6 +320,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     pages_live: int  # referenced by running turns
     tiers: TiersView | None = None
     ahead: AheadCounts = AheadCounts()
+    groups: tuple[GroupPages, ...] = ()  # all KV groups, in the model's order
 
 
 class Description(msgspec.Struct, frozen=True, tag="description"):
