@@ -40,6 +40,7 @@ Weights = Literal["stored", "expanded"]
 Activations = Literal["float", "int8"]
 KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "int8")
 KEYS_FILE = "tenants/keys.json"  # below the data directory
+SMALLEST_RECORD_FILE = 1 << 20  # bytes
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -122,6 +123,17 @@ class StorageConfig(msgspec.Struct, frozen=True):
     tier_policy: str = "priced"  # who decides what is kept where
 
 
+class RecordingConfig(msgspec.Struct, frozen=True):
+    """What became of each request and what each iteration did, written down."""
+
+    dir: Path | None = None  # None: nowhere
+    file_size: int = 64 << 20  # bytes, of each file
+    files: int = 8  # of requests, and of each worker's iterations
+
+
+NOT_RECORDED = RecordingConfig()
+
+
 class ServeConfig(msgspec.Struct, frozen=True):
     """Everything `agentserve serve` can be told."""
 
@@ -130,6 +142,7 @@ class ServeConfig(msgspec.Struct, frozen=True):
     engine: EngineConfig = EngineConfig()
     workers: WorkersConfig = WorkersConfig()
     storage: StorageConfig = StorageConfig()
+    recording: RecordingConfig = NOT_RECORDED
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     tenants: TenantsConfig = TenantsConfig()  # what each may ask for; of the file's [limits] and [tenants]
 
@@ -153,6 +166,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "engine": EngineConfig,
     "workers": WorkersConfig,
     "storage": StorageConfig,
+    "recording": RecordingConfig,
 }
 
 # Flag name (without dashes) -> where it lives. The file knows each setting by section and name.
@@ -198,6 +212,7 @@ _FLAGS: dict[str, _Key] = {
     "disk_kv": _Key("storage", "disk_kv", budget),
     "data_dir": _Key("storage", "data_dir", optional(path)),
     "tier_policy": _Key("storage", "tier_policy", choice(*policy_names())),
+    "recording": _Key("recording", "dir", optional(path)),
     "log_level": _Key("", "log_level", choice(*LOG_LEVELS)),
 }
 
@@ -211,6 +226,8 @@ _FILE_ONLY = (
     _Key("http", "unread_seconds", positive_seconds),
     _Key("http", "max_connections", at_least(1, 1_000_000)),
     _Key("http", "max_connections_per_address", optional(at_least(1, 1_000_000))),
+    _Key("recording", "file_size", size),
+    _Key("recording", "files", at_least(1, 1000)),
 )
 _KEY = re.compile(r"[!-~]{1,512}")
 _SECRET = frozenset({"api_keys", "admin_keys"})  # shown to nobody, not even where they are wrong
@@ -324,6 +341,8 @@ def _check(config: ServeConfig) -> None:
     if config.model.device != "cpu" and not config.model.device.startswith("cuda"):
         raise ConfigError(f'device: expected "cpu", "cuda" or "cuda:N", got "{config.model.device}"')
     _check_storage(config.storage)
+    if config.recording.file_size < SMALLEST_RECORD_FILE:
+        raise ConfigError("[recording] file_size: at least 1MiB, or the line of a long reply may not fit")
 
 
 def _check_storage(storage: StorageConfig) -> None:

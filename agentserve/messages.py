@@ -185,6 +185,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     weight_bytes: int  # as kept
     weights_digest: str
     namespace: str  # digest of all that decides what KV holds: settings and kernels too
+    policy: str = ""  # in which order turns are served
 
 
 class StateChange(msgspec.Struct, frozen=True, tag="state"):
@@ -221,6 +222,7 @@ class TurnUsage(msgspec.Struct, frozen=True):
     admitted: float
     first_token: float
     ended: float
+    held: dict[str, int] = {}  # in how many steps each limit kept it out; counted where it is recorded
 
 
 class TurnEnded(msgspec.Struct, frozen=True, tag="ended"):
@@ -321,6 +323,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     tiers: TiersView | None = None
     ahead: AheadCounts = AheadCounts()
     groups: tuple[GroupPages, ...] = ()  # all KV groups, in the model's order
+    unrecorded: int = 0  # lines of its recording that could not be written; they only grow
 
 
 class Description(msgspec.Struct, frozen=True, tag="description"):

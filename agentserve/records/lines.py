@@ -51,7 +51,8 @@ class Status(Enum):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="request"):
-    """One turn that a client asked for, or one request that got none. What never happened is null or 0."""
+    """One turn that a client asked for, or one request that got none. What never happened, or nobody was told
+    of as its client had left, is null."""
 
     request: str  # its id, as in `x-request-id`; empty: the server began the turn by itself
     route: str
@@ -70,9 +71,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
     left for the client; `token_times` gives seconds of the clock."""
     finish_ts: float
     prompt_tokens: int
-    prefix_hit_tokens: int  # of these, those that needed no computation
+    prefix_hit_tokens: int | None  # of these, those that needed no computation
     output_tokens: int
-    computed_tokens: int  # rows that were run for it, what was run again included
+    computed_tokens: int | None  # rows that were run for it, what was run again included
     preemption_count: int
     queue_reasons: dict[str, int]  # in how many iterations each limit kept it waiting, as it was named
     slo: Slo | None

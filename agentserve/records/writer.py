@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 WAITING = 20_000  # lines that wait to be written
 GATHER = 0.2  # seconds between writes
-SMALLEST_FILE = 1 << 20  # bytes: the line of a whole context's tokens fits
 
 
 class Bounds(msgspec.Struct, frozen=True):

@@ -72,7 +72,10 @@ def opened() -> Opened:
     return Opened(at_ts=1.0, unix=2.0, model="m", policy="default", groups=("full", "window"))
 
 
-def writer(folder: Path, bounds: Bounds = Bounds(), waiting: int = 1000) -> LineWriter:
+BOUNDS = Bounds()
+
+
+def writer(folder: Path, bounds: Bounds = BOUNDS, waiting: int = 1000) -> LineWriter:
     return LineWriter(folder / "requests.jsonl", bounds, opened, waiting)
 
 
