@@ -37,6 +37,10 @@ class Buckets:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
     def show(self, family: HistogramMetricFamily, tenant: str) -> None:
         total, shown = 0, []
         for bound, count in zip((*map(floatToGoString, self._bounds), "+Inf"), self._counts, strict=True):

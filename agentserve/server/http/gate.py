@@ -52,8 +52,8 @@ class Guards:
     wall: Callable[[], float]  # Unix time
     now: Callable[[], float]
     open_requests: OpenRequests
-    log: RequestLog
     audit: Audit | None = None
+    log: RequestLog | None = None
 
 
 class Gate:
@@ -172,13 +172,14 @@ class Gate:
 
     def _count(self, scope: Scope, origin: Origin, status: int) -> None:
         """A request for a turn that got none."""
-        if origin.begun or status < 400 or scope["method"] != "POST":
+        log = self._guards.log
+        if log is None or origin.begun or status < 400 or scope["method"] != "POST":
             return
         route = self._turn_paths.route(scope["path"])
         if route is not None:
             scope["state"].setdefault("route", route)
             caller = caller_in(scope)
-            self._guards.log.refused(origin, None if caller is None else caller.tenant, status)
+            log.refused(origin, None if caller is None else caller.tenant, status)
 
     def _told(self, text: str | None) -> str | None:
         """What a client named, to be written down: not what is a key, or a part of one."""

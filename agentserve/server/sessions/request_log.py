@@ -79,7 +79,7 @@ class Course:
 
     def change(self, change: StateChange) -> None:
         if change.state in _ADMITTED and self.admitted is None:
-            self.admitted = max(change.at, self.arrived)
+            self.admitted = max(change.at, self.submitted or self.arrived)
         self.preemptions += change.state is SessionState.PREEMPTED
 
     def token(self, now: float) -> None:
