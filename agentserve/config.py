@@ -151,6 +151,13 @@ class ServeConfig(msgspec.Struct, frozen=True):
         return self.http.api_keys
 
 
+def _record_file_size(raw: object) -> int:
+    value = size(raw)
+    if value < SMALLEST_RECORD_FILE:
+        raise ConfigError("expected at least 1MiB: the line of a long reply has to fit")
+    return value
+
+
 class _Key(msgspec.Struct, frozen=True):
     """One setting: its section and name in the file, and how its value is read."""
 
@@ -226,7 +233,7 @@ _FILE_ONLY = (
     _Key("http", "unread_seconds", positive_seconds),
     _Key("http", "max_connections", at_least(1, 1_000_000)),
     _Key("http", "max_connections_per_address", optional(at_least(1, 1_000_000))),
-    _Key("recording", "file_size", size),
+    _Key("recording", "file_size", _record_file_size),
     _Key("recording", "files", at_least(1, 1000)),
 )
 _KEY = re.compile(r"[!-~]{1,512}")
@@ -341,8 +348,6 @@ def _check(config: ServeConfig) -> None:
     if config.model.device != "cpu" and not config.model.device.startswith("cuda"):
         raise ConfigError(f'device: expected "cpu", "cuda" or "cuda:N", got "{config.model.device}"')
     _check_storage(config.storage)
-    if config.recording.file_size < SMALLEST_RECORD_FILE:
-        raise ConfigError("[recording] file_size: at least 1MiB, or the line of a long reply may not fit")
 
 
 def _check_storage(storage: StorageConfig) -> None:

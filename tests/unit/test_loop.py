@@ -39,6 +39,7 @@ from agentserve.messages import (
     Shutdown,
     StepDone,
     Submit,
+    TiersView,
     Token,
     ToolSignal,
     TurnEnded,
@@ -370,3 +371,24 @@ def test_lines_that_were_lost_are_told_to_the_server(recorded: Worker) -> None:
     recorded.send(submit("a", [1], 1))
     recorded.until_ended()
     assert [step.worker.unrecorded for step in recorded.steps if step.worker is not None][-1] == 3
+
+
+def test_swapped_bytes_are_those_since_the_step_before() -> None:
+    lines = Lines()
+    log = IterationLog(lines)  # type: ignore[arg-type]
+    core = EngineCore(CONFIG, GROUPS, PAGES)
+    core.handle(submit("a", [1, 2], 9), 0.0)
+    for moved in (
+        {"save": (1, 0.1)},
+        {"save": (3, 0.2), "load": (2, 0.1)},
+        {"save": (3, 0.2), "load": (2, 0.1)},
+    ):
+        plan = core.begin_step(1.0)
+        assert plan is not None
+        result = Executor().run(plan)
+        core.finish_step(result, 2.0)
+        log.ran(plan, 0.25, 1.0, 2.0)
+        view = msgspec.structs.replace(core.view(), tiers=TiersView(moved=moved, block_bytes=100))
+        log.reported([], view)
+    assert [line.swapped_bytes for line in lines.lines] == [Swapped(0, 100), Swapped(200, 200), Swapped(0, 0)]
+    assert {(line.iteration_ms, line.model_ms) for line in lines.lines} == {(1000.0, 250.0)}

@@ -15,6 +15,7 @@ import pytest
 from agentserve.messages import GroupPages
 from agentserve.records.lines import Gap, IterationRecord, Opened, RequestRecord, Status, Swapped
 from agentserve.records.reader import each_line, read_records, series_files
+from agentserve.records.series import FolderTaken, claimed
 from agentserve.records.writer import Bounds, LineWriter
 from agentserve.types import Slo
 
@@ -235,3 +236,17 @@ def test_a_full_disk_ends_the_recording_with_whole_lines(tmp_path: Path) -> None
     assert found.damaged == 0
     assert [each.turn for each in found.requests] == list(range(len(found.requests)))
     assert int(done.stdout.split("|")[1]) >= 101 - len(found.requests)
+
+
+def test_a_folder_is_one_servers_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with claimed(folder):
+        with pytest.raises(FolderTaken, match="another server records into it"), claimed(folder):
+            raise AssertionError
+        with claimed(None), claimed(tmp_path / "other"):
+            pass
+    with claimed(folder):
+        pass
+    (tmp_path / "file").write_text("")
+    with claimed(tmp_path / "file" / "below"):  # who writes there will say that nothing can be written
+        pass
