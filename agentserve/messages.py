@@ -185,6 +185,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     weight_bytes: int  # as kept
     weights_digest: str
     namespace: str  # digest of all that decides what KV holds: settings and kernels too
+    policy: str = ""  # in which order turns are served
 
 
 class StateChange(msgspec.Struct, frozen=True, tag="state"):
@@ -221,6 +222,7 @@ class TurnUsage(msgspec.Struct, frozen=True):
     admitted: float
     first_token: float
     ended: float
+    held: dict[str, int] = {}  # in how many steps each limit kept it out; counted where it is recorded
 
 
 class TurnEnded(msgspec.Struct, frozen=True, tag="ended"):
@@ -300,6 +302,14 @@ class AheadCounts(msgspec.Struct, frozen=True):
     used: int = 0  # of these, those whose KV a turn then began with
 
 
+class GroupPages(msgspec.Struct, frozen=True):
+    """The pages of one KV group: each is one of these."""
+
+    used: int  # held by running turns or transfers
+    cached: int  # idle, evictable
+    free: int
+
+
 class WorkerView(msgspec.Struct, frozen=True):
     """One worker's load and memory, for the router and /metrics. Page counts are of the tightest group."""
 
@@ -312,6 +322,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     pages_live: int  # referenced by running turns
     tiers: TiersView | None = None
     ahead: AheadCounts = AheadCounts()
+    groups: tuple[GroupPages, ...] = ()  # all KV groups, in the model's order
+    unrecorded: int = 0  # lines of its recording that could not be written; they only grow
 
 
 class Description(msgspec.Struct, frozen=True, tag="description"):

@@ -11,7 +11,7 @@ from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.session import Session
-from agentserve.messages import AheadCounts, SessionView, TiersView, WorkerView
+from agentserve.messages import AheadCounts, GroupPages, SessionView, TiersView, WorkerView
 from tiering.manager import TierManager
 from tiering.policy.base import Choice, Policy, Residency, Watched
 from tiering.types import Tier
@@ -32,6 +32,7 @@ def worker_view(
         pages_live=pool.live - kv.pinned,
         tiers=tiers,
         ahead=ahead,
+        groups=tuple(GroupPages(pool.live, pool.idle, pool.free) for pool in kv.pools),
     )
 
 

@@ -28,6 +28,7 @@ from agentserve.messages import (
     WorkerView,
 )
 from agentserve.server.workers.exchange import Exchange
+from agentserve.server.workers.iterations import IterationLog
 from agentserve.server.workers.link import LinkError, WorkerLink
 from agentserve.types import FinishReason
 
@@ -82,14 +83,18 @@ class WorkerLoop:
         clock: Clock,
         recorder: Recorder,
         exchange: Exchange | None = None,
+        iterations: IterationLog | None = None,
     ) -> None:
-        """exchange: with the tiers below the device; None when there are none."""
+        """exchange: with the tiers below the device; None when there are none. iterations: where it is
+        written down what each step did."""
         self._core = core
         self._executor = executor
         self._link = link
         self._clock = clock
         self._recorder = recorder
         self._exchange = exchange
+        self._iterations = iterations
+        self._began = 0.0  # when the step that runs was begun
         self._grammars: set[str] = set()
         self._refused: list[CoreEvent] = []
         self._stopping = False
@@ -175,7 +180,7 @@ class WorkerLoop:
 
     def _step(self) -> bool:
         """One plan, if there is one: whether a step ran."""
-        began = self._clock.now()
+        began = self._began = self._clock.now()
         plan = self._core.begin_step(began)
         if self._recorder.active:
             self._recorder.add(Planned(began, plan_digest(plan)))
@@ -196,14 +201,26 @@ class WorkerLoop:
             log.exception("step %d failed, of %s", plan.step, [str(chunk.session) for chunk in plan.chunks])
             now = self._clock.now()
             self._recorder.add(Failed(now, STEP_FAILED))
-            return self._core.fail_step(plan, STEP_FAILED, now)
+            again = self._core.fail_step(plan, STEP_FAILED, now)
+            self._write_down(plan, None)
+            return again
         now = self._clock.now()
         self._recorder.add(Finished(now, result))
         self._core.finish_step(result, now)
+        self._write_down(plan, result.seconds)
         return None
+
+    def _write_down(self, plan: Plan, seconds: float | None) -> None:
+        if self._iterations is not None:
+            now = self._clock.now()
+            self._iterations.ran(plan, seconds, self._began, now)
+            self._began = now
 
     def _report(self, news: bool) -> None:
         events = self._refused + self._core.take_events()
         self._refused = []
         if events or news:
-            self._link.send(StepDone(events, self._core.view()))
+            view = self._core.view()
+            if self._iterations is not None:
+                events, view = self._iterations.reported(events, view)
+            self._link.send(StepDone(events, view))

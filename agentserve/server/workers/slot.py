@@ -33,6 +33,7 @@ class Slot:
         self.disk_failing_since: float | None = None
         self._counted: TiersView | None = None  # by the workers before this one
         self._ahead = AheadCounts()  # of the workers before this one
+        self._unrecorded = 0  # by them
         self.quick_deaths = 0
         self.given_up = False
         self.unanswered = False  # it was asked something since it last answered
@@ -52,7 +53,8 @@ class Slot:
         if last is None:
             return None
         tiers = carried(self._counted, last.tiers)
-        return msgspec.structs.replace(last, tiers=tiers, ahead=added(self._ahead, last.ahead))
+        ahead, unrecorded = added(self._ahead, last.ahead), self._unrecorded + last.unrecorded
+        return msgspec.structs.replace(last, tiers=tiers, ahead=ahead, unrecorded=unrecorded)
 
     def report(self, view: WorkerView, now: float) -> None:
         """Its worker says how it is."""
@@ -77,12 +79,14 @@ class Slot:
             if self.last_view.tiers is not None:
                 self._counted = carried(self._counted, ended(self.last_view.tiers))
             self._ahead = added(self._ahead, self.last_view.ahead)
+            self._unrecorded += self.last_view.unrecorded
             cleared = dict.fromkeys(_GAUGES, 0)
             self.last_view = msgspec.structs.replace(
                 self.last_view,
                 pages_free=self.last_view.pages,
                 tiers=None,
                 ahead=AheadCounts(),
+                unrecorded=0,
                 **cleared,
             )
 
