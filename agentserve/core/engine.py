@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+
+import msgspec
 
 from agentserve.core.ahead import Ahead
 from agentserve.core.config import CoreConfig
@@ -233,16 +234,14 @@ class EngineCore:
         """The next plan to run, or None. Its pages are reserved until it is finished or has failed."""
         if self.tiers is not None:
             self.tiers.begin(now)
-        plan, preempted = self.scheduler.plan(now)
+        plan, preempted, admitted = self.scheduler.plan(now)
         for session in preempted:
             if self.tiers is not None:
                 self.tiers.preempted(session, now)
             self._show(session, now, "pages")
         self._planned = plan
-        for chunk in plan.chunks if plan is not None else ():
-            planned = self.sessions.get(chunk.session)
-            assert planned is not None
-            self._show(planned, now)
+        for session in admitted:  # of the others none has changed
+            self._show(session, now)
         return plan
 
     def finish_step(self, result: StepResult, now: float) -> None:
@@ -312,7 +311,7 @@ class EngineCore:
         ahead = self.ahead.failed()
         turns = tuple(chunk for chunk in plan.chunks if chunk.session not in ahead)
         if ahead and turns:
-            self._planned = replace(plan, chunks=turns)
+            self._planned = msgspec.structs.replace(plan, chunks=turns)
             return self._planned
         self.kv.plan_done()
         for chunk in turns:
