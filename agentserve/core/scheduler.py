@@ -174,7 +174,7 @@ class Scheduler:
         most, settings = self.config.max_step_seconds, self.config.scheduling
         if not self.policy.form.keeps_deadlines:
             return most
-        paced = [s for s in self.running if s.running_turn.slo.pace is not None and s.lag == 1]
+        paced = [s for s in self.running if s.running_turn.pace is not None and s.lag == 1]
         dues = [
             token_due(turn.slo, turn.arrived, turn.first_token, session.generated)
             for session in paced
