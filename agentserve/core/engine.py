@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+
+import msgspec
 
 from agentserve.core.ahead import Ahead
 from agentserve.core.config import CoreConfig
@@ -18,7 +19,7 @@ from agentserve.core.cost import StepCost
 from agentserve.core.kv import KVManager
 from agentserve.core.market import TierParts
 from agentserve.core.namespaces import Namespaces
-from agentserve.core.plan import ChunkResult, Plan, Sampled, StepResult
+from agentserve.core.plan import ChunkResult, Plan, StepResult
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.session import Session, SessionTable, Turn
@@ -47,7 +48,7 @@ from agentserve.messages import (
     WorkerView,
     unpack_tokens,
 )
-from agentserve.types import FinishReason, KVGroup, SessionId, TurnId
+from agentserve.types import FinishReason, KVGroup, SessionId, SessionState, TurnId
 from tiering.policy.base import Signal
 from tiering.types import Change, Transfer, TransferDone
 
@@ -165,6 +166,7 @@ class EngineCore:
             session.tokens,
             command.program or command.session,
             command.slo,
+            frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._ends),
         )
         self.sessions.begin_turn(session, turn, tokens, self.namespaces.of(command.namespace), command.tenant)
         self.ahead.submitted(session)
@@ -233,16 +235,14 @@ class EngineCore:
         """The next plan to run, or None. Its pages are reserved until it is finished or has failed."""
         if self.tiers is not None:
             self.tiers.begin(now)
-        plan, preempted = self.scheduler.plan(now)
+        plan, preempted, admitted = self.scheduler.plan(now)
         for session in preempted:
             if self.tiers is not None:
                 self.tiers.preempted(session, now)
             self._show(session, now, "pages")
         self._planned = plan
-        for chunk in plan.chunks if plan is not None else ():
-            planned = self.sessions.get(chunk.session)
-            assert planned is not None
-            self._show(planned, now)
+        for session in admitted:  # of the others none has changed
+            self._show(session, now)
         return plan
 
     def finish_step(self, result: StepResult, now: float) -> None:
@@ -255,11 +255,16 @@ class EngineCore:
         fresh = [
             (session, chunk)
             for chunk in result.chunks
-            if not self.ahead.finished(chunk) and (session := self._fresh(chunk)) is not None
+            if (chunk.sampled is not None or not self.ahead.finished(chunk))
+            and (session := self._fresh(chunk)) is not None
         ]
         # Charged before it is booked: afterwards no turn lags any more, and some have ended.
         ran = [
-            Ran(session, chunk.computed if session.lag > 1 else 0, int(chunk.sampled is not None))
+            Ran(
+                session,
+                chunk.computed if len(session.tokens) - session.computed > 1 else 0,
+                0 if chunk.sampled is None else 1,
+            )
             for session, chunk in fresh
         ]
         self.scheduler.stepped(ran, result.seconds, now)
@@ -279,32 +284,21 @@ class EngineCore:
 
     def _advance(self, session: Session, chunk: ChunkResult, now: float) -> None:
         self.sessions.advance(session, chunk.computed)
-        self.kv.seal(session.id, session.tokens, session.computed)
+        if chunk.computed > 1 or not session.computed % self.config.page_size:
+            self.kv.seal(session.id, session.tokens, session.computed)
         sampled = chunk.sampled
         if sampled is None:
             self._show(session, now)
             return
-        index = self.sessions.append(session, sampled.token, now)
-        turn = session.running_turn
-        self._events.append(Token(session.id, turn.id, index, sampled.token, sampled.logprob, sampled.top))
-        reason = self._reason_to_end(session, turn, sampled)
-        if reason is None:
+        turn, token = session.running_turn, sampled.token
+        index = self.sessions.append(session, token, now)
+        self._events.append(Token(session.id, turn.id, index, token, sampled.logprob, sampled.top))
+        if sampled.ended or (token in turn.ends and index + 1 >= turn.sampling.min_tokens):
+            self._end(session, FinishReason.STOP, now)
+        elif len(session.tokens) >= turn.limit:
+            self._end(session, FinishReason.LENGTH, now)
+        elif session.shown is not SessionState.DECODING:
             self._show(session, now)
-        else:
-            self._end(session, reason, now)
-
-    def _reason_to_end(self, session: Session, turn: Turn, sampled: Sampled) -> FinishReason | None:
-        sampling, generated = turn.sampling, session.generated
-        if generated >= sampling.min_tokens:
-            if sampled.token in sampling.stop_token_ids:
-                return FinishReason.STOP
-            if sampled.token in self._ends and not sampling.ignore_eos:
-                return FinishReason.STOP
-        if sampled.ended:
-            return FinishReason.STOP
-        if generated >= sampling.max_tokens or len(session.tokens) >= turn.limit:
-            return FinishReason.LENGTH
-        return None
 
     def fail_step(self, plan: Plan, error: str, now: float) -> Plan | None:
         """The executor raised. Work ahead in the plan is given up, and what else is in it returned, to be run
@@ -312,7 +306,7 @@ class EngineCore:
         ahead = self.ahead.failed()
         turns = tuple(chunk for chunk in plan.chunks if chunk.session not in ahead)
         if ahead and turns:
-            self._planned = replace(plan, chunks=turns)
+            self._planned = msgspec.structs.replace(plan, chunks=turns)
             return self._planned
         self.kv.plan_done()
         for chunk in turns:

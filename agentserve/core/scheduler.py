@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from agentserve.core.admission import PASSED, Admission, Place
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
-from agentserve.core.draft import Draft, Filler, Gate
+from agentserve.core.draft import Draft, Filler, Gate, Standing
 from agentserve.core.grants import Grants
 from agentserve.core.kv import KVManager
-from agentserve.core.line import arrival
+from agentserve.core.line import arrival, place_of
 from agentserve.core.plan import Plan
 from agentserve.core.scheduling.deadlines import least_slack, token_due
 from agentserve.core.scheduling.policy import Ran
@@ -78,9 +78,9 @@ class Scheduler:
     def remove(self, session: Session, now: float) -> None:
         """The turn is over, wherever it stood. Call it before the turn is ended."""
         if session.phase is Phase.RUNNING:
-            self.running.remove(session)
+            del self.running[place_of(session, self.running)]
         else:
-            self.waiting.remove(session)
+            del self.waiting[place_of(session, self.waiting)]
             self.policy.order.left(session, now)
         self.policy.order.ended(session, now)
 
@@ -114,14 +114,14 @@ class Scheduler:
 
     # --- one step ----------------------------------------------------------------------------
 
-    def plan(self, now: float) -> tuple[Plan | None, list[Session]]:
-        """The next plan, and the sessions that were preempted for it."""
+    def plan(self, now: float) -> tuple[Plan | None, list[Session], list[Session]]:
+        """The next plan, and the sessions that were preempted and that were admitted for it."""
         if not self.has_work and not (self.filler is not None and self.filler.wants):
-            return None, []
+            return None, [], []
         self.seen = now
         draft = Draft(self.config.max_batched_tokens, self._seconds(now), self.cost.fixed)
         line = self._admission.line_up(self.running, self.waiting, now)
-        standing = self.policy.order.standing(self.running, now)
+        standing = Standing(self.policy.order, self.running, now)
         if self.policy.form.decodes_ride:
             self._grant_all(standing, line, draft, now)
         else:
@@ -129,10 +129,10 @@ class Scheduler:
         if self.filler is not None and not self.waiting:
             self.filler.fill(draft)
         if not draft.chunks:
-            return None, draft.preempted
+            return None, draft.preempted, draft.admitted
         self._step += 1
         plan = Plan(self._step, tuple(draft.copies), tuple(draft.chunks), draft.spent, tuple(draft.reasons))
-        return plan, draft.preempted
+        return plan, draft.preempted, draft.admitted
 
     def _grant_all(
         self, standing: Sequence[Session], line: Sequence[Place], draft: Draft, now: float
@@ -174,21 +174,25 @@ class Scheduler:
         most, settings = self.config.max_step_seconds, self.config.scheduling
         if not self.policy.form.keeps_deadlines:
             return most
-        dues, least = [], self.cost.fixed
-        for session in self.running:
-            if session.lag == 1:
-                turn = session.running_turn
-                least += self.cost.chunk(session.computed, 1)
-                if turn.first_token and turn.slo.pace is not None:
-                    dues.append(token_due(turn.slo, turn.arrived, turn.first_token, session.generated))
+        paced = [s for s in self.running if s.running_turn.pace is not None and s.lag == 1]
+        dues = [
+            token_due(turn.slo, turn.arrived, turn.first_token, session.generated)
+            for session in paced
+            if (turn := session.running_turn).first_token
+        ]
         if not dues:
             return most
+        context = [s.computed for s in self.running if s.lag == 1]
+        least = self.cost.fixed + self.cost.decodes(len(context), sum(context))
         slack, missed = least_slack(dues, now, least * settings.safety)
         self.unattainable += missed
         allowed = slack / settings.safety
         return min(allowed, most) if most is not None else allowed
 
     def _grant_decodes(self, standing: Sequence[Session], draft: Draft, now: float) -> None:
+        decodes = [s for s in self.running if len(s.tokens) - s.computed == 1]
+        if not decodes or self._grants.each_one(decodes, draft):
+            return
         for session in [session for session in standing if session.lag == 1]:
             if session in draft.preempted:
                 continue
@@ -213,7 +217,9 @@ class Scheduler:
         """wanted: tokens for short turns that wait; they are left half of the step, but for one page."""
         kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
         draft.tokens -= kept
-        lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
+        lagging = [s for s in self.running if len(s.tokens) - s.computed > 1]
+        if len(lagging) > 1:
+            lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
         if self.policy.form.short_first:
             lagging.sort(key=lambda s: s.lag > self.config.max_batched_tokens and not _impatient(s, now))
         for session in lagging:
@@ -234,9 +240,10 @@ class Scheduler:
                 return  # nobody passes a session that lacks pages
             if self.filler is not None:
                 self.filler.admitted(session, hit)
-            self.waiting.remove(session)
+            del self.waiting[place_of(session, self.waiting)]
             self.policy.order.left(session, now)
             insort(self.running, session, key=arrival)
+            draft.admitted.append(session)
 
     # --- preemption --------------------------------------------------------------------------
 
@@ -263,7 +270,7 @@ class Scheduler:
 
         Its sealed pages stay in the tree, evictable: if nobody takes them, it resumes from them.
         """
-        self.running.remove(victim)
+        del self.running[place_of(victim, self.running)]
         self._kv.park(victim.id, victim.tokens, victim.computed)
         self._sessions.preempt(victim)
         self.enqueue(victim)

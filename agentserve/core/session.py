@@ -31,12 +31,17 @@ class Turn:
     before: array[int]  # the tokens to go back to if the turn is rolled back
     program: str = ""  # turns of one agent share it
     slo: Slo = NO_SLO
+    ends: frozenset[int] = frozenset()  # tokens that end it, from `min_tokens` on
+    pace: float | None = field(init=False)  # seconds per token that were promised
     admitted: float = 0.0
     first_token: float = 0.0
     ran: bytearray = field(default_factory=bytearray)  # prompt positions the executor has run: 1
     reached: int = 0  # leading prompt tokens that had KV at some time
     computed: int = 0  # token rows run, recomputation included
     preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self.pace = self.slo.pace
 
     @property
     def cached(self) -> int:
@@ -138,17 +143,17 @@ class SessionTable:
     def advance(self, session: Session, rows: int) -> None:
         """`rows` more tokens have been computed."""
         turn, start = session.running_turn, session.computed
-        session.computed += rows
+        end = session.computed = start + rows
         turn.computed += rows
         if start < turn.prompt:
-            end = min(session.computed, turn.prompt)
+            end = min(end, turn.prompt)
             turn.ran[start:end] = b"\x01" * (end - start)
             turn.reached = max(turn.reached, end)
 
     def append(self, session: Session, token: int, now: float) -> int:
         """Add a generated token; returns its index within the turn."""
         turn = session.running_turn
-        index = session.generated
+        index = len(session.tokens) - turn.prompt
         if turn.first_token == 0.0:
             turn.first_token = now
         session.tokens.append(token)

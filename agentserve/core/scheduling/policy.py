@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
 from agentserve.core.session import Session
 
 
@@ -54,8 +56,7 @@ class Outlook(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(msgspec.Struct, frozen=True, gc=False):
     """What a step did for one turn."""
 
     session: Session
