@@ -38,6 +38,9 @@ class Load:
     patience: float | None = None  # seconds from its arrival after which a client gives its request up
 
 
+NOTHING = Promise(0.0, 0.0)
+
+
 @dataclass(slots=True, eq=False)
 class _Client:
     """One session at play."""
@@ -49,7 +52,7 @@ class _Client:
     admitted: float | None = None
     marks: list[float] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
-    promise: Promise = Promise(0.0, 0.0)
+    promise: Promise = NOTHING
     at_server: bool = False
     gave_up: bool = False
 
@@ -63,9 +66,12 @@ class _Client:
 
 
 class Clients:
-    def __init__(self, trace: Trace, load: Load, promises: Promises, vocab_size: int) -> None:
+    def __init__(
+        self, trace: Trace, load: Load, promises: Promises, vocab_size: int, warm_up: float = 0.0
+    ) -> None:
+        """warm_up: a share of the sessions, the first ones, which do not count."""
         self.records: list[RequestRecord] = []
-        self.missed = 0  # requests that have ended without keeping their promises
+        self.missed = 0  # requests that count and have ended without keeping their promises
         self.waiting: Counter[str] = Counter()  # by tenant: turns at the server that were not admitted
         self.active: Counter[str] = Counter()  # by tenant: turns at the server
         self._load = load
@@ -77,6 +83,9 @@ class Clients:
         self._before: deque[_Client] = deque()  # they stand before the server
         self._there: dict[SessionId, _Client] = {}
         self._left = len(trace.sessions)
+        counted = trace.sessions[int(warm_up * len(trace.sessions)) :]
+        self.counted = {session.name for session in counted}
+        self.total = sum(len(session.turns) for session in counted)  # requests that count
         for script, arrives in zip(trace.sessions, arrivals(trace, load.rate), strict=True):
             self._come_at(arrives, _Client(script))
 
@@ -115,10 +124,12 @@ class Clients:
                 self._ended(client, event, now)
 
     def overdue(self, now: float) -> int:
-        """Requests that are under way and have missed their first token's promise already."""
-        late = sum(now > client.arrival + client.promise.ttft for client in self._before)
-        there = self._there.values()
-        return late + sum(not c.marks and now > c.arrival + c.promise.ttft for c in there)
+        """Requests that count, are under way and have missed their first token's promise already."""
+        return sum(
+            not client.marks and now > client.arrival + client.promise.ttft
+            for client in (*self._before, *self._there.values())
+            if client.script.name in self.counted
+        )
 
     def tenant_of(self, session: SessionId) -> str | None:
         client = self._there.get(session)
@@ -204,9 +215,7 @@ class Clients:
         client.turn = len(client.script.turns)
         self._left -= 1
 
-    def _record(
-        self, client: _Client, status: Status, now: float, usage: TurnUsage | None, why: str
-    ) -> None:
+    def _record(self, client: _Client, status: Status, now: float, usage: TurnUsage | None, why: str) -> None:
         record = RequestRecord(
             session=client.script.name,
             turn=client.turn + 1,
@@ -226,7 +235,7 @@ class Clients:
             why="" if status is Status.OK else why,
         )
         self.records.append(record)
-        self.missed += not met(record)
+        self.missed += record.session in self.counted and not met(record)
 
     def _at(self, when: float, what: Callable[[float], None]) -> None:
         heapq.heappush(self._heap, (when, next(self._order), what))

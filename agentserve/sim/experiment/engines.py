@@ -1,4 +1,4 @@
-"""Who takes part: a scheduling policy by name, with or without tiers and prefix cache, on a machine's core."""
+"""Who takes part: a scheduling policy by name, with or without tiers and prefix cache."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LADDER = (
     Entrant("ours-no-tiers", "fair-resumes"),
     Entrant(OURS, "fair-resumes", tiers=True),
 )
-"""Each step adds one thing; the two before the last tell what of ours is the scheduler's and what the tiers'."""
+"""Each step adds one thing; the two before the last tell what is the scheduler's and what the tiers'."""
 
 
 def entrant_named(name: str) -> Entrant:
@@ -80,7 +80,9 @@ def core_config(
     )
 
 
-def build_core(hardware: Hardware, entrant: Entrant, weights: Mapping[str, float], longest: int) -> EngineCore:
+def build_core(
+    hardware: Hardware, entrant: Entrant, weights: Mapping[str, float], longest: int
+) -> EngineCore:
     """A core of an imagined machine. Raises ValueError if there is no such policy."""
     parts = None
     if entrant.tiers:
@@ -114,8 +116,6 @@ def promises(hardware: Hardware, rule: SloRule) -> Promises:
     def promise(context: int, turn: Turn) -> Promise:
         alone = hardware.step([(context, turn.fresh)])
         decode = hardware.step([(context + turn.fresh + turn.output, 1)])
-        return Promise(
-            rule.ttft or max(rule.least_ttft, rule.times * alone), rule.tbt or rule.times * decode
-        )
+        return Promise(rule.ttft or max(rule.least_ttft, rule.times * alone), rule.tbt or rule.times * decode)
 
     return promise

@@ -7,12 +7,13 @@ active while any of its turns wait or run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 
 import msgspec
 
-from agentserve.sim.experiment.record import IterationRecord
+from agentserve.sim.experiment.record import IterationRecord, RequestRecord
 
 INPUT, OUTPUT = 1.0, 2.0
 
@@ -29,7 +30,9 @@ class Fairness(msgspec.Struct, frozen=True):
         return min(self.shares.values(), default=None)
 
 
-def fairness(iterations: Sequence[IterationRecord], tenants: Sequence[str], weights: Sequence[float]) -> Fairness:
+def fairness(
+    iterations: Sequence[IterationRecord], tenants: Sequence[str], weights: Sequence[float]
+) -> Fairness:
     """tenants, weights: in the order of the records'."""
     shares = {
         tenant: share
@@ -37,9 +40,7 @@ def fairness(iterations: Sequence[IterationRecord], tenants: Sequence[str], weig
         if (share := share_while_backlogged(iterations, number, weights)) is not None
     }
     together = [each for each in iterations if all(each.backlogged)] if len(tenants) > 1 else []
-    served = [
-        sum(each.served[number] for each in together) / weight for number, weight in enumerate(weights)
-    ]
+    served = [sum(each.served[number] for each in together) / weight for number, weight in enumerate(weights)]
     return Fairness(jain(served) if together else None, largest_gap(iterations, weights), shares)
 
 
@@ -80,6 +81,29 @@ def largest_gap(iterations: Sequence[IterationRecord], weights: Sequence[float])
     return found
 
 
-def longest_wait(arrived_and_admitted: Sequence[tuple[float, float | None]], end: float) -> float:
-    """The longest time that anybody waited to be admitted; who never was waited until `end`."""
-    return max((((end if at is None else at) - arrived) for arrived, at in arrived_and_admitted), default=0.0)
+def longest_wait(requests: Sequence[RequestRecord], end: float) -> float:
+    """The longest that a request waited to be admitted; who never was waited until its end, or `end`."""
+
+    def left(each: RequestRecord) -> float:
+        if each.admit_ts is not None:
+            return each.admit_ts
+        return end if each.finish_ts is None else each.finish_ts
+
+    return max((left(each) - each.arrival_ts for each in requests), default=0.0)
+
+
+def longest_overtaking(requests: Sequence[RequestRecord]) -> float:
+    """By how many seconds, at most, a request had come later than one of the same tenant that it was admitted
+    before. 0: first come, first served. With each tenant's share this bounds waiting: nobody waits for more
+    than what its tenant had brought before it, and for what came within so many seconds after it."""
+    most = 0.0
+    for tenant in {each.tenant for each in requests}:
+        own = sorted(
+            (each for each in requests if each.tenant == tenant and each.admit_ts is not None),
+            key=lambda each: each.admit_ts or 0.0,
+        )
+        latest = -math.inf  # arrival of those admitted so far
+        for each in own:
+            most = max(most, latest - each.arrival_ts)
+            latest = max(latest, each.arrival_ts)
+    return most

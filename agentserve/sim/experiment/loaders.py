@@ -63,7 +63,7 @@ def load(path: Path, *, scale: float = 1.0, weights: Mapping[str, float] | None 
 
 def mooncake(text: str, name: str, *, scale: float = 1.0) -> Trace:
     """Each line is a session of one turn. Raises TraceError, with the line's number."""
-    asked = []
+    asked: list[MooncakeRequest] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -193,7 +193,9 @@ class _Row:
         except ValueError:
             value = math.nan
         if not least <= value < math.inf:
-            raise TraceError(f"{self._where}: {column}: expected a number of at least {least:g}, got {text!r}")
+            raise TraceError(
+                f"{self._where}: {column}: expected a number of at least {least:g}, got {text!r}"
+            )
         return value
 
     def _tokens(self, column: str) -> int:

@@ -1,4 +1,4 @@
-"""What a run happens on: a clock, a device, movers of KV. Imagined here; the real one is in `bench/traces`."""
+"""What a run happens on: clock, device, mover of KV. Imagined here; the real one is in `bench/traces`."""
 
 from __future__ import annotations
 

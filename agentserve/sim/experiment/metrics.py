@@ -88,14 +88,6 @@ def figures(requests: Sequence[RequestRecord]) -> Figures:
     )
 
 
-def after_warm_up(requests: Sequence[RequestRecord], until: float) -> list[RequestRecord]:
-    """Requests of sessions whose first request arrives at `until` or later."""
-    begun: dict[str, float] = {}
-    for request in requests:
-        begun[request.session] = min(request.arrival_ts, begun.get(request.session, request.arrival_ts))
-    return [request for request in requests if begun[request.session] >= until]
-
-
 def _of(requests: Sequence[RequestRecord], *kinds: Status) -> float:
     return _share(sum(request.status in kinds for request in requests), len(requests))
 

@@ -1,9 +1,10 @@
-"""What is recorded: one line for each request, one for each iteration. Times are seconds of the run's clock."""
+"""What is recorded: a line for each request, and one for each iteration. Times are of the run's clock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -55,8 +56,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        marks = self.every_token_ts
-        return tuple(later - earlier for earlier, later in zip(marks, marks[1:], strict=False))
+        return tuple(later - earlier for earlier, later in pairwise(self.every_token_ts))
 
 
 class IterationRecord(msgspec.Struct, frozen=True, gc=False):

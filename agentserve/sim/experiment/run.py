@@ -37,7 +37,9 @@ class Recorded:
     copying: dict[str, float] = field(default_factory=dict)  # seconds by link: "host", "disk"
     stalled: float = 0.0  # seconds in which turns wanted a step and KV was on its way to them
     ended: float = 0.0  # the clock's last time
+    counted: set[str] = field(default_factory=set)  # sessions after the warm-up
     cut: bool = False  # it was stopped before all sessions had ended
+    most_attained: float = 1.0  # of a run that was cut: the share that could still have kept its promises
 
 
 Enough = Callable[[Clients, float], bool]
@@ -50,6 +52,7 @@ class Run:
         core: EngineCore,
         machine: Machine,
         clients: Clients,
+        *,
         tenants: Sequence[str],
         block_bytes: int,
         enough: Enough = lambda clients, now: False,
@@ -82,10 +85,13 @@ class Run:
                 looked = len(self._found.iterations)
                 if self._enough(self._clients, now):
                     self._found.cut = True
+                    missed = self._clients.missed + self._clients.overdue(now)
+                    self._found.most_attained = 1.0 - missed / self._clients.total
                     break
             if not (self._core.has_work and self._step(now)):
                 self._rest(now)
         self._found.requests = self._clients.records
+        self._found.counted = self._clients.counted
         self._found.ended = self._machine.now()
         return self._found
 

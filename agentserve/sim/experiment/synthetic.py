@@ -20,6 +20,7 @@ from agentserve.sim.traces.agents import Run
 K = 1024
 CHAT, LONG, AGENTS, MIX = "chat", "long", "agents", "mix"
 NAMES = (CHAT, LONG, AGENTS, MIX)
+SESSIONS = {CHAT: 1500, LONG: 120, AGENTS: 40, MIX: 1500}  # of a trace, where nobody says otherwise
 TENANTS = {"blue": 1.0, "green": 1.0, "red": 2.0}
 
 
@@ -39,6 +40,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     longest_wait: float = 10.0
 
 
+FULL_SIZE = Lengths()
 # Sessions of each kind in a thousand of the mix: about as many tokens of prompts from each kind.
 MIX_SHARES = {CHAT: 962, LONG: 21, AGENTS: 17}
 
@@ -50,7 +52,7 @@ def draw(
     seed: int = 1,
     scale: float = 1.0,
     tenants: Mapping[str, float] = TENANTS,
-    lengths: Lengths = Lengths(),
+    lengths: Lengths = FULL_SIZE,
 ) -> Trace:
     """`sessions` sessions of a kind. The first n of a longer trace are the trace of n. Raises TraceError."""
     if name not in NAMES:
@@ -92,7 +94,9 @@ class _Draw:
         if kind == LONG:
             return (self._request(lengths.long_prompt, lengths.long_output),)
         shared = Run(self._seed * 1_000_003, scaled(lengths.shared_prefix, self._scale))
-        first = Turn((shared, self._run(lengths.own_prefix)), self._length(lengths.agent_output), self._wait())
+        first = Turn(
+            (shared, self._run(lengths.own_prefix)), self._length(lengths.agent_output), self._wait()
+        )
         more = tuple(
             Turn((self._run(lengths.agent_append),), self._length(lengths.agent_output), self._wait())
             for _ in range(lengths.agent_turns - 1)
