@@ -21,6 +21,7 @@ from agentserve.cli.bench_kernels import bench_kernels
 from agentserve.cli.bench_outside import outside
 from agentserve.cli.bench_quality import quality_bench
 from agentserve.cli.bench_tiers import tiers_bench
+from agentserve.cli.bench_traces import traces
 from agentserve.cli.output import fail
 from agentserve.config import load
 from agentserve.machine import usable_cores
@@ -42,6 +43,7 @@ bench.command("kernels")(bench_kernels)
 bench.command("outside")(outside)
 bench.command("quality")(quality_bench)
 bench.command("tiers")(tiers_bench)
+bench.command("traces")(traces)
 
 
 @bench.callback()

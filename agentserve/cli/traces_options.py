@@ -124,12 +124,13 @@ def finish(report: TracesReport, results: Path | None, other: Path | None) -> No
     from agentserve.bench import report as benchmark
     from agentserve.sim.experiment.cells import Incomparable
     from agentserve.sim.experiment.page import write_report
-    from agentserve.sim.experiment.report import COLUMNS, against, load_report, row, title_of
+    from agentserve.sim.experiment.report import COLUMNS, SHOWN, against, load_report, row, title_of
 
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     for study in report.studies:
-        rows = [row(stand, study) for stand in study.stands]
-        console.print(_table(title_of(report, study), COLUMNS, rows))
+        kept = [COLUMNS.index(column) for column in SHOWN]
+        rows = [[row(stand, study)[at] for at in kept] for stand in study.stands]
+        console.print(_table(title_of(report, study), SHOWN, rows))
     for note in report.notes:
         console.print(note, highlight=False)
     if results is not None:

@@ -71,11 +71,20 @@ def core_config(
     hardware: Hardware, entrant: Entrant, weights: Mapping[str, float], longest: int
 ) -> CoreConfig:
     """longest: tokens that a context may come to."""
-    return CoreConfig(
+    config = CoreConfig(
         page_size=hardware.page_size,
         max_model_len=longest,
         max_num_seqs=hardware.max_num_seqs,
-        max_batched_tokens=entrant.tokens or hardware.max_batched_tokens,
+        max_batched_tokens=hardware.max_batched_tokens,
+    )
+    return configured(config, entrant, weights)
+
+
+def configured(config: CoreConfig, entrant: Entrant, weights: Mapping[str, float]) -> CoreConfig:
+    """A core's configuration with what an entrant decides of it."""
+    return msgspec.structs.replace(
+        config,
+        max_batched_tokens=entrant.tokens or config.max_batched_tokens,
         prefix_cache=entrant.prefix_cache,
     )
 

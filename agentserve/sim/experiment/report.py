@@ -19,6 +19,10 @@ COLUMNS = (
     *("TTFT P50 / P95 / P99 (s)", "TPOT P50 (ms)", "TBT P99 (ms)", "tokens/s", "OOM", "rejected"),
     *("Jain", "largest gap", "least share", "prefix hits", "preempted"),
 )
+SHOWN = (  # where there is little room
+    *("policy", "knee (sessions/s)", "best goodput (requests/s)", "rate", "in SLO"),
+    *("TTFT P50 / P95 / P99 (s)", "TBT P99 (ms)", "tokens/s", "least share", "prefix hits"),
+)
 CAUSE_COLUMNS = (
     *("trace", "policy", "just above the knee", "said", "evidence", "a quarter more of", "confirmed"),
 )
@@ -26,8 +30,8 @@ DEFINITIONS = (
     "TTFT counts from when a request was meant to arrive. TBT P99 is over all gaps between tokens. In SLO: "
     "its first token and the 99th percentile of its own gaps were in time, of all requests after the warm-up "
     "(a tenth of the sessions), rejected and aborted ones among them. Goodput: these per second, from the "
-    "first arrival to the last end. Knee: the highest rate with at least 90 % in SLO, to 2.5 %. Jain's index, "
-    "the largest gap (thousand weighted tokens of work) and the least share (of what a tenant's weight "
+    "first arrival to the last end. Knee: the highest rate with at least 90 % in SLO, to 2.5 %. Jain's "
+    "index, the largest gap (thousand weighted tokens of work) and the least share (of what a tenant's weight "
     "entitles it to, while it is backlogged) are of the run at the rate of the row."
 )
 
@@ -163,8 +167,8 @@ def told(found: Evidence) -> str:
     links = ", ".join(f"{link} link {share:.0%}" for link, share in found.link_busy.items())
     return (
         f"device busy {found.device_busy:.0%}; bound by tokens or time {found.bound_by_work:.0%}; "
-        f"lacked pages {found.lacked_pages:.0%}; held by copies {found.held_by_copies:.0%}; host {found.host:.0%}"
-        + (f"; {links}" if links else "")
+        f"lacked pages {found.lacked_pages:.0%}; held by copies {found.held_by_copies:.0%}; "
+        f"host {found.host:.0%}" + (f"; {links}" if links else "")
     )
 
 

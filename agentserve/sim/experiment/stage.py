@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from agentserve.core.cost import StepCost
 from agentserve.sim.experiment.cells import Identity, digest_of
 from agentserve.sim.experiment.clients import Clients, Load, Promises
 from agentserve.sim.experiment.engines import Entrant, build_core
@@ -76,22 +77,25 @@ class Imagined(msgspec.Struct, frozen=True):
         clients = Clients(trace, load, promises, VOCAB_SIZE, WARM_UP)
         machine = ImaginedMachine(hardware, VOCAB_SIZE, self.host)
         run = Run(
-            core, machine, clients, tenants=tuple(trace.weights), block_bytes=hardware.block_bytes, enough=enough
+            core, machine, clients, tenants=tuple(trace.weights), block_bytes=hardware.block_bytes,
+            enough=enough,
         )  # fmt: skip
         return run.run()
 
     def with_more(self) -> dict[str, Imagined]:
         """The same with a quarter more of one resource each, by the cause that this would be a cure of."""
-        hardware = self.hardware
-        quick = {
+        hardware, fitted = self.hardware, self.hardware.fitted
+        quick: dict[str, object] = {
             name: getattr(hardware, name) / MORE
             for name in ("fixed", "per_row", "per_token", "per_read", "per_context")
         }
-        links = {
+        if fitted is not None:
+            quick["fitted"] = quicker(fitted, MORE)
+        links: dict[str, object] = {
             name: getattr(hardware, name) * MORE
             for name in ("save_rate", "load_rate", "write_rate", "fetch_rate")
         }
-        more = {
+        more: dict[str, dict[str, object]] = {
             "compute": quick,
             "KV": {"device_kv": round(hardware.device_kv * MORE)},
             "swap bandwidth": links,
@@ -103,3 +107,13 @@ class Imagined(msgspec.Struct, frozen=True):
         if self.host:
             found["host"] = Imagined(hardware, self.host / MORE)
         return found
+
+
+def quicker(cost: StepCost, times: float) -> StepCost:
+    """Steps that take so many times less."""
+    changes = {
+        name: getattr(cost, name) / times
+        for name in cost.__struct_fields__
+        if name == "fixed" or name.startswith("per_")
+    }
+    return msgspec.structs.replace(cost, **changes)
