@@ -35,7 +35,7 @@ class Agreement(msgspec.Struct, frozen=True):
 
 def agreement(trace: str, policy: str, measured: Sequence[CellResult], simulated: CellResult) -> Agreement:
     """measured: attempts of one setting, of which the one with the median TTFT counts."""
-    ordered = sorted(measured, key=lambda result: _median_ttft(result))
+    ordered = sorted(measured, key=_median_ttft)
     middle = ordered[len(ordered) // 2]
     return Agreement(
         trace,

@@ -65,7 +65,8 @@ class RealEngine:
         return Identity(
             model=f"{self.name} {hello.weights_digest[:16]}",
             quantisation=(
-                f"weights {hello.weights}, {hello.dtype}, activations {hello.activations}, KV {hello.kv_dtype}"
+                f"weights {hello.weights}, {hello.dtype}, activations {hello.activations}, "
+                f"KV {hello.kv_dtype}"
             ),
             sampler="greedy, no end of sequence",
             graph_capture="none",
@@ -106,7 +107,7 @@ class RealEngine:
             hardware_named(CPU),
             name="this machine",
             model=self.name,
-            how=("steps: fitted here before the run, by agentserve.executor.calibrate", "copies: as cpu-smollm2"),
+            how=("steps: fitted here, by agentserve.executor.calibrate", "copies: as cpu-smollm2"),
             fitted=self.built.cost,
             kv_token_bytes=self.block_bytes // hello.page_size,
             page_size=hello.page_size,

@@ -31,8 +31,8 @@ DEFINITIONS = (
     "its first token and the 99th percentile of its own gaps were in time, of all requests after the warm-up "
     "(a tenth of the sessions), rejected and aborted ones among them. Goodput: these per second, from the "
     "first arrival to the last end. Knee: the highest rate with at least 90 % in SLO, to 2.5 %. Jain's "
-    "index, the largest gap (thousand weighted tokens of work) and the least share (of what a tenant's weight "
-    "entitles it to, while it is backlogged) are of the run at the rate of the row."
+    "index, the largest gap (thousand weighted tokens of work) and the least share (of what a tenant's "
+    "weight entitles it to, while it is backlogged) are of the run at the rate of the row."
 )
 
 
