@@ -12,7 +12,7 @@ from array import array
 
 import msgspec
 
-from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
+from agentserve.types import NO_SLO, FinishReason, Sampling, SessionId, SessionState, Slo, TurnId
 from tiering.policy.base import Departure, Hints, Residency, Signal
 
 PROTOCOL_VERSION = 5
@@ -50,9 +50,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tokens: bytes  # pack_tokens
     sampling: Sampling
     namespace: str = ""  # isolates prefix-cache hits; the tenant's cache salt, adapter, ...
-    priority: int = 0  # larger is more urgent, among its tenant's turns
+    priority: int = 0  # larger is more urgent, among the turns of its tenant
+    tenant: str = ""  # whose it is: order, share of the machine and what is learned are each tenant's own
+    program: str = ""  # turns of one agent, whose service counts together; empty: the session's own
+    slo: Slo = NO_SLO  # what was promised for it
     generated: int = 0  # how many of the last `tokens` this turn has generated already (a moved turn)
-    tenant: str = ""  # whose it is: order and what is learned are each tenant's own
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

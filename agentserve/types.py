@@ -5,6 +5,7 @@ Plain values only. Nothing here knows how a session is scheduled, stored or sent
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import NewType
 
@@ -76,6 +77,30 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None  # None: none; k: the token's own log-probability and the k best
     grammar: str | None = None  # id of a grammar defined on the worker beforehand
     reasoning: ReasoningCap | None = None
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Promises for one turn, in seconds. None: none was made."""
+
+    ttft: float | None = None  # to the first token, from arrival, queueing included
+    tbt: float | None = None  # between any two tokens
+    tpot: float | None = None  # per token after the first, on average over the turn
+    total: float | None = None  # to the last token
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name}: expected seconds above 0, got {value}")
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds per token that keep both promises about tokens; None: there is none."""
+        promised = [value for value in (self.tbt, self.tpot) if value is not None]
+        return min(promised, default=None)
+
+
+NO_SLO = Slo()
 
 
 class KVGroup(msgspec.Struct, frozen=True):

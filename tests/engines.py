@@ -18,7 +18,7 @@ from agentserve.core.tiers import Tiers
 from agentserve.messages import Submit, Token, TurnEnded, pack_tokens
 from agentserve.sim.executor import SimExecutor, fingerprint, mix, next_token
 from agentserve.sim.mover import Faults, FixedPrices, SimMover
-from agentserve.types import KVGroup, Sampling, SessionId, TurnId
+from agentserve.types import NO_SLO, KVGroup, Sampling, SessionId, Slo, TurnId
 from tiering.manager import HEADER_BYTES
 from tiering.policy.base import (
     Choice,
@@ -66,13 +66,30 @@ class Rig:
         self._turns: dict[str, int] = {}
 
     def submit(
-        self, name: str, tokens: Sequence[int], *, priority: int = 0, tenant: str = "", **sampling: object
+        self,
+        name: str,
+        tokens: Sequence[int],
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        program: str = "",
+        slo: Slo = NO_SLO,
+        **sampling: object,
     ) -> TurnId:
         turn = TurnId(self._turns.get(name, 0) + 1)
         self._turns[name] = turn
         settings = Sampling(**{"max_tokens": 8, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
         packed = pack_tokens(array("i", tokens))
-        submit = Submit(SessionId(name), turn, packed, settings, priority=priority, tenant=tenant)
+        submit = Submit(
+            SessionId(name),
+            turn,
+            packed,
+            settings,
+            priority=priority,
+            tenant=tenant,
+            program=program,
+            slo=slo,
+        )
         self.core.handle(submit, self.now)
         self._collect()
         return turn

@@ -18,11 +18,12 @@ from itertools import islice
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
+from agentserve.core.draft import Draft
 from agentserve.core.kv import KVManager
 from agentserve.core.pages import DEVALUED
 from agentserve.core.plan import Chunk, ChunkResult
 from agentserve.core.radix import common_prefix
-from agentserve.core.scheduler import Draft, Scheduler
+from agentserve.core.scheduler import Scheduler
 from agentserve.core.session import Session
 from agentserve.core.tiers import Tiers
 from agentserve.messages import AheadCounts

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from agentserve.core.scheduling.settings import SchedulingConfig
+
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits and laws of one engine core. Four limits hold at once in every step:
@@ -20,6 +22,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_step_seconds: float | None = None  # None: steps are not limited by predicted time
     full_input_gate: bool = True  # admit only if the whole uncomputed input fits
     prefix_cache: bool = True
+    scheduling: SchedulingConfig = SchedulingConfig()
     eos_token_ids: tuple[int, ...] = ()
     namespace: bytes = b""  # digest of weights, dtype, RoPE, ... (tiering.keys.namespace_digest)
 

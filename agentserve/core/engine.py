@@ -20,6 +20,7 @@ from agentserve.core.market import TierParts
 from agentserve.core.namespaces import Namespaces
 from agentserve.core.plan import ChunkResult, Plan, Sampled, StepResult
 from agentserve.core.scheduler import Scheduler
+from agentserve.core.scheduling.policy import Ran
 from agentserve.core.session import Session, SessionTable, Turn
 from agentserve.core.states import Phase
 from agentserve.core.tiers import Tiers
@@ -162,12 +163,15 @@ class EngineCore:
             (-command.priority, self._arrivals),
             now,
             session.tokens,
+            command.program or command.session,
+            command.slo,
         )
         self.sessions.begin_turn(session, turn, tokens, self.namespaces.of(command.namespace), command.tenant)
         self.ahead.submitted(session)
         self.scheduler.enqueue(session)
         if self.tiers is not None:
             self.tiers.submitted(session, now)
+        self.scheduler.line_up(session, now)
         self._show(session, now)
 
     def _park(self, command: Park, now: float) -> None:
@@ -248,17 +252,30 @@ class EngineCore:
             chunks = [(chunk.start, len(chunk.tokens)) for chunk in self._planned.chunks]
             self.tiers.stepped([chunk.session for chunk in result.chunks], chunks, result.seconds)
             self._planned = None
-        for chunk in result.chunks:
-            if self.ahead.finished(chunk):
-                continue
-            session = self.sessions.get(chunk.session)
-            if session is None or session.phase is not Phase.RUNNING or session.epoch != chunk.epoch:
-                continue
+        fresh = [
+            (session, chunk)
+            for chunk in result.chunks
+            if not self.ahead.finished(chunk) and (session := self._fresh(chunk)) is not None
+        ]
+        # Charged before it is booked: afterwards no turn lags any more, and some have ended.
+        ran = [
+            Ran(session, chunk.computed if session.lag > 1 else 0, int(chunk.sampled is not None))
+            for session, chunk in fresh
+        ]
+        self.scheduler.stepped(ran, result.seconds, now)
+        for session, chunk in fresh:
             if chunk.error:
                 reason = FinishReason.REFUSED if chunk.refused else FinishReason.ERROR
                 self._end(session, reason, now, chunk.error)
                 continue
             self._advance(session, chunk, now)
+
+    def _fresh(self, chunk: ChunkResult) -> Session | None:
+        """Whose result this is; None if it is stale."""
+        session = self.sessions.get(chunk.session)
+        if session is None or session.phase is not Phase.RUNNING or session.epoch != chunk.epoch:
+            return None
+        return session
 
     def _advance(self, session: Session, chunk: ChunkResult, now: float) -> None:
         self.sessions.advance(session, chunk.computed)
@@ -308,7 +325,7 @@ class EngineCore:
         """End a turn wherever it stands. STOP and LENGTH keep its tokens, all else rolls back."""
         keep = reason in (FinishReason.STOP, FinishReason.LENGTH)
         generated = session.generated
-        self.scheduler.remove(session)
+        self.scheduler.remove(session, now)
         if reason is FinishReason.ERROR:
             self.kv.release(session.id)
         else:
@@ -386,6 +403,10 @@ class EngineCore:
                 assert session.computed <= held, f"{session.id}: computed without pages"
             elif not self.ahead.flying(session.id):
                 assert not self.kv.blocks_of(session.id), f"{session.id} holds pages at rest"
+        line = list(self.scheduler.policy.order.line(self.scheduler.seen))
+        assert len(line) == len({session.id for session in line}), "a turn stands in line twice"
+        assert all(session in waiting for session in line), "a turn stands in line that does not wait"
+        assert bool(line) == bool(waiting), "turns wait, but nobody stands in line"
         self.ahead.check()
         if not running and not self.ahead.any_flying:
             kept = self.kv.moving + self.kv.copied

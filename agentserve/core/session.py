@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from agentserve.core.states import Happening, Phase, after, public_state
 from agentserve.messages import TurnUsage
-from agentserve.types import Sampling, SessionId, SessionState, TurnId
+from agentserve.types import NO_SLO, Sampling, SessionId, SessionState, Slo, TurnId
 
 NO_TURN = TurnId(0)
 
@@ -29,6 +29,8 @@ class Turn:
     rank: tuple[int, int]  # (-priority, arrival number): smaller goes first, among its tenant's
     arrived: float
     before: array[int]  # the tokens to go back to if the turn is rolled back
+    program: str = ""  # turns of one agent share it
+    slo: Slo = NO_SLO
     admitted: float = 0.0
     first_token: float = 0.0
     ran: bytearray = field(default_factory=bytearray)  # prompt positions the executor has run: 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentserve.core.plan import Plan
-from agentserve.core.scheduler import PATIENCE
+from agentserve.core.scheduling.registry import PATIENCE
 from tests.engines import Rig, cold
 
 STEP = 16  # tokens

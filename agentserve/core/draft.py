@@ -1,0 +1,63 @@
+"""A plan while it is being written, and who else writes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agentserve.core.plan import Chunk, PageCopy
+from agentserve.core.session import Session
+from agentserve.types import SessionId
+
+
+@dataclass(slots=True)
+class Draft:
+    """What is left of each limit, and what was granted so far."""
+
+    tokens: int  # may fall below 0: a prompt that must run whole is longer than a step
+    seconds: float | None  # None: the step may take as long as it likes
+    spent: float
+    copies: list[PageCopy] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    reasons: list[tuple[SessionId, str]] = field(default_factory=list)
+    preempted: list[Session] = field(default_factory=list)
+    prefill: bool = False  # a chunk of a prompt was granted
+
+
+class Gate(Protocol):
+    """What admission asks of the tiers below."""
+
+    def holds_up(self, session: Session, room: int, now: float) -> str:
+        """Whether the session waits for KV to be loaded ("loading") or for room for it ("pages").
+        room: blocks that it may count on. What is to be loaded is ordered."""
+        ...
+
+    def lacking(self, session: Session) -> int:
+        """Tokens of a waiting session that have KV nowhere."""
+        ...
+
+    def ranked(self, waiting: Sequence[Session], now: float) -> list[Session]:
+        """The order in which to admit."""
+        ...
+
+    def lined_up(self, waiting: Sequence[Session]) -> None:
+        """The order in which they will enter, short turns first."""
+        ...
+
+    def admitted(self, session: Session, hit: int, now: float) -> None: ...
+
+
+class Filler(Protocol):
+    """What may use the rest of a step."""
+
+    @property
+    def wants(self) -> bool:
+        """Whether there is anything to add to a plan."""
+        ...
+
+    def fill(self, draft: Draft) -> None:
+        """Add chunks of sessions at rest, within what is left of each limit."""
+        ...
+
+    def admitted(self, session: Session, hit: int) -> None: ...

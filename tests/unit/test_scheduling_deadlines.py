@@ -1,0 +1,39 @@
+"""When tokens are due, and what that leaves for a step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from agentserve.core.scheduling.deadlines import first_due, least_slack, token_due
+from agentserve.types import NO_SLO, Slo
+
+
+def test_without_promises_nothing_is_due() -> None:
+    assert first_due(NO_SLO, 5.0) == math.inf
+    assert token_due(NO_SLO, 5.0, 6.0, 1) == math.inf
+
+
+def test_time_that_a_turn_is_early_is_kept() -> None:
+    slo = Slo(ttft=2.0, tbt=0.1)
+    assert first_due(slo, 10.0) == 12.0
+    assert token_due(slo, 10.0, 10.5, 1) == pytest.approx(12.1)
+    assert token_due(slo, 10.0, 13.0, 3) == pytest.approx(13.3), "a late first token moves those after it"
+
+
+def test_the_stricter_promise_counts() -> None:
+    assert Slo(tbt=0.2, tpot=0.05).pace == 0.05
+    assert token_due(Slo(tbt=0.2, total=1.0), 0.0, 0.9, 1) == 1.0
+    assert first_due(Slo(total=3.0), 1.0) == 4.0
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
+def test_a_promise_is_seconds_above_zero(wrong: float) -> None:
+    with pytest.raises(ValueError, match="tbt"):
+        Slo(tbt=wrong)
+
+
+def test_what_cannot_be_saved_is_set_aside() -> None:
+    assert least_slack([10.2, 10.05, 9.0], 10.0, 0.1) == (pytest.approx(0.2), 2)
+    assert least_slack([], 10.0, 0.1) == (math.inf, 0)
