@@ -19,6 +19,7 @@ from agentserve.clock import WallClock
 from agentserve.config import load
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
+from agentserve.core.scheduling.settings import DEFAULT_POLICY
 from agentserve.executor.calibrate import Bounds, measure_cost
 from agentserve.machine import usable_cores
 from agentserve.messages import ResetPrefixCache
@@ -34,7 +35,6 @@ from agentserve.sim.experiment.stage import ROOM, WARM_UP, Imagined
 from agentserve.sim.hardware import Hardware, hardware_named
 from agentserve.values import size
 
-DEFAULT = "fair-resumes"
 FEW = 4  # sessions
 CPU = "cpu-smollm2"  # whose copy rates are taken for a simulation of this machine
 
@@ -149,7 +149,7 @@ def median_host(recorded: Recorded) -> float:
 def timed(stage: RealEngine, trace: Trace, promises: Promises) -> RealEngine:
     """The stage with what a plan costs here, from playing the trace's first sessions a second apart."""
     few = msgspec.structs.replace(trace, sessions=trace.sessions[:FEW])
-    plain = Entrant("timed", DEFAULT)
+    plain = Entrant("timed", DEFAULT_POLICY)
     recorded = stage.play(plain, few, Load(1.0), promises, lambda clients, now: False)
     return replace(stage, host=median_host(recorded))
 

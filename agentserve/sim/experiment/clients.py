@@ -20,7 +20,7 @@ from agentserve.messages import Abort, Close, Command, Park, Submit, Token, Turn
 from agentserve.sim.experiment.metrics import met
 from agentserve.sim.experiment.record import Promise, RequestRecord, Status
 from agentserve.sim.experiment.script import Session, Trace, Turn, arrivals
-from agentserve.types import FinishReason, Sampling, SessionId, TurnId
+from agentserve.types import FinishReason, Sampling, SessionId, Slo, TurnId
 
 TOOL = "tool"
 KEPT = (FinishReason.STOP, FinishReason.LENGTH)
@@ -245,7 +245,12 @@ def submit(script: Session, turn: int, context: array[int], promise: Promise) ->
     asked = script.turns[turn]
     sampling = Sampling(temperature=0.0, max_tokens=asked.output, ignore_eos=True)
     return Submit(
-        SessionId(script.name), TurnId(turn + 1), pack_tokens(context), sampling, tenant=script.tenant
+        SessionId(script.name),
+        TurnId(turn + 1),
+        pack_tokens(context),
+        sampling,
+        tenant=script.tenant,
+        slo=Slo(ttft=promise.ttft, tbt=promise.tbt),
     )
 
 

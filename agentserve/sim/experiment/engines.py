@@ -9,6 +9,8 @@ import msgspec
 from agentserve.core.config import CoreConfig
 from agentserve.core.engine import EngineCore
 from agentserve.core.market import TierParts, TierSetup
+from agentserve.core.scheduling.registry import policy_names
+from agentserve.core.scheduling.settings import DEFAULT_POLICY, SchedulingConfig
 from agentserve.sim.experiment.clients import Promises
 from agentserve.sim.experiment.record import Promise
 from agentserve.sim.experiment.script import Turn
@@ -37,8 +39,8 @@ LADDER = (
     Entrant("chunked", "chunked"),
     Entrant("prefix-aware", "prefix-aware"),
     Entrant("chunked-tiers", "chunked", tiers=True),
-    Entrant("ours-no-tiers", "fair-resumes"),
-    Entrant(OURS, "fair-resumes", tiers=True),
+    Entrant("ours-no-tiers", DEFAULT_POLICY),
+    Entrant(OURS, DEFAULT_POLICY, tiers=True),
 )
 """Each step adds one thing; the two before the last tell what is the scheduler's and what the tiers'."""
 
@@ -53,18 +55,14 @@ def entrant_named(name: str) -> Entrant:
     policy, _, more = plain.partition("+")
     if plain in known:
         found = known[plain]
-    elif policy in scheduling_names() and more in ("", "tiers"):
+    elif policy in policy_names() and more in ("", "tiers"):
         found = Entrant(plain, policy, tiers=bool(more))
     else:
-        names = ", ".join(dict.fromkeys((*known, *scheduling_names())))
+        names = ", ".join(dict.fromkeys((*known, *policy_names())))
         raise ValueError(f'no policy "{name[:64]}"; there are: {names}')
     if tokens:
         found = msgspec.structs.replace(found, name=name, tokens=int(tokens))
     return found
-
-
-def scheduling_names() -> tuple[str, ...]:
-    return ("fair-resumes",)
 
 
 def core_config(
@@ -86,6 +84,7 @@ def configured(config: CoreConfig, entrant: Entrant, weights: Mapping[str, float
         config,
         max_batched_tokens=entrant.tokens or config.max_batched_tokens,
         prefix_cache=entrant.prefix_cache,
+        scheduling=SchedulingConfig(policy=entrant.policy, weights=dict(weights)),
     )
 
 
