@@ -1,6 +1,7 @@
 """What a run was short of: compute, KV, the link below it, or the host. Pure, from what was recorded.
 
-Shares are of the time in which sessions arrive: afterwards a run drains, and nothing binds. The rules are
+Shares are of the time in which sessions arrive, but for the first tenth of them: before, pools fill, and
+afterwards a run drains. Those of links are of the whole run. The rules are
 those of the experiment's definition; where several hold, the one that explains the others comes first: a
 link that is full makes turns wait for KV, and a scheduler that is slow leaves the device idle.
 """
@@ -14,6 +15,7 @@ import msgspec
 
 from agentserve.sim.experiment.record import IterationRecord, RequestRecord
 
+RAMP = 0.1  # of the sessions, the first ones: pools fill
 BUSY = 0.95  # of the time: the device is the limit
 BOUND = 0.5  # of the iterations, by tokens or time
 REFUSED = 0.2  # of the iterations, in which a turn lacked pages
@@ -49,8 +51,8 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def cause(self) -> Cause:
-        held = max(self.held_by_copies, self.stalled) >= HELD
-        if held and max(self.link_busy.values(), default=0.0) >= LINK:
+        full = max(self.link_busy.values(), default=0.0) >= LINK
+        if self.stalled >= HELD or (full and self.held_by_copies >= HELD):
             return Cause.LINK
         if self.host > HOST:
             return Cause.HOST
@@ -68,14 +70,14 @@ def evidence(
     stalled: float,
 ) -> Evidence:
     """copying: seconds by link; stalled: seconds. Both of the whole run."""
-    began = min((each.arrival_ts for each in requests), default=0.0)
-    until = max((each.arrival_ts for each in requests if each.turn == 1), default=began)
-    kept = [each for each in iterations if each.start_ts <= until]
-    last = kept[-1] if kept else None
-    span = max(until, last.start_ts + last.iteration_ms / 1e3) - began if last is not None else 0.0
+    firsts = sorted(each.arrival_ts for each in requests if each.turn == 1)
+    began = firsts[int(RAMP * len(firsts))] if firsts else 0.0
+    until = firsts[-1] if firsts else 0.0
+    kept = [each for each in iterations if began <= each.start_ts <= until]
+    span = max(until - began, sum(each.iteration_ms + each.host_ms for each in kept) / 1e3)
     busy = sum(each.iteration_ms for each in kept) / 1e3
     host = sum(each.host_ms for each in kept) / 1e3
-    whole = max((each.start_ts + each.iteration_ms / 1e3 for each in iterations), default=began) - began
+    whole = max((each.start_ts + each.iteration_ms / 1e3 for each in iterations), default=0.0)
     count = len(kept)
     return Evidence(
         device_busy=_share(busy, span),

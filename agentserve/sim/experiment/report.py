@@ -24,7 +24,7 @@ SHOWN = (  # where there is little room
     *("TTFT P50 / P95 / P99 (s)", "TBT P99 (ms)", "tokens/s", "least share", "prefix hits"),
 )
 CAUSE_COLUMNS = (
-    *("trace", "policy", "just above the knee", "said", "evidence", "a quarter more of", "confirmed"),
+    *("trace", "policy", "a quarter beyond the knee", "said", "evidence", "a quarter more of", "confirmed"),
 )
 DEFINITIONS = (
     "TTFT counts from when a request was meant to arrive. TBT P99 is over all gaps between tokens. In SLO: "
