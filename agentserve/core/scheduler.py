@@ -26,11 +26,11 @@ from agentserve.core.grants import Grants
 from agentserve.core.kv import KVManager
 from agentserve.core.line import arrival
 from agentserve.core.plan import Plan
-from agentserve.core.scheduling.deadlines import least_slack, token_due
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.scheduling.registry import PATIENCE, make_policy
 from agentserve.core.session import Session, SessionTable
 from agentserve.core.states import Phase
+from agentserve.core.timekeeper import Asked, Forecast, Timekeeper
 
 
 class Scheduler:
@@ -44,7 +44,7 @@ class Scheduler:
         self._grants = Grants(config, kv, cost, self.policy.form)
         self._admission = Admission(config, sessions, kv, self._grants, self.policy)
         self.filler: Filler | None = None  # set by the engine
-        self.unattainable = 0  # deadlines of tokens that no step could keep
+        self.time = Timekeeper(config, self.policy.form, lambda: self.cost, self.lacking)
         self._decoded = 0.0  # the time of the last step without prefill
         self.seen = 0.0  # the time of the last plan
         self._step = 0
@@ -74,6 +74,7 @@ class Scheduler:
     def line_up(self, session: Session, now: float) -> None:
         """Give a turn that was enqueued its place in line, now that the tiers know it."""
         self.policy.order.entered(session, now)
+        self.time.lined_up(session)
 
     def remove(self, session: Session, now: float) -> None:
         """The turn is over, wherever it stood. Call it before the turn is ended."""
@@ -81,8 +82,12 @@ class Scheduler:
             self.running.remove(session)
         else:
             self.waiting.remove(session)
-            self.policy.order.left(session, now)
+            self._leave_line(session, now)
         self.policy.order.ended(session, now)
+
+    def _leave_line(self, session: Session, now: float) -> None:
+        self.policy.order.left(session, now)
+        self.time.left(session)
 
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         """A step has run: what it did for each turn is charged."""
@@ -119,7 +124,9 @@ class Scheduler:
         if not self.has_work and not (self.filler is not None and self.filler.wants):
             return None, []
         self.seen = now
-        draft = Draft(self.config.max_batched_tokens, self._seconds(now), self.cost.fixed)
+        self._relegate(now)
+        seconds = self.time.step_seconds(self.running, self.waiting, now)
+        draft = Draft(self.config.max_batched_tokens, seconds, self.cost.fixed)
         line = self._admission.line_up(self.running, self.waiting, now)
         standing = self.policy.order.standing(self.running, now)
         if self.policy.form.decodes_ride:
@@ -131,6 +138,7 @@ class Scheduler:
         if not draft.chunks:
             return None, draft.preempted
         self._step += 1
+        self.time.planned(now, prefill=draft.prefill)
         plan = Plan(self._step, tuple(draft.copies), tuple(draft.chunks), draft.spent, tuple(draft.reasons))
         return plan, draft.preempted
 
@@ -168,25 +176,6 @@ class Scheduler:
             self._preempt(self._last(standing, draft), draft, now)
         if not draft.prefill:
             self._decoded = now
-
-    def _seconds(self, now: float) -> float | None:
-        """How long the step may be predicted to take."""
-        most, settings = self.config.max_step_seconds, self.config.scheduling
-        if not self.policy.form.keeps_deadlines:
-            return most
-        dues, least = [], self.cost.fixed
-        for session in self.running:
-            if session.lag == 1:
-                turn = session.running_turn
-                least += self.cost.chunk(session.computed, 1)
-                if turn.first_token and turn.slo.pace is not None:
-                    dues.append(token_due(turn.slo, turn.arrived, turn.first_token, session.generated))
-        if not dues:
-            return most
-        slack, missed = least_slack(dues, now, least * settings.safety)
-        self.unattainable += missed
-        allowed = slack / settings.safety
-        return min(allowed, most) if most is not None else allowed
 
     def _grant_decodes(self, standing: Sequence[Session], draft: Draft, now: float) -> None:
         for session in [session for session in standing if session.lag == 1]:
@@ -235,8 +224,27 @@ class Scheduler:
             if self.filler is not None:
                 self.filler.admitted(session, hit)
             self.waiting.remove(session)
-            self.policy.order.left(session, now)
+            self._leave_line(session, now)
             insort(self.running, session, key=arrival)
+
+    # --- promises ----------------------------------------------------------------------------
+
+    def _relegate(self, now: float) -> None:
+        """Turns that cannot be in time any more stand behind those of their tenant that can."""
+        for session in self.time.hopeless(self.running, now):
+            self.policy.order.left(session, now)
+            self._sessions.relegate(session)
+            self.policy.order.entered(session, now)
+
+    def forecast(self, asked: Asked) -> Forecast:
+        """When a turn would write its first token, were it submitted now."""
+        return self.time.forecast(
+            asked,
+            self.running,
+            seats=self.config.max_num_seqs - len(self.running),
+            blocks=self._admission.room(self.running),
+            held=sum(self._kv.blocks_of(session.id) for session in self.running),
+        )
 
     # --- preemption --------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ def worker_view(
         pages_live=pool.live - kv.pinned,
         tiers=tiers,
         ahead=ahead,
+        promises=scheduler.time.counts(),
     )
 
 
