@@ -18,6 +18,7 @@ class PromisesRig(Rig):
 
     def __init__(self, pages: Sequence[int] = (64,), cost: StepCost = COST, **config: object) -> None:
         super().__init__(pages, cost=cost, **config)  # type: ignore[arg-type]
+        self.now = 1.0  # at 0 nothing has happened
 
     def step(self) -> Plan | None:
         plan = self.core.begin_step(self.now)

@@ -199,13 +199,17 @@ class Scheduler:
                 return
 
     def _grant_chunks(self, standing: Sequence[Session], wanted: int, draft: Draft, now: float) -> None:
-        """wanted: tokens for short turns that wait; they are left half of the step, but for one page."""
-        kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
-        draft.tokens -= kept
+        """wanted: tokens for short turns that wait; long ones leave them half of the step, but for one page."""
         lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
+        short: list[Session] = []  # a turn that was begun is ended before another one is
         if self.policy.form.short_first:
+            short = [session for session in lagging if session.lag <= self.config.max_batched_tokens]
             lagging.sort(key=lambda s: s.lag > self.config.max_batched_tokens and not _impatient(s, now))
+        kept = 0
         for session in lagging:
+            if not kept and session not in short:
+                kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
+                draft.tokens -= kept
             self._grants.chunk(session, session.computed, draft)
         draft.tokens += kept
 

@@ -51,6 +51,7 @@ class _Estimate:
     session: Session
     work: Work
     short: bool
+    due: float
     latest: float  # when it must have begun to be in time, alone
 
     @property
@@ -140,10 +141,10 @@ class Timekeeper:
         alone = self._alone(work)
         due = first_due(session.running_turn.slo, session.running_turn.arrived)
         short = self._form.short_first and lacking <= self._config.max_batched_tokens
-        return _Estimate(session, work, short, due - alone)
+        return _Estimate(session, work, short, due, due - alone)
 
     def _alone(self, work: Work) -> float:
-        return Pace(self._cost().fixed, self._config.max_batched_tokens).reading(work.tokens, work.seconds)
+        return Pace(self._cost().fixed, self._config.max_batched_tokens).reading(work)
 
     def _watch(self, estimate: _Estimate) -> None:
         self._estimates[estimate.session.id] = estimate
@@ -161,28 +162,32 @@ class Timekeeper:
     # --- who cannot be in time any more ------------------------------------------------------
 
     def hopeless(self, running: Sequence[Session], now: float) -> list[Session]:
-        """Turns in line whose first token would be late if they entered now, behind the prompts that are
-        being read. They are not told again."""
+        """Turns in line whose first token would be late, behind the prompts that are being read and the turns
+        of their tenant that must begin sooner and can be in time. They are not told again."""
         if not any(self._latest.values()):
             return []
-        pace, found, left = self._pace(running), [], RELEGATED
+        pace, found, busy = self._pace(running), [], len(self._line) > 1
+        queue: dict[str, Work] = {}  # by tenant; short turns, which go first, are first in it
         for short, line in self._latest.items():
-            ahead = self._reading(running, pace, short=short)
-            while line and line[0].latest < now + ahead and left:
-                left -= 1
-                fresh = self._estimated(line.pop(0).session)
-                if fresh.latest < now + (ahead if fresh.short is short else 0.0):
-                    self._estimates[fresh.session.id] = fresh
-                    found.append(fresh.session)
-                else:
-                    self._watch(fresh)
+            begun = self._begun(running, short=short)
+            for estimate in line[:RELEGATED]:
+                tenant = estimate.session.tenant
+                ahead = queue.get(tenant, begun)
+                if self._late(estimate, ahead, pace, now, busy=busy):
+                    self._unwatch(estimate)
+                    estimate = self._estimates[estimate.session.id] = self._estimated(estimate.session)
+                    if self._late(estimate, ahead, pace, now, busy=busy):
+                        found.append(estimate.session)
+                        continue
+                    self._watch(estimate)
+                queue[tenant] = ahead + estimate.work
         self.relegated += len(found)
         return found
 
-    def _reading(self, running: Sequence[Session], pace: Pace, *, short: bool) -> float:
-        """Until the prompts that run have been read, as far as they go before such a turn's."""
-        begun = self._begun(running, short=short)
-        return pace.reading(begun.tokens, begun.seconds) if begun.tokens else 0.0
+    def _late(self, estimate: _Estimate, ahead: Work, pace: Pace, now: float, *, busy: bool) -> bool:
+        """Whether its first token would be, were it read behind so much."""
+        busy = busy or ahead.tokens > 0
+        return now + pace.reading(ahead + estimate.work, busy=busy) > estimate.due
 
     def _pace(self, running: Iterable[Session]) -> Pace:
         cost, decodes = self._cost(), 0

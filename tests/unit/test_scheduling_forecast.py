@@ -15,11 +15,13 @@ EMPTY = Room(seats=8, blocks=100, running=0, held=0, lasting=0.0)
 
 def test_prompts_are_read_in_the_steps_that_decodes_leave_room_in() -> None:
     pace = Pace(overhead=0.5, tokens=100)
-    assert pace.reading(100, 1.0) == 1.5
-    assert pace.reading(101, 1.0) == 2.0, "a second step"
-    assert pace.reading(0, 0.0) == 0.0
+    assert pace.reading(Work(100, 1.0)) == 1.5
+    assert pace.reading(Work(101, 1.0)) == 2.0, "a second step"
+    assert pace.reading(NOTHING) == 0.0
+    assert pace.reading(Work(10, 0.1)) == 0.6
+    assert pace.reading(Work(10, 0.1), busy=True) == 1.5, "others fill the step"
     cut = Pace(overhead=0.5, tokens=100, seconds=0.1)  # a step may have a tenth of a second of prompts
-    assert cut.reading(100, 1.0) == pytest.approx(1.0 + 10 * 0.5)
+    assert cut.reading(Work(100, 1.0)) == pytest.approx(1.0 + 10 * 0.5)
 
 
 def test_a_share_of_the_machine_is_waited_for_not_all_of_it() -> None:
@@ -34,7 +36,7 @@ def test_seats_and_pages_come_from_turns_that_end() -> None:
     pace, own = Pace(0.0, 100), Work(10, 0.1, 1, 4)
     full = Room(seats=0, blocks=100, running=4, held=40, lasting=8.0)
     assert first_token(own, NOTHING, pace, full) == pytest.approx(2.0 + 0.1)
-    assert first_token(own, Work(10, 0.1, 1, 4), pace, full) == pytest.approx(4.0 + 0.1)
+    assert first_token(own, Work(10, 0.1, 1, 4), pace, full) == pytest.approx(4.0 + 1.0), "a full step"
     tight = Room(seats=9, blocks=0, running=4, held=8, lasting=8.0)
     assert first_token(own, NOTHING, pace, tight) == pytest.approx(4.0 + 0.1), "two of four must end"
     unknown = Room(seats=0, blocks=0, running=4, held=8, lasting=0.0)

@@ -44,11 +44,15 @@ class Pace:
     tokens: int  # of them in a step, at least 1
     seconds: float = math.inf  # of them in a step, above 0; inf: steps may be long
 
-    def reading(self, tokens: float, seconds: float) -> float:
-        """Seconds until so much has been read."""
-        steps = math.ceil(tokens / self.tokens)
+    def reading(self, work: Work, *, busy: bool = False) -> float:
+        """Seconds until so much has been read. busy: others fill what it leaves of a step."""
+        steps = math.ceil(work.tokens / self.tokens)
         if self.seconds < math.inf:
-            steps = max(steps, math.ceil(min(seconds / self.seconds, 1e12)))
+            steps = max(steps, math.ceil(min(work.seconds / self.seconds, 1e12)))
+        seconds = work.seconds
+        if busy and work.tokens:
+            full = min(seconds / work.tokens * self.tokens, self.seconds)
+            seconds = max(seconds, steps * full)
         return seconds + steps * self.overhead
 
 
@@ -86,5 +90,6 @@ def ahead_of(own: Work, others: Iterable[tuple[float, Work]]) -> Work:
 
 def first_token(own: Work, ahead: Work, pace: Pace, room: Room) -> float:
     """Predicted seconds until a turn that asks for `own`, behind `ahead`, has its first token."""
-    reading = pace.reading(ahead.tokens + own.tokens, ahead.seconds + own.seconds)
-    return max(reading, room.wait(ahead + own) + pace.reading(own.tokens, own.seconds))
+    busy = ahead.tokens > 0
+    together = pace.reading(ahead + own, busy=busy)
+    return max(together, room.wait(ahead + own) + pace.reading(own, busy=busy))

@@ -5,7 +5,8 @@ a little longer or not, and what is computed for it first makes the next one lat
 
 Within one tenant. Late turns are not starved: one of `EVERY` turns of the tenant that leave the line is the
 late one that has waited longest, whatever else arrives. So with n late turns before it, a late turn enters
-after at most EVERY x (n + 1) others of its tenant have. Where no other waits, late turns go at once.
+after at most EVERY x (n + 1) others of its tenant have; late turns that were preempted come back before it.
+Where no other waits, late turns go at once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from agentserve.core.line import by_priority
-from agentserve.core.scheduling.orders import Keyed
+from agentserve.core.scheduling.orders import Keyed, Place
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.scheduling.tenants import Lined
 from agentserve.core.session import Session
@@ -22,12 +23,16 @@ from agentserve.types import SessionId
 EVERY = 4
 
 
+def _since(session: Session, now: float) -> Place:
+    return float(session.running_turn.preemptions == 0), now
+
+
 class Relegating:
-    """An order of turns that may be in time, and behind it those that were relegated, as they came."""
+    """An order of turns that may be in time, and behind it those that were relegated, in that order."""
 
     def __init__(self, inner: Callable[[], Lined], every: int = EVERY) -> None:
         self._hopeful = inner()
-        self._late = Keyed()
+        self._late = Keyed(_since)
         self._relegated: set[SessionId] = set()  # that stand among the late
         self._every = every
         self._passed = 0  # turns that have left the line since a late one did
