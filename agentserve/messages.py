@@ -223,7 +223,9 @@ class TurnUsage(msgspec.Struct, frozen=True):
     admitted: float
     first_token: float
     ended: float
-    kept: tuple[str, ...] = ()  # promises, by their names in `Slo`; those that nobody can tell of are in neither
+    kept: tuple[
+        str, ...
+    ] = ()  # promises, by their names in `Slo`; those that nobody can tell of are in neither
     missed: tuple[str, ...] = ()
     relegated: bool = False  # it had to wait behind turns that could still be in time
 

@@ -154,9 +154,7 @@ class EngineCore:
         if refusal is not None:
             usage = TurnUsage(max(prompt, 0), 0, 0, 0, 0, now, now, now, now)
             self._events.append(
-                TurnEnded(
-                    command.session, command.turn, refusal.reason, usage, refusal.error, refusal.wait
-                )
+                TurnEnded(command.session, command.turn, refusal.reason, usage, refusal.error, refusal.wait)
             )
             return
         session = self.sessions.open(command.session)

@@ -71,9 +71,7 @@ class Refusals:
         due = first_due(slo, arrived)
         if due == math.inf:
             return None
-        kept = max(
-            self._kv.cached_tokens(namespace, tokens), self._kept_below(session, namespace, tokens)
-        )
+        kept = max(self._kv.cached_tokens(namespace, tokens), self._kept_below(session, namespace, tokens))
         lacking = max(len(tokens) - kept, 1)
         asked = Asked(
             command.tenant,

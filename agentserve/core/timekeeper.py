@@ -70,7 +70,10 @@ class Timekeeper:
         self._lacking = lacking
         self._line: dict[SessionId, Session] = {}  # those that wait
         self._estimates: dict[SessionId, _Estimate] = {}  # of these, as far as anybody asked; oldest first
-        self._latest: dict[bool, list[_Estimate]] = {True: [], False: []}  # with a promise: short ones, others
+        self._latest: dict[bool, list[_Estimate]] = {
+            True: [],
+            False: [],
+        }  # with a promise: short ones, others
         self._prefilled = 0.0  # when prompts were read last, or none waited
         self._lasting = 0.0
         self.unattainable = self.overruled = self.relegated = self.shed = 0
@@ -80,7 +83,9 @@ class Timekeeper:
 
     # --- how long a step may take ------------------------------------------------------------
 
-    def step_seconds(self, running: Sequence[Session], waiting: Sequence[Session], now: float) -> float | None:
+    def step_seconds(
+        self, running: Sequence[Session], waiting: Sequence[Session], now: float
+    ) -> float | None:
         """What the step may be predicted to take; None: as long as it likes.
 
         Tokens that can be in time are not made late by prompts. Those that cannot be are set aside. And where
@@ -273,7 +278,9 @@ class Timekeeper:
         """A turn has written all that it had to say."""
         if turn.first_token:
             seconds = now - turn.first_token
-            self._lasting = seconds if not self._lasting else self._lasting + RECENT * (seconds - self._lasting)
+            self._lasting = (
+                seconds if not self._lasting else self._lasting + RECENT * (seconds - self._lasting)
+            )
 
 
 def _place(estimate: _Estimate) -> tuple[float, int]:

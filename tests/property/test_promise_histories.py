@@ -22,7 +22,9 @@ from tests.promises_rig import PromisesRig
 SECONDS = st.sampled_from([1e-300, 1e-6, 0.011, 0.02, 0.05, 0.3, 2.0, 60.0, 1e300])
 SLOS = st.one_of(
     st.just(NO_SLO),
-    st.builds(Slo, ttft=SECONDS | st.none(), tbt=SECONDS | st.none(), tpot=SECONDS, total=SECONDS | st.none()),
+    st.builds(
+        Slo, ttft=SECONDS | st.none(), tbt=SECONDS | st.none(), tpot=SECONDS, total=SECONDS | st.none()
+    ),
     st.builds(Slo, ttft=SECONDS, tbt=SECONDS),
 )
 ASKED = st.lists(st.tuples(SLOS, st.booleans(), st.sampled_from("ab")), min_size=1, max_size=6)
@@ -88,7 +90,9 @@ def run(operations: list, rig: Promised) -> None:  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize("policy", PROMISING)
-@given(st.lists(OPERATIONS, min_size=20, max_size=50), ASKED, st.integers(20, 60), st.sampled_from([4, 16, 64]))
+@given(
+    st.lists(OPERATIONS, min_size=20, max_size=50), ASKED, st.integers(20, 60), st.sampled_from([4, 16, 64])
+)
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_promised_every_turn_ends_and_says_the_same(  # type: ignore[no-untyped-def]
     policy: str, operations: list, asked, pages: int, budget: int
@@ -110,7 +114,9 @@ SLOW = StepCost(fixed=0.5, per_row=0.01, per_token=0.01)  # a decode step is lon
 
 
 @given(
-    st.lists(st.builds(Slo, ttft=SECONDS | st.none(), tbt=SECONDS | st.floats(0.5, 2.0)), min_size=1, max_size=4),
+    st.lists(
+        st.builds(Slo, ttft=SECONDS | st.none(), tbt=SECONDS | st.floats(0.5, 2.0)), min_size=1, max_size=4
+    ),
     st.lists(st.integers(2, 90), min_size=1, max_size=3),
     st.booleans(),
 )

@@ -161,5 +161,6 @@ def test_a_refused_turn_leaves_no_trace(queue: int, length: int, ttft: float, wa
 def _planned(rig: PromisesRig) -> list:  # type: ignore[type-arg]
     """But for the numbers of turns: a refused one has used one up."""
     return [
-        [(chunk.session, chunk.start, chunk.tokens, chunk.tables) for chunk in plan.chunks] for plan in rig.plans
+        [(chunk.session, chunk.start, chunk.tokens, chunk.tables) for chunk in plan.chunks]
+        for plan in rig.plans
     ]

@@ -44,7 +44,11 @@ def test_seats_and_pages_come_from_turns_that_end() -> None:
 
 
 @given(
-    st.floats(0, 1e6), st.floats(0, 1e6), st.integers(1, 10_000), st.floats(1e-12, math.inf), st.floats(0, 1e3)
+    st.floats(0, 1e6),
+    st.floats(0, 1e6),
+    st.integers(1, 10_000),
+    st.floats(1e-12, math.inf),
+    st.floats(0, 1e3),
 )
 def test_more_in_front_never_makes_it_sooner(
     tokens: float, seconds: float, step: int, cut: float, overhead: float

@@ -30,7 +30,11 @@ def test_who_is_late_goes_behind_and_in_between() -> None:
     assert next(order.line(0.0)).id == "t0"
 
 
-@given(st.lists(st.sampled_from(["comes", "comes late", "is late", "leaves", "leaves", "is aborted"]), max_size=120))
+@given(
+    st.lists(
+        st.sampled_from(["comes", "comes late", "is late", "leaves", "leaves", "is aborted"]), max_size=120
+    )
+)
 def test_a_late_turn_waits_for_a_bounded_number_of_others(happenings: list[str]) -> None:
     """With n late turns before it, it goes first after at most EVERY x (n + 1) others have left."""
     order, numbers = Relegating(Keyed), count()
@@ -84,7 +88,10 @@ def test_turns_that_can_be_in_time_are_in_time_where_all_would_be_late() -> None
                 rig.now = max(rig.now, arrivals[0][1]) if arrivals else rig.now
         return rig
 
-    kept = {policy: sum("ttft" in end.usage.kept for end in play(policy).all_ended()) for policy in ("chunked", "fair-resumes")}
+    kept = {
+        policy: sum("ttft" in end.usage.kept for end in play(policy).all_ended())
+        for policy in ("chunked", "fair-resumes")
+    }
     assert kept["chunked"] <= 10
     assert kept["fair-resumes"] >= 13, kept
     rig = play("fair-resumes")

@@ -109,7 +109,10 @@ _POLICIES: dict[str, Entry] = {
         "from a tool before new prompts; chunks cut to the slack of decodes",
         Form(short_first=True, keeps_deadlines=True, shares=True),
         lambda m: FairShares(
-            m.outlook, lambda: Relegating(m.resumes_first), weight=m.settings.weight, memory=m.settings.memory_charge
+            m.outlook,
+            lambda: Relegating(m.resumes_first),
+            weight=m.settings.weight,
+            memory=m.settings.memory_charge,
         ),
     ),
 }
