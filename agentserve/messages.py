@@ -15,7 +15,7 @@ import msgspec
 from agentserve.types import NO_SLO, FinishReason, Sampling, SessionId, SessionState, Slo, TurnId
 from tiering.policy.base import Departure, Hints, Residency, Signal
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 def pack_tokens(tokens: array[int]) -> bytes:
@@ -54,6 +54,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tenant: str = ""  # whose it is: order, share of the machine and what is learned are each tenant's own
     program: str = ""  # turns of one agent, whose service counts together; empty: the session's own
     slo: Slo = NO_SLO  # what was promised for it
+    shed: bool = False  # refuse it at once if the queue cannot keep that
+    arrived: float | None = None  # when its client asked, monotonic seconds; None: now
     generated: int = 0  # how many of the last `tokens` this turn has generated already (a moved turn)
 
 
@@ -223,16 +225,22 @@ class TurnUsage(msgspec.Struct, frozen=True):
     first_token: float
     ended: float
     held: dict[str, int] = {}  # in how many steps each limit kept it out; counted where it is recorded
+    kept: tuple[
+        str, ...
+    ] = ()  # promises, by their names in `Slo`; those that nobody can tell of are in neither
+    missed: tuple[str, ...] = ()
+    relegated: bool = False  # it had to wait behind turns that could still be in time
 
 
 class TurnEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """The last message about a turn. `error` explains REFUSED and ERROR in one line."""
+    """The last message about a turn. `error` explains REFUSED, SHED and ERROR in one line."""
 
     session: SessionId
     turn: TurnId
     reason: FinishReason
     usage: TurnUsage
     error: str = ""
+    wait: float = 0.0  # of SHED: seconds after which the queue would have room, if nobody else came
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -310,6 +318,15 @@ class GroupPages(msgspec.Struct, frozen=True):
     free: int
 
 
+class PromiseCounts(msgspec.Struct, frozen=True):
+    """What became of promises on a worker. They only grow."""
+
+    relegated: int = 0  # turns that could not be in time any more, and went behind those that could
+    shed: int = 0  # turns that were not begun
+    unattainable: int = 0  # deadlines of tokens that no step could keep
+    overruled: int = 0  # steps not cut for deadlines, as prompts had waited for long
+
+
 class WorkerView(msgspec.Struct, frozen=True):
     """One worker's load and memory, for the router and /metrics. Page counts are of the tightest group."""
 
@@ -324,6 +341,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     ahead: AheadCounts = AheadCounts()
     groups: tuple[GroupPages, ...] = ()  # all KV groups, in the model's order
     unrecorded: int = 0  # lines of its recording that could not be written; they only grow
+    promises: PromiseCounts = PromiseCounts()
 
 
 class Description(msgspec.Struct, frozen=True, tag="description"):

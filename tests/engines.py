@@ -74,6 +74,7 @@ class Rig:
         tenant: str = "",
         program: str = "",
         slo: Slo = NO_SLO,
+        shed: bool = False,
         **sampling: object,
     ) -> TurnId:
         turn = TurnId(self._turns.get(name, 0) + 1)
@@ -89,6 +90,7 @@ class Rig:
             tenant=tenant,
             program=program,
             slo=slo,
+            shed=shed,
         )
         self.core.handle(submit, self.now)
         self._collect()

@@ -8,7 +8,6 @@ same object, and feeding it a recorded log again reproduces every plan.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -20,6 +19,7 @@ from agentserve.core.kv import KVManager
 from agentserve.core.market import TierParts
 from agentserve.core.namespaces import Namespaces
 from agentserve.core.plan import ChunkResult, Plan, StepResult
+from agentserve.core.refusals import Refusals, arrival
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.session import Session, SessionTable, Turn
@@ -84,6 +84,7 @@ class EngineCore:
         self._events: list[CoreEvent] = []
         self._arrivals = 0
         self.namespaces = Namespaces(config.namespace)
+        self.refusals = Refusals(config, self.limit, self.kv, self.scheduler, self.tiers)
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -147,11 +148,13 @@ class EngineCore:
     def _submit(self, command: Submit, now: float) -> None:
         tokens = unpack_tokens(command.tokens)
         sampling, prompt = command.sampling, len(tokens) - command.generated
-        refusal = self._refusal(command, tokens, prompt)
-        if refusal:
+        namespace = self.namespaces.of(command.namespace)
+        before = self.sessions.get(command.session)
+        refusal = self.refusals.of(command, tokens, before, namespace, now)
+        if refusal is not None:
             usage = TurnUsage(max(prompt, 0), 0, 0, 0, 0, now, now, now, now)
             self._events.append(
-                TurnEnded(command.session, command.turn, FinishReason.REFUSED, usage, refusal)
+                TurnEnded(command.session, command.turn, refusal.reason, usage, refusal.error, refusal.wait)
             )
             return
         session = self.sessions.open(command.session)
@@ -162,13 +165,14 @@ class EngineCore:
             sampling,
             min(prompt + sampling.max_tokens, self.limit),
             (-command.priority, self._arrivals),
-            now,
+            arrival(command, now),
             session.tokens,
             command.program or command.session,
             command.slo,
             frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._ends),
+            command.generated,
         )
-        self.sessions.begin_turn(session, turn, tokens, self.namespaces.of(command.namespace), command.tenant)
+        self.sessions.begin_turn(session, turn, tokens, namespace, command.tenant)
         self.ahead.submitted(session)
         self.scheduler.enqueue(session)
         if self.tiers is not None:
@@ -186,20 +190,6 @@ class EngineCore:
         if self.tiers is not None:
             self.tiers.parked(session, now, command.tools, command.hints, waiting=command.waiting_tool)
         self._show(session, now)
-
-    def _refusal(self, command: Submit, tokens: array[int], prompt: int) -> str:
-        """Why this turn can never run; empty if it can."""
-        session = self.sessions.get(command.session)
-        if session is not None and session.turn is not None:
-            return f"session {command.session} has a running turn"
-        if prompt < 1:
-            return "the prompt is empty"
-        if len(tokens) >= self.limit:
-            bound = "context" if self.limit == self.config.max_model_len else "KV pool"
-            return f"{len(tokens)} tokens leave no room in the {bound}, which holds {self.limit}"
-        if command.sampling.max_tokens < command.generated + 1:
-            return "max_tokens leaves nothing to generate"
-        return ""
 
     def _fork(self, name: SessionId, child: SessionId, length: int, now: float) -> None:
         """A child at rest shares by content: its parent's pages are in the tree, the last one as a tail."""
@@ -326,7 +316,9 @@ class EngineCore:
             self.kv.park(session.id, session.tokens, session.computed)
         self.ahead.forget(session.id)
         turn = self.sessions.end_turn(session, keep=keep)
-        usage = turn.usage(generated, now)
+        usage = turn.usage(generated, now, whole=keep)
+        if keep:
+            self.scheduler.time.ended(turn, now)
         if self.tiers is not None:
             self.tiers.ended(session, now)
         self._show(session, now, reason.value)

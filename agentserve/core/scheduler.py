@@ -26,11 +26,11 @@ from agentserve.core.grants import Grants
 from agentserve.core.kv import KVManager
 from agentserve.core.line import arrival, place_of
 from agentserve.core.plan import Plan
-from agentserve.core.scheduling.deadlines import least_slack, token_due
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.scheduling.registry import PATIENCE, make_policy
 from agentserve.core.session import Session, SessionTable
 from agentserve.core.states import Phase
+from agentserve.core.timekeeper import Asked, Forecast, Timekeeper
 
 
 class Scheduler:
@@ -44,7 +44,7 @@ class Scheduler:
         self._grants = Grants(config, kv, cost, self.policy.form)
         self._admission = Admission(config, sessions, kv, self._grants, self.policy)
         self.filler: Filler | None = None  # set by the engine
-        self.unattainable = 0  # deadlines of tokens that no step could keep
+        self.time = Timekeeper(config, self.policy.form, lambda: self.cost, self.lacking)
         self._decoded = 0.0  # the time of the last step without prefill
         self.seen = 0.0  # the time of the last plan
         self._step = 0
@@ -74,6 +74,7 @@ class Scheduler:
     def line_up(self, session: Session, now: float) -> None:
         """Give a turn that was enqueued its place in line, now that the tiers know it."""
         self.policy.order.entered(session, now)
+        self.time.lined_up(session)
 
     def remove(self, session: Session, now: float) -> None:
         """The turn is over, wherever it stood. Call it before the turn is ended."""
@@ -81,8 +82,12 @@ class Scheduler:
             del self.running[place_of(session, self.running)]
         else:
             del self.waiting[place_of(session, self.waiting)]
-            self.policy.order.left(session, now)
+            self._leave_line(session, now)
         self.policy.order.ended(session, now)
+
+    def _leave_line(self, session: Session, now: float) -> None:
+        self.policy.order.left(session, now)
+        self.time.left(session)
 
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         """A step has run: what it did for each turn is charged."""
@@ -119,7 +124,9 @@ class Scheduler:
         if not self.has_work and not (self.filler is not None and self.filler.wants):
             return None, [], []
         self.seen = now
-        draft = Draft(self.config.max_batched_tokens, self._seconds(now), self.cost.fixed)
+        self._relegate(now)
+        seconds = self.time.step_seconds(self.running, self.waiting, now)
+        draft = Draft(self.config.max_batched_tokens, seconds, self.cost.fixed)
         line = self._admission.line_up(self.running, self.waiting, now)
         standing = Standing(self.policy.order, self.running, now)
         if self.policy.form.decodes_ride:
@@ -131,6 +138,7 @@ class Scheduler:
         if not draft.chunks:
             return None, draft.preempted, draft.admitted
         self._step += 1
+        self.time.planned(now, prefill=draft.prefill)
         plan = Plan(self._step, tuple(draft.copies), tuple(draft.chunks), draft.spent, tuple(draft.reasons))
         return plan, draft.preempted, draft.admitted
 
@@ -169,26 +177,6 @@ class Scheduler:
         if not draft.prefill:
             self._decoded = now
 
-    def _seconds(self, now: float) -> float | None:
-        """How long the step may be predicted to take."""
-        most, settings = self.config.max_step_seconds, self.config.scheduling
-        if not self.policy.form.keeps_deadlines:
-            return most
-        paced = [s for s in self.running if s.running_turn.pace is not None and s.lag == 1]
-        dues = [
-            token_due(turn.slo, turn.arrived, turn.first_token, session.generated)
-            for session in paced
-            if (turn := session.running_turn).first_token
-        ]
-        if not dues:
-            return most
-        context = [s.computed for s in self.running if s.lag == 1]
-        least = self.cost.fixed + self.cost.decodes(len(context), sum(context))
-        slack, missed = least_slack(dues, now, least * settings.safety)
-        self.unattainable += missed
-        allowed = slack / settings.safety
-        return min(allowed, most) if most is not None else allowed
-
     def _grant_decodes(self, standing: Sequence[Session], draft: Draft, now: float) -> None:
         decodes = [s for s in self.running if len(s.tokens) - s.computed == 1]
         if not decodes or self._grants.each_one(decodes, draft):
@@ -214,15 +202,19 @@ class Scheduler:
                 return
 
     def _grant_chunks(self, standing: Sequence[Session], wanted: int, draft: Draft, now: float) -> None:
-        """wanted: tokens for short turns that wait; they are left half of the step, but for one page."""
-        kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
-        draft.tokens -= kept
+        """wanted: tokens for short turns that wait; long ones leave them half of the step but for a page."""
         lagging = [s for s in self.running if len(s.tokens) - s.computed > 1]
         if len(lagging) > 1:
             lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
+        short: list[Session] = []  # a turn that was begun is ended before another one is
         if self.policy.form.short_first:
+            short = [session for session in lagging if session.lag <= self.config.max_batched_tokens]
             lagging.sort(key=lambda s: s.lag > self.config.max_batched_tokens and not _impatient(s, now))
+        kept = 0
         for session in lagging:
+            if not kept and session not in short:
+                kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
+                draft.tokens -= kept
             self._grants.chunk(session, session.computed, draft)
         draft.tokens += kept
 
@@ -241,9 +233,28 @@ class Scheduler:
             if self.filler is not None:
                 self.filler.admitted(session, hit)
             del self.waiting[place_of(session, self.waiting)]
-            self.policy.order.left(session, now)
+            self._leave_line(session, now)
             insort(self.running, session, key=arrival)
             draft.admitted.append(session)
+
+    # --- promises ----------------------------------------------------------------------------
+
+    def _relegate(self, now: float) -> None:
+        """Turns that cannot be in time any more stand behind those of their tenant that can."""
+        for session in self.time.hopeless(self.running, now):
+            self.policy.order.left(session, now)
+            self._sessions.relegate(session)
+            self.policy.order.entered(session, now)
+
+    def forecast(self, asked: Asked) -> Forecast:
+        """When a turn would write its first token, were it submitted now."""
+        return self.time.forecast(
+            asked,
+            self.running,
+            seats=self.config.max_num_seqs - len(self.running),
+            blocks=self._admission.room(self.running),
+            held=sum(self._kv.blocks_of(session.id) for session in self.running),
+        )
 
     # --- preemption --------------------------------------------------------------------------
 

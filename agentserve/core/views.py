@@ -33,6 +33,7 @@ def worker_view(
         tiers=tiers,
         ahead=ahead,
         groups=tuple(GroupPages(pool.live, pool.idle, pool.free) for pool in kv.pools),
+        promises=scheduler.time.counts(),
     )
 
 

@@ -33,6 +33,7 @@ class Form:
     reserve: Reserve = Reserve.INPUT
     short_first: bool = False  # prompts that one step can finish, before longer ones; room is kept for them
     keeps_deadlines: bool = False  # chunks are cut so that no token that can be in time is late
+    shares: bool = False  # a tenant's turns wait for their tenant's share of the machine, not for everybody's
     displaces: bool = False  # who stands first in line may take the seat of who stands last among the running
 
 
