@@ -15,7 +15,7 @@ import msgspec
 from agentserve.types import NO_SLO, FinishReason, Sampling, SessionId, SessionState, Slo, TurnId
 from tiering.policy.base import Departure, Hints, Residency, Signal
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 def pack_tokens(tokens: array[int]) -> bytes:
@@ -62,6 +62,20 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
     session: SessionId
     turn: TurnId
+
+
+class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
+    """Another worker would take this turn over, which was preempted: give it up, unless it runs again.
+    Answered by `Withdrawn`, or by the turn's end where that came first."""
+
+    session: SessionId
+    turn: TurnId
+
+
+class Neighbour(msgspec.Struct, frozen=True, tag="neighbour"):
+    """Another worker of this machine has room for a turn of so many pages; 0: none has."""
+
+    pages: int
 
 
 class Park(msgspec.Struct, frozen=True, tag="park"):
@@ -147,6 +161,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 Command = (
     Submit
     | Abort
+    | Withdraw
+    | Neighbour
     | Park
     | Hint
     | ToolSignal
@@ -221,6 +237,8 @@ class TurnUsage(msgspec.Struct, frozen=True):
     admitted: float
     first_token: float
     ended: float
+    swaps: int = 0  # of the preemptions: those for which its KV was to be moved out
+    migrations: int = 0  # of the preemptions: those after which another worker went on with it
 
 
 class TurnEnded(msgspec.Struct, frozen=True, tag="ended"):
@@ -231,6 +249,23 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="ended"):
     reason: FinishReason
     usage: TurnUsage
     error: str = ""
+
+
+class Displaced(msgspec.Struct, frozen=True, tag="displaced"):
+    """A turn was preempted that would go on sooner on another worker, if that one has so many pages."""
+
+    session: SessionId
+    turn: TurnId
+    pages: int
+
+
+class Withdrawn(msgspec.Struct, frozen=True, tag="withdrawn"):
+    """The answer to `Withdraw`. All tokens of the turn were told before it. usage: what it took here; None:
+    it runs again, and stays."""
+
+    session: SessionId
+    turn: TurnId
+    usage: TurnUsage | None
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -300,6 +335,16 @@ class AheadCounts(msgspec.Struct, frozen=True):
     used: int = 0  # of these, those whose KV a turn then began with
 
 
+class PreemptionCounts(msgspec.Struct, frozen=True):
+    """Preemptions of a worker. They only grow."""
+
+    made: dict[str, dict[str, int]] = {}  # by why (core.victims.Why), then by way (core.victims.Way)
+    swapped: int = 0  # blocks that were ordered to be moved out for them
+    returned: int = 0  # blocks that were brought back from below for turns that had been preempted
+    asked: int = 0  # turns that another worker was wanted for
+    migrated: int = 0  # of these: those that went
+
+
 class WorkerView(msgspec.Struct, frozen=True):
     """One worker's load and memory, for the router and /metrics. Page counts are of the tightest group."""
 
@@ -312,6 +357,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     pages_live: int  # referenced by running turns
     tiers: TiersView | None = None
     ahead: AheadCounts = AheadCounts()
+    preempted: PreemptionCounts = PreemptionCounts()
 
 
 class Description(msgspec.Struct, frozen=True, tag="description"):
@@ -323,7 +369,7 @@ class Description(msgspec.Struct, frozen=True, tag="description"):
 class StepDone(msgspec.Struct, frozen=True, tag="step"):
     """Everything one step brought about, in order. One frame per step keeps IPC off the critical path."""
 
-    events: list[StateChange | Token | TurnEnded | Description | Decisions]
+    events: list[StateChange | Token | TurnEnded | Description | Decisions | Displaced | Withdrawn]
     worker: WorkerView | None = None
 
 

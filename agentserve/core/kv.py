@@ -12,29 +12,13 @@ the plan has run.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 
 from agentserve.core.nodes import Node
 from agentserve.core.pages import PagePool
 from agentserve.core.plan import PageCopy
 from agentserve.core.radix import RadixTree
+from agentserve.core.tables import BlockTable
 from agentserve.types import SessionId
-
-
-@dataclass(slots=True)
-class BlockTable:
-    """The pages of one active session: `pages[g][i]` has its tokens i*page_size .. in KV group g."""
-
-    namespace: bytes
-    pages: tuple[array[int], ...]
-    sealed: int  # leading blocks that are in the tree
-    donor: tuple[int, ...] | None = None  # held until its slots are copied
-    donor_node: Node | None = None
-    extra: int = 0  # slots that the donor gives
-
-    @property
-    def blocks(self) -> int:
-        return len(self.pages[0])
 
 
 class KVManager:
@@ -76,6 +60,22 @@ class KVManager:
         """How many of the `available` blocks a session with these tokens would hold."""
         pages, pool = self.tree.match(namespace, tokens, len(tokens), touch=False).pages[0], self.pools[0]
         return -(-len(tokens) // self.page_size) - sum(pool.holds(page) > 0 for page in pages)
+
+    def freed(self, session: SessionId, most: int) -> tuple[int, ...]:
+        """Per KV group: pages that could be had if the session let go of its own, from its last one on; at most
+        `most`. What somebody else or a transfer holds stays, and so does all before it."""
+        counts = []
+        for pool, pages in zip(self.pools, self._tables[session].pages, strict=True):
+            count = 0
+            while count < min(most, len(pages)) and pool.holds(pages[-1 - count]) == 1:
+                count += 1
+            counts.append(count)
+        return tuple(counts)
+
+    @property
+    def scarcest(self) -> int:
+        """The KV group of which least is to be had."""
+        return min(range(len(self.pools)), key=lambda group: self.pools[group].available)
 
     # --- a session becomes active ------------------------------------------------------------
 

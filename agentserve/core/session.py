@@ -37,6 +37,7 @@ class Turn:
     reached: int = 0  # leading prompt tokens that had KV at some time
     computed: int = 0  # token rows run, recomputation included
     preemptions: int = 0
+    swaps: int = 0  # of these: those for which its KV was to be moved out
 
     @property
     def cached(self) -> int:
@@ -55,6 +56,7 @@ class Turn:
             admitted=self.admitted,
             first_token=self.first_token,
             ended=now,
+            swaps=self.swaps,
         )
 
 
@@ -160,6 +162,10 @@ class SessionTable:
         session.epoch += 1
         session.preemptions += 1
         session.running_turn.preemptions += 1
+
+    def swapped(self, session: Session) -> None:
+        """Its KV is to be moved out, for the last preemption."""
+        session.running_turn.swaps += 1
 
     def end_turn(self, session: Session, *, keep: bool) -> Turn:
         """The turn is over; `keep` its tokens, or roll back to before it."""
