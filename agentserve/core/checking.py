@@ -1,4 +1,4 @@
-"""What holds between the queues, the session table and the pages of an engine core. For tests: O(sessions)."""
+"""What holds between the queues, the session table and the pages of an engine core. For tests."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class KVManager:
         return -(-len(tokens) // self.page_size) - sum(pool.holds(page) > 0 for page in pages)
 
     def freed(self, session: SessionId, most: int) -> tuple[int, ...]:
-        """Per KV group: pages that could be had if the session let go of its own, from its last one on; at most
-        `most`. What somebody else or a transfer holds stays, and so does all before it."""
+        """Per KV group: pages that could be had if the session let go of its own, from its last one on; at
+        most `most`. What somebody else or a transfer holds stays, and so does all before it."""
         counts = []
         for pool, pages in zip(self.pools, self._tables[session].pages, strict=True):
             count = 0

@@ -37,8 +37,8 @@ class Leaving:
         return [Displaced(session.id, session.last_turn, verdict.asks)] if verdict.asks else []
 
     def withdraw(self, name: SessionId, turn: TurnId, now: float) -> list[Withdrawn]:
-        """Another worker would take a turn over: give it up, as long as it waits. Its tokens stay, as those of
-        a session at rest, so that what is on disk is not nobody's before the other one has read it."""
+        """Another worker would take a turn over: give it up, as long as it waits. Its tokens stay, as those
+        of a session at rest, so that what is on disk is not nobody's before the other one has read it."""
         session = self._sessions.get(name)
         if session is None or session.turn is None or session.last_turn != turn:
             return []  # its end has been told

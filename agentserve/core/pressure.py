@@ -25,7 +25,7 @@ NO_TIME = 1e-6  # seconds of a step that nothing is known of
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a victim is dealt with here. asks: pages that another worker would need for it; 0: it is not asked."""
+    """How a victim is dealt with here. asks: pages that another worker would need for it; 0: it stays."""
 
     why: Why
     way: Way | None  # None: as the tier policy says
