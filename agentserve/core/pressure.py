@@ -54,16 +54,16 @@ class Pressure:
 
     # --- whom ------------------------------------------------------------------------------
 
-    def victim(self, behind: Sequence[Session], running: Sequence[Session]) -> Session:
-        """behind: who may go, the last last; at least one. All stand behind whoever needs the pages."""
-        last = behind[-1]
+    def victim(self, among: Sequence[Session], running: Sequence[Session]) -> Session:
+        """among: who may go, the last last; at least one. None stands before whoever needs the pages."""
+        last = among[-1]
         if not self._by_price:
             return last
-        alike = [session for session in behind if _class(session) == _class(last)][-EXAMINED:]
+        alike = [session for session in among if _class(session) == _class(last)][-EXAMINED:]
         if len(alike) == 1:
             return last
         lefts = self._lefts(running)
-        chosen = choose([self._candidate(session, lefts) for session in alike], self._seconds)
+        chosen = choose([self._candidate(session, lefts) for session in alike])
         return next(session for session in alike if session.id == chosen.session)
 
     def judge(self, victim: Session, running: Sequence[Session], why: Why) -> None:
@@ -74,7 +74,7 @@ class Pressure:
         candidate = self._candidate(victim, self._lefts(running))
         best, asks = cheapest(candidate.offers), 0
         if best.way is Way.MIGRATE:
-            asks = self._needed(victim, candidate.left)
+            asks = self._needed(victim)
             self.elsewhere -= asks  # others of this step are not to count on it
             best = cheapest([offer for offer in candidate.offers if offer.way is not Way.MIGRATE])
         self._verdicts[victim.id] = Verdict(why, best.way, best.seconds, asks)
@@ -98,27 +98,26 @@ class Pressure:
         return self.lengths.left(session.tenant, session.generated, most)
 
     def _candidate(self, session: Session, lefts: dict[SessionId, float]) -> Candidate:
-        kv, left = self._kv, lefts[session.id]
+        kv = self._kv
         lack = shortage([other for name, other in lefts.items() if name != session.id], kv.page_size)
         freed = kv.freed(session.id, lack.pages)[kv.scarcest]
         first = kv.blocks_of(session.id) - freed if kv.prefix_cache else 0
-        offers = self._offers(session, first, left, lack.steps * self._seconds)
-        preemptions = session.running_turn.preemptions
-        return Candidate(session.id, freed, left, preemptions, lack, offers)
+        offers = self._offers(session, first, lack.steps * self._seconds)
+        return Candidate(session.id, freed, lack.pages, session.running_turn.preemptions, offers)
 
-    def _offers(self, session: Session, first: int, left: float, wait: float) -> tuple[Offer, ...]:
+    def _offers(self, session: Session, first: int, wait: float) -> tuple[Offer, ...]:
         redo = self.quotes.recompute(session, first)
         offers = [Offer(Way.RECOMPUTE, wait + redo)]
         swap = self.quotes.swap(session, first, redo)
         if swap is not None:
             offers.append(Offer(Way.SWAP, wait + swap))
-        if self._needed(session, left) <= self.elsewhere:
+        if self._needed(session) <= self.elsewhere:
             offers.append(Offer(Way.MIGRATE, self.quotes.elsewhere(session)))
         return tuple(offers)
 
-    def _needed(self, session: Session, left: float) -> int:
+    def _needed(self, session: Session) -> int:
         """Pages for it to come to its end."""
-        return -(-(len(session.tokens) + int(left)) // self._kv.page_size)
+        return -(-(len(session.tokens) + int(self._left(session))) // self._kv.page_size)
 
     # --- figures ---------------------------------------------------------------------------
 

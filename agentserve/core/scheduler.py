@@ -4,7 +4,7 @@ It knows no phases. A session whose `computed` lags behind its tokens wants that
 computed; a step hands out tokens until a limit binds:
 
 1. running sessions that lag by one token. Each must get its page; if none can be had, a running session
-   that stands behind it is preempted (whom, `victims.py` says), and if none does, it waits itself.
+   that stands behind it is preempted, or it itself (`victims.py` says whom), but never who stands first.
 2. running sessions that lag by more: a chunk as large as the limits allow.
 3. unless somebody was preempted in this step, waiting sessions as the policy lines them up.
 
@@ -261,11 +261,11 @@ class Scheduler:
                 return
 
     def _victim(self, standing: Sequence[Session], draft: Draft, needy: Session | None = None) -> Session:
-        """Who gives up its pages for `needy`, or for whoever stands first: one of those behind it; if there
-        is none it itself."""
+        """Who gives up its pages for `needy`, or for whoever stands first: one of those behind it, or, but
+        for who stands first while others are there, itself."""
         left = [session for session in standing if session not in draft.preempted]
-        behind = left[left.index(needy) + 1 if needy is not None else 1 :]
-        return self.pressure.victim(behind, self.running) if behind else left[-1]
+        among = left[max(left.index(needy), 1) if needy is not None else 1 :]
+        return self.pressure.victim(among, self.running) if among else left[-1]
 
     def _preempt(self, victim: Session, draft: Draft, now: float, why: Why) -> None:
         """Take seat and pages from a running session; it keeps its tokens and its rank.

@@ -264,6 +264,7 @@ class Tiers:
         self.spills.headroom = len(self._queues.running)
         if self.spills.pressed:
             self.spills.go_on(now)
+            self._value.sync()
 
     def stepped(
         self, sessions: Iterable[SessionId], chunks: Sequence[tuple[int, int]], seconds: float

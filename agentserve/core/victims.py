@@ -1,18 +1,18 @@
 """Victims: which running turn gives its pages up, and how it comes back. Pure.
 
-Who may be taken is a matter of order, not of price: among those that stand behind whoever needs pages, the
+Who may be taken is a matter of order, not of price: of those that do not stand before whoever needs pages the
 turns of the tenant and the priority that stand last (`core/pressure.py`). Among these the price decides.
 
-Objective: the fewest seconds lost for each page and second gained. Pages lack until the first of those that
-stay ends (the horizon); by then they need so many (the shortage). A victim
+Objective: the fewest seconds lost for the pages that lack. They lack until the first of those who stay ends,
+and by then these will have needed so many: its shortage, which differs from candidate to candidate. A victim
 
-    gives     min(pages that really become free, shortage) for min(tokens it has left, horizon) steps
-    costs     the seconds until it is where it was, by the cheapest way, doubled for each time it was
+    covers    pages that really become free / its shortage, at most all of it
+    costs     the seconds until it is where it was, by the cheapest way, doubled for each time that it was
               preempted before
 
-and who costs least for what it gives goes; of equals who stands last. So a turn that is nearly done stays (it
-gives its pages for a moment only, and would wait for long), one whose pages others share stays (they would
-not become free), and what goes first is what is cheap to have again.
+and who costs least for what it covers goes; of equals who stands last. So one that is nearly done stays (in a
+moment all of its pages are there, while without it the others would need more, and it would wait longer), one
+whose pages others share stays (they would not become free), and what is cheap to have again goes first.
 
 The ways, each by the one price book:
 
@@ -76,9 +76,8 @@ class Candidate:
 
     session: SessionId
     freed: int  # pages that become free, of the group that is shortest of them
-    left: float  # tokens that it is likely to write yet
+    lacking: int  # pages that lack without it: at least 1
     preemptions: int  # times that its turn was preempted before
-    shortage: Shortage  # what lacks without it
     offers: tuple[Offer, ...]  # at least one
 
 
@@ -93,20 +92,18 @@ def cheapest(offers: Sequence[Offer]) -> Offer:
     return min(offers, key=lambda offer: offer.seconds)
 
 
-def loss(candidate: Candidate, pace: float) -> float:
-    """Seconds lost per page and second gained; pace: seconds of a step. Infinite if nothing is gained."""
-    lack = candidate.shortage
-    pages = min(candidate.freed, lack.pages)
-    gained = pages * min(candidate.left, lack.steps) * pace
-    if gained <= 0:
+def loss(candidate: Candidate) -> float:
+    """Seconds lost for the whole of what lacks; infinite if nothing becomes free."""
+    covered = min(candidate.freed / candidate.lacking, 1.0)
+    if covered <= 0:
         return math.inf
     cost: float = cheapest(candidate.offers).seconds * 2.0**candidate.preemptions
-    return cost / gained
+    return cost / covered
 
 
-def choose(candidates: Sequence[Candidate], pace: float) -> Candidate:
+def choose(candidates: Sequence[Candidate]) -> Candidate:
     """candidates: as they stand, the last last; at least one."""
     fresh = [one for one in candidates if one.freed and one.preemptions < MOST_CHOSEN]
     if not fresh:
         return candidates[-1]
-    return min(reversed(fresh), key=lambda one: loss(one, pace))
+    return min(reversed(fresh), key=loss)
