@@ -13,9 +13,11 @@ from collections.abc import Sequence
 import msgspec
 
 from agentserve.core.ahead import Ahead
+from agentserve.core.checking import check_queues
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.kv import KVManager
+from agentserve.core.leaving import PRESSURE, Leaving
 from agentserve.core.market import TierParts
 from agentserve.core.namespaces import Namespaces
 from agentserve.core.plan import ChunkResult, Plan, StepResult
@@ -34,8 +36,10 @@ from agentserve.messages import (
     Describe,
     Description,
     Devalue,
+    Displaced,
     Fork,
     Hint,
+    Neighbour,
     Park,
     ResetPrefixCache,
     SessionView,
@@ -45,6 +49,8 @@ from agentserve.messages import (
     ToolSignal,
     TurnEnded,
     TurnUsage,
+    Withdraw,
+    Withdrawn,
     WorkerView,
     unpack_tokens,
 )
@@ -52,7 +58,7 @@ from agentserve.types import FinishReason, KVGroup, SessionId, SessionState, Tur
 from tiering.policy.base import Signal
 from tiering.types import Change, Transfer, TransferDone
 
-CoreEvent = StateChange | Token | TurnEnded | Description | Decisions
+CoreEvent = StateChange | Token | TurnEnded | Description | Decisions | Displaced | Withdrawn
 
 
 class EngineCore:
@@ -76,6 +82,7 @@ class EngineCore:
         self.scheduler = Scheduler(config, self.sessions, self.kv, cost or StepCost())
         self.tiers = Tiers(tiers, self.kv, self.scheduler) if tiers is not None else None
         self.scheduler.gate = self.tiers
+        self._leaving = Leaving(self.sessions, self.scheduler, self.tiers)
         self._planned: Plan | None = None  # the one that runs
         self.limit = min(config.max_model_len, self.kv.capacity)
         self.ahead = Ahead(config, self.kv, self.scheduler, self.tiers, self.limit)
@@ -95,6 +102,10 @@ class EngineCore:
                 self._submit(command, now)
             case Abort(session=name, turn=turn):
                 self._abort(name, turn, now)
+            case Withdraw(session=name, turn=turn):
+                self._events += self._leaving.withdraw(name, turn, now)
+            case Neighbour(pages=pages):
+                self.scheduler.pressure.elsewhere = pages
             case Park():
                 self._park(command, now)
             case Hint() | ToolSignal() | Devalue():
@@ -227,9 +238,9 @@ class EngineCore:
             self.tiers.begin(now)
         plan, preempted, admitted = self.scheduler.plan(now)
         for session in preempted:
-            if self.tiers is not None:
-                self.tiers.preempted(session, now)
-            self._show(session, now, "pages")
+            wish = self._leaving.displaced(session, now)
+            self._show(session, now, PRESSURE)
+            self._events += wish
         self._planned = plan
         for session in admitted:  # of the others none has changed
             self._show(session, now)
@@ -310,6 +321,8 @@ class EngineCore:
         keep = reason in (FinishReason.STOP, FinishReason.LENGTH)
         generated = session.generated
         self.scheduler.remove(session, now)
+        if keep:
+            self.scheduler.pressure.lengths.ended(session.tenant, generated)
         if reason is FinishReason.ERROR:
             self.kv.release(session.id)
         else:
@@ -374,27 +387,14 @@ class EngineCore:
 
     def view(self) -> WorkerView:
         tiers = self.tiers.view() if self.tiers is not None else None
-        return worker_view(self.scheduler, len(self.sessions), self.kv, tiers, self.ahead.counts)
+        counts = self.ahead.counts, self._leaving.counts()
+        return worker_view(self.scheduler, len(self.sessions), self.kv, tiers, counts)
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken (INVARIANTS.md). For tests: O(pages)."""
         self.kv.check()
-        running, waiting = self.scheduler.running, self.scheduler.waiting
-        for session in self.sessions:
-            queued = sum(session is other for other in running) + sum(session is other for other in waiting)
-            assert queued == (session.turn is not None), f"{session.id} is queued {queued} times"
-            assert 0 <= session.computed <= len(session.tokens), f"{session.id}: computed out of range"
-            if session.phase is Phase.RUNNING:
-                held = self.kv.blocks_of(session.id) * self.config.page_size
-                assert session.computed <= held, f"{session.id}: computed without pages"
-            elif not self.ahead.flying(session.id):
-                assert not self.kv.blocks_of(session.id), f"{session.id} holds pages at rest"
-        line = list(self.scheduler.policy.order.line(self.scheduler.seen))
-        assert len(line) == len({session.id for session in line}), "a turn stands in line twice"
-        assert all(session in waiting for session in line), "a turn stands in line that does not wait"
-        assert bool(line) == bool(waiting), "turns wait, but nobody stands in line"
-        self.ahead.check()
-        if not running and not self.ahead.any_flying:
+        check_queues(self.sessions, self.scheduler, self.kv, self.ahead)
+        if not self.scheduler.running and not self.ahead.any_flying:
             kept = self.kv.moving + self.kv.copied
             assert all(pool.live <= kept for pool in self.kv.pools), (
                 "pages are live but nobody runs or moves them"

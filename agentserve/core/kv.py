@@ -63,6 +63,22 @@ class KVManager:
         pages, pool = self.tree.match(namespace, tokens, len(tokens), touch=False).pages[0], self.pools[0]
         return -(-len(tokens) // self.page_size) - sum(pool.holds(page) > 0 for page in pages)
 
+    def freed(self, session: SessionId, most: int) -> tuple[int, ...]:
+        """Per KV group: pages that could be had if the session let go of its own, from its last one on; at
+        most `most`. What somebody else or a transfer holds stays, and so does all before it."""
+        counts = []
+        for pool, pages in zip(self.pools, self._tables[session].pages, strict=True):
+            count = 0
+            while count < min(most, len(pages)) and pool.holds(pages[-1 - count]) == 1:
+                count += 1
+            counts.append(count)
+        return tuple(counts)
+
+    @property
+    def scarcest(self) -> int:
+        """The KV group of which least is to be had."""
+        return min(range(len(self.pools)), key=lambda group: self.pools[group].available)
+
     # --- a session becomes active ------------------------------------------------------------
 
     def begin(self, session: SessionId, namespace: bytes, tokens: array[int]) -> int:

@@ -43,6 +43,7 @@ class Turn:
     reached: int = 0  # leading prompt tokens that had KV at some time
     computed: int = 0  # token rows run, recomputation included
     preemptions: int = 0
+    swaps: int = 0  # of these: those for which its KV was to be moved out
 
     def __post_init__(self) -> None:
         self.pace = self.slo.pace
@@ -71,6 +72,7 @@ class Turn:
             kept=kept,
             missed=missed,
             relegated=self.relegated,
+            swaps=self.swaps,
         )
 
     def wrote(self, index: int, now: float) -> None:
@@ -189,6 +191,10 @@ class SessionTable:
     def relegate(self, session: Session) -> None:
         """Its turn waits, and cannot be in time any more."""
         session.running_turn.relegated = True
+
+    def swapped(self, session: Session) -> None:
+        """Its KV is to be moved out, for the last preemption."""
+        session.running_turn.swaps += 1
 
     def end_turn(self, session: Session, *, keep: bool) -> Turn:
         """The turn is over; `keep` its tokens, or roll back to before it."""
