@@ -43,8 +43,8 @@ async def create_key(request: Request) -> Response:
         raise ApiError("tenant: say a tenant's name, or `admin` true", param="tenant", code="invalid_value")
     if body.tenant is not None and not context.keyring.shared:
         raise ApiError(
-            "The first key to be made is an admin's (`admin` true): the keys that the server was started with "
-            "open admin routes only until there is another, and then nobody could make one.",
+            "The first key to be made is an admin's (`admin` true): the keys that the server was started "
+            "with open admin routes only until there is another, and then nobody could make one.",
             status=409,
             param="tenant",
             code="admin_key_first",
