@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from agentserve.tenant_names import has_key, is_tenant
 from agentserve.values import ConfigError, at_least, size
 
 
@@ -66,5 +67,12 @@ def read_tenants(limits: object, tenants: object, file: str) -> TenantsConfig:
         return TenantsConfig(of_all)
     if not isinstance(tenants, dict):
         raise ConfigError(f"{file}: [tenants]: expected a table for each tenant")
+    if any(has_key(name) for name in tenants):  # which is not repeated here
+        raise ConfigError(f"{file}: [tenants.NAME]: a tenant cannot be called like a key")
+    for name in tenants:
+        if not is_tenant(name):
+            raise ConfigError(
+                f"{file}: [tenants.{name[:80]}]: a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ : -"
+            )
     named = {name: read_limits(raw, f"{file}: [tenants.{name}]", of_all) for name, raw in tenants.items()}
     return TenantsConfig(of_all, named)
