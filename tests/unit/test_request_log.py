@@ -125,6 +125,7 @@ async def test_who_leaves_is_told_as_cancelled_with_the_tokens_it_got() -> None:
     await settled(lambda: rig.context.metrics.requests.of("a").tbt.count == 3)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    await settled(lambda: rig.kept.lines)
     [line] = rig.lines
     assert (line.status, line.reason) == (Status.CANCELLED, "client_gone")
     assert (line.output_tokens, line.prefix_hit_tokens) == (4, None)
