@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from agentserve.metrics import Metrics
 from agentserve.records.lines import Line, RequestRecord, Status
 from agentserve.request_metrics import OTHER
 from agentserve.server.engine_port import TurnEvent
+from agentserve.server.sessions.errors import TurnRefused
 from agentserve.server.sessions.origin import Origin
 from agentserve.server.sessions.request_log import RequestLog
 from agentserve.tenant_limits import TenantLimits, TenantsConfig
@@ -329,6 +331,14 @@ def test_who_left_before_it_was_over_has_what_was_known_by_then() -> None:
     line = played(events, Slo(), asyncio.CancelledError(), 103.0)
     assert (line.admit_ts, line.first_token_ts, line.preemption_count) == (101.0, None, 1)
     assert (line.status, line.prefix_hit_tokens, line.prompt_tokens) == (Status.CANCELLED, None, 10)
+
+
+def test_what_was_shed_is_told_apart_from_what_was_refused() -> None:
+    ended = usage(0, 100.5, 100.5, 100.6)
+    shed = TurnEnded(SESSION, TURN, SimpleNamespace(value="shed"), ended.usage)  # type: ignore[arg-type]
+    for event, status in ((shed, Status.SHED), (ended, Status.REJECTED)):
+        line = played([(0, event)], Slo(ttft=1.0), TurnRefused("no"), 100.7)
+        assert (line.status, line.slo_met, line.admit_ts) == (status, False, None)
 
 
 def test_times_of_a_long_reply_do_not_drift() -> None:
