@@ -18,6 +18,8 @@ from tiering.types import Move
 NO_LIMIT = frozenset({"preempted", "a preemption in this step", "prefix"})
 """Of a plan's reasons those that say what a turn waits for, and not what the step lacks."""
 
+CLOSE_SECONDS = 1.5  # the API process waits longer for its workers
+
 Features = Callable[[Plan], Mapping[str, float]]
 
 
@@ -80,7 +82,7 @@ class IterationLog:
         return [self._explained(event) for event in events], self._seen(view)
 
     def close(self) -> None:
-        self._writer.close()
+        self._writer.close(CLOSE_SECONDS)
 
     def _hold(self, plan: Plan) -> None:
         ran = {chunk.session for chunk in plan.chunks}
