@@ -33,6 +33,7 @@ from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.events import EventLogs
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal, OpenStore
+from agentserve.server.sessions.room import owners
 from agentserve.server.sessions.store import SessionStore
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.tenants.accounts import quotas
@@ -172,7 +173,7 @@ def open_sessions(
     if len(directory) or journal.skipped:
         log.info("%d session(s) are back, %d could not be read", len(directory), journal.skipped)
     transcripts = Transcripts()
-    transcripts.on_drop = journal.drop_words
+    transcripts.on_drop, transcripts.owner_of = journal.drop_words, owners(directory.find)
     for transcript in journal.transcripts:
         transcripts.restore(transcript)
     journal.words_of = transcripts.export

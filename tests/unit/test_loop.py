@@ -48,7 +48,7 @@ from agentserve.messages import (
 from agentserve.records.lines import IterationRecord, Swapped
 from agentserve.server.workers.iterations import IterationLog
 from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
-from agentserve.server.workers.loop import Recorder, WorkerLoop
+from agentserve.server.workers.loop import STEP_FAILED, Recorder, WorkerLoop
 from agentserve.types import FinishReason, KVGroup, Sampling, SessionId, TurnId
 from tiering.policy.base import Signal
 
@@ -202,11 +202,16 @@ def test_commands_are_served_while_turns_run_and_when_idle(worker: Worker) -> No
     assert answers[0].session is not None
 
 
-def test_a_failed_step_fails_its_turns_and_the_worker_goes_on(worker: Worker) -> None:
-    worker.executor.error = "out of\nmemory"
+def test_a_failed_step_fails_its_turns_and_the_worker_goes_on(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.executor.error = "out of\nmemory, of B's"
     worker.send(submit("a", [1, 2], 4))
     (ended,) = worker.until_ended()
-    assert (ended.reason, ended.error) == (FinishReason.ERROR, "RuntimeError: out of")
+    assert (ended.reason, ended.error) == (FinishReason.ERROR, STEP_FAILED)
+    assert "memory, of B's" in caplog.text  # for the operator alone: a step is many tenants'
+    assert "failed, of ['a']" in caplog.text
+    assert b"B's" not in worker.log.getvalue()
     worker.executor.error = ""
     worker.send(submit("b", [1, 2], 4))
     worker.until_ended(2)
@@ -229,7 +234,7 @@ def test_a_step_that_fails_with_work_ahead_is_run_again_without_it(worker: Worke
     said = [event.token for event in worker.events() if isinstance(event, Token) and event.session == "b"]
     assert said == expected([1, 2], 9)
     entries = list(decode_entries(worker.log.getvalue()))
-    assert [entry.error for entry in entries if isinstance(entry, Failed)] == ["RuntimeError: poisoned"]
+    assert [entry.error for entry in entries if isinstance(entry, Failed)] == [STEP_FAILED]
     replay(worker.log.getvalue())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import secrets
 import time
@@ -62,6 +63,7 @@ from agentserve.server.sessions.events import EventLogs
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal
 from agentserve.server.sessions.request_log import RequestLog
+from agentserve.server.sessions.room import owners
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
@@ -83,6 +85,8 @@ from tools_bridge.webhooks.address import AddressPolicy
 
 LOOK_SECONDS = 1.0  # between looks for waits that are over
 DISK_LOOKS = 5  # at every how many of them it is seen whether the disk of the sessions is there
+log = logging.getLogger(__name__)
+
 CLIENT_GONE_STATUS = 499  # nobody reads it; the access log does
 
 
@@ -215,6 +219,7 @@ def create_app(
         },
     )
     app.state.context = context
+    context.chronicle.transcripts.owner_of = owners(directory.find)
     follow_decisions(context)
     app.add_middleware(Idempotency, clock=clock.now)
     guards = Guards(
@@ -344,6 +349,8 @@ def _routes() -> list[Route]:
 async def _known_error(request: Request, error: Exception) -> Response:
     told = api_error(error)
     assert told is not None
+    if told.status == 500:
+        log.error("request %s: %s", request.scope["state"].get("request_id"), told.message)
     return error_response(told, request.scope)
 
 

@@ -34,6 +34,7 @@ from agentserve.types import FinishReason
 
 log = logging.getLogger(__name__)
 
+STEP_FAILED = "The engine failed on this turn."
 STALL_TICK = 0.05  # seconds to wait when there is work but none of it can run now
 
 
@@ -195,12 +196,12 @@ class WorkerLoop:
         """Run a plan and book what came of it; what is to be run in its place if it failed."""
         try:
             result = self._executor.run(plan)
-        except Exception as error:  # whatever a kernel or torch raises: only this plan's turns fail
-            log.exception("step %d failed", plan.step)
+        except Exception:  # whatever a kernel or torch raises: only this plan's turns fail
+            # What was raised may be about any of them: it is for the log, and for no client.
+            log.exception("step %d failed, of %s", plan.step, [str(chunk.session) for chunk in plan.chunks])
             now = self._clock.now()
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._recorder.add(Failed(now, reason))
-            again = self._core.fail_step(plan, reason, now)
+            self._recorder.add(Failed(now, STEP_FAILED))
+            again = self._core.fail_step(plan, STEP_FAILED, now)
             self._write_down(plan, None)
             return again
         now = self._clock.now()
