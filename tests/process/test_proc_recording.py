@@ -21,6 +21,7 @@ import pytest
 
 from agentserve.records.lines import IterationRecord, RequestRecord, Status
 from agentserve.records.reader import Records, read_records
+from agentserve.server.workers.iterations import NO_LIMIT
 from tests.process.serving import serving
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
@@ -98,7 +99,9 @@ def check_iterations(lines: list[IterationRecord], pages: int) -> None:
         assert line.iteration_ms >= line.model_ms > 0
         assert [group.used + group.cached + group.free for group in line.kv_pages] == [pages]
         assert line.scheduled_tokens >= line.decodes + line.chunks > 0
-        assert line.binding_limit == next((name for name in line.limits if name != "preempted"), "")
+        assert line.binding_limit in ("", *line.limits)
+        assert line.binding_limit not in NO_LIMIT
+        assert bool(line.binding_limit) == bool(line.limits.keys() - NO_LIMIT)
     for before, after in pairwise(lines):
         assert after.begin_ts >= before.begin_ts + before.iteration_ms / 1e3 - 1e-5
 
