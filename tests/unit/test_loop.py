@@ -373,9 +373,12 @@ def test_a_failed_step_is_recorded_as_such(recorded: Worker) -> None:
 
 def test_lines_that_were_lost_are_told_to_the_server(recorded: Worker) -> None:
     recorded.recorded.lost = 3
-    recorded.send(submit("a", [1], 1))
+    recorded.send(Describe(1), submit("a", [1], 1))
     recorded.until_ended()
-    assert [step.worker.unrecorded for step in recorded.steps if step.worker is not None][-1] == 3
+    views = [event.worker for event in recorded.events() if isinstance(event, Description)]
+    views += [step.worker for step in recorded.steps if step.worker is not None]
+    assert {view.unrecorded for view in views} == {3}
+    assert len(views) > 1
 
 
 def test_swapped_bytes_are_those_since_the_step_before() -> None:

@@ -240,6 +240,7 @@ async def metrics(request: Request) -> Response:
             missing=sum(damage.missing or 0 for damage in journal.damages),
             kept=journal.kept_aside,
         )
+    context.metrics.requests.set_preemptions(view.preempted for view in seen.workers)
     if (lost := context.log.lost) is not None:
         context.metrics.requests.lost(REQUESTS, lost)
         context.metrics.requests.lost("iterations", sum(view.unrecorded for view in seen.workers))

@@ -16,7 +16,7 @@ from typing import Protocol
 from agentserve.clock import Clock
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, pack_tokens
 from agentserve.metrics import Metrics
-from agentserve.server.engine_port import Engine, TurnStream
+from agentserve.server.engine_port import WORKER_LOST, Engine, TurnStream
 from agentserve.server.sessions.answer import Answer, Delta, Outcome
 from agentserve.server.sessions.errors import (
     SessionClosed,
@@ -27,7 +27,7 @@ from agentserve.server.sessions.errors import (
 )
 from agentserve.server.sessions.origin import asked_by
 from agentserve.server.sessions.request_log import Course, RequestLog
-from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
+from agentserve.types import FinishReason, Sampling, SessionId, TurnId
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +280,8 @@ class TurnRunner:
             if isinstance(event, StateChange):
                 spec.seat.note(event)
                 course.change(event)
-                if event.state is SessionState.PREEMPTED:
-                    self._metrics.requests.preempted(event.reason or "pages")
+                if event.reason == WORKER_LOST:
+                    self._metrics.requests.worker_lost()
             elif isinstance(event, Token):
                 if event.index < answer.count:
                     continue  # a repeat

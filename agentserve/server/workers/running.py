@@ -15,7 +15,7 @@ from collections import deque
 import msgspec
 
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, TurnUsage, pack_tokens
-from agentserve.server.engine_port import TurnEvent
+from agentserve.server.engine_port import WORKER_LOST, TurnEvent
 from agentserve.types import FinishReason, SessionId, SessionState, TurnId
 
 
@@ -89,7 +89,7 @@ class RunningTurn:
         """Its worker died: tell the reader's timeline; the turn goes on elsewhere."""
         self.slot, self.leaving = None, False
         self.moves += 1
-        self._interrupted("worker lost", now)
+        self._interrupted(WORKER_LOST, now)
 
     def migrated(self, usage: TurnUsage, now: float) -> None:
         """Its worker gave it up for another one: it goes on there. usage: what it took so far."""
