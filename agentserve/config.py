@@ -40,6 +40,7 @@ Weights = Literal["stored", "expanded"]
 Activations = Literal["float", "int8"]
 KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "int8")
 KEYS_FILE = "tenants/keys.json"  # below the data directory
+SMALLEST_RECORD_FILE = 1 << 20  # bytes
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -122,6 +123,17 @@ class StorageConfig(msgspec.Struct, frozen=True):
     tier_policy: str = "priced"  # who decides what is kept where
 
 
+class RecordingConfig(msgspec.Struct, frozen=True):
+    """What became of each request and what each iteration did, written down."""
+
+    dir: Path | None = None  # None: nowhere
+    file_size: int = 64 << 20  # bytes, of each file
+    files: int = 8  # of requests, and of each worker's iterations
+
+
+NOT_RECORDED = RecordingConfig()
+
+
 class ServeConfig(msgspec.Struct, frozen=True):
     """Everything `agentserve serve` can be told."""
 
@@ -130,12 +142,20 @@ class ServeConfig(msgspec.Struct, frozen=True):
     engine: EngineConfig = EngineConfig()
     workers: WorkersConfig = WorkersConfig()
     storage: StorageConfig = StorageConfig()
+    recording: RecordingConfig = NOT_RECORDED
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     tenants: TenantsConfig = TenantsConfig()  # what each may ask for; of the file's [limits] and [tenants]
 
     @property
     def api_keys(self) -> tuple[str, ...]:
         return self.http.api_keys
+
+
+def _record_file_size(raw: object) -> int:
+    value = size(raw)
+    if value < SMALLEST_RECORD_FILE:
+        raise ConfigError("expected at least 1MiB: the line of a long reply has to fit")
+    return value
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -153,6 +173,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "engine": EngineConfig,
     "workers": WorkersConfig,
     "storage": StorageConfig,
+    "recording": RecordingConfig,
 }
 
 # Flag name (without dashes) -> where it lives. The file knows each setting by section and name.
@@ -198,6 +219,7 @@ _FLAGS: dict[str, _Key] = {
     "disk_kv": _Key("storage", "disk_kv", budget),
     "data_dir": _Key("storage", "data_dir", optional(path)),
     "tier_policy": _Key("storage", "tier_policy", choice(*policy_names())),
+    "recording": _Key("recording", "dir", optional(path)),
     "log_level": _Key("", "log_level", choice(*LOG_LEVELS)),
 }
 
@@ -211,6 +233,8 @@ _FILE_ONLY = (
     _Key("http", "unread_seconds", positive_seconds),
     _Key("http", "max_connections", at_least(1, 1_000_000)),
     _Key("http", "max_connections_per_address", optional(at_least(1, 1_000_000))),
+    _Key("recording", "file_size", _record_file_size),
+    _Key("recording", "files", at_least(1, 1000)),
 )
 _KEY = re.compile(r"[!-~]{1,512}")
 _SECRET = frozenset({"api_keys", "admin_keys"})  # shown to nobody, not even where they are wrong

@@ -54,6 +54,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tenant: str = ""  # whose it is: order, share of the machine and what is learned are each tenant's own
     program: str = ""  # turns of one agent, whose service counts together; empty: the session's own
     slo: Slo = NO_SLO  # what was promised for it
+    shed: bool = False  # refuse it at once if the queue cannot keep that
+    arrived: float | None = None  # when its client asked, monotonic seconds; None: now
     generated: int = 0  # how many of the last `tokens` this turn has generated already (a moved turn)
 
 
@@ -201,6 +203,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     weight_bytes: int  # as kept
     weights_digest: str
     namespace: str  # digest of all that decides what KV holds: settings and kernels too
+    policy: str = ""  # in which order turns are served
 
 
 class StateChange(msgspec.Struct, frozen=True, tag="state"):
@@ -237,18 +240,25 @@ class TurnUsage(msgspec.Struct, frozen=True):
     admitted: float
     first_token: float
     ended: float
+    held: dict[str, int] = {}  # in how many steps each limit kept it out; counted where it is recorded
+    kept: tuple[
+        str, ...
+    ] = ()  # promises, by their names in `Slo`; those that nobody can tell of are in neither
+    missed: tuple[str, ...] = ()
+    relegated: bool = False  # it had to wait behind turns that could still be in time
     swaps: int = 0  # of the preemptions: those for which its KV was to be moved out
     migrations: int = 0  # of the preemptions: those after which another worker went on with it
 
 
 class TurnEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """The last message about a turn. `error` explains REFUSED and ERROR in one line."""
+    """The last message about a turn. `error` explains REFUSED, SHED and ERROR in one line."""
 
     session: SessionId
     turn: TurnId
     reason: FinishReason
     usage: TurnUsage
     error: str = ""
+    wait: float = 0.0  # of SHED: seconds after which the queue would have room, if nobody else came
 
 
 class Displaced(msgspec.Struct, frozen=True, tag="displaced"):
@@ -335,6 +345,23 @@ class AheadCounts(msgspec.Struct, frozen=True):
     used: int = 0  # of these, those whose KV a turn then began with
 
 
+class GroupPages(msgspec.Struct, frozen=True):
+    """The pages of one KV group: each is one of these."""
+
+    used: int  # held by running turns or transfers
+    cached: int  # idle, evictable
+    free: int
+
+
+class PromiseCounts(msgspec.Struct, frozen=True):
+    """What became of promises on a worker. They only grow."""
+
+    relegated: int = 0  # turns that could not be in time any more, and went behind those that could
+    shed: int = 0  # turns that were not begun
+    unattainable: int = 0  # deadlines of tokens that no step could keep
+    overruled: int = 0  # steps not cut for deadlines, as prompts had waited for long
+
+
 class PreemptionCounts(msgspec.Struct, frozen=True):
     """Preemptions of a worker. They only grow."""
 
@@ -357,6 +384,9 @@ class WorkerView(msgspec.Struct, frozen=True):
     pages_live: int  # referenced by running turns
     tiers: TiersView | None = None
     ahead: AheadCounts = AheadCounts()
+    groups: tuple[GroupPages, ...] = ()  # all KV groups, in the model's order
+    unrecorded: int = 0  # lines of its recording that could not be written; they only grow
+    promises: PromiseCounts = PromiseCounts()
     preempted: PreemptionCounts = PreemptionCounts()
 
 

@@ -75,6 +75,7 @@ class Rig:
         tenant: str = "",
         program: str = "",
         slo: Slo = NO_SLO,
+        shed: bool = False,
         **sampling: object,
     ) -> TurnId:
         turn = TurnId(self._turns.get(name, 0) + 1)
@@ -90,6 +91,7 @@ class Rig:
             tenant=tenant,
             program=program,
             slo=slo,
+            shed=shed,
         )
         self.submits[name] = submit
         self.core.handle(submit, self.now)

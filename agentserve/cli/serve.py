@@ -139,6 +139,10 @@ def serve(
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
     ] = None,
     record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option(help="A folder: write down what became of requests and iterations.", show_default="off"),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
     ] = None,

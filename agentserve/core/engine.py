@@ -8,20 +8,20 @@ same object, and feeding it a recorded log again reproduces every plan.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+
+import msgspec
 
 from agentserve.core.ahead import Ahead
 from agentserve.core.checking import check_queues
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
-from agentserve.core.endings import reason_to_end
 from agentserve.core.kv import KVManager
 from agentserve.core.leaving import PRESSURE, Leaving
 from agentserve.core.market import TierParts
 from agentserve.core.namespaces import Namespaces
 from agentserve.core.plan import ChunkResult, Plan, StepResult
+from agentserve.core.refusals import Refusals, arrival
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.session import Session, SessionTable, Turn
@@ -54,7 +54,7 @@ from agentserve.messages import (
     WorkerView,
     unpack_tokens,
 )
-from agentserve.types import FinishReason, KVGroup, SessionId, TurnId
+from agentserve.types import FinishReason, KVGroup, SessionId, SessionState, TurnId
 from tiering.policy.base import Signal
 from tiering.types import Change, Transfer, TransferDone
 
@@ -91,6 +91,7 @@ class EngineCore:
         self._events: list[CoreEvent] = []
         self._arrivals = 0
         self.namespaces = Namespaces(config.namespace)
+        self.refusals = Refusals(config, self.limit, self.kv, self.scheduler, self.tiers)
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -158,11 +159,13 @@ class EngineCore:
     def _submit(self, command: Submit, now: float) -> None:
         tokens = unpack_tokens(command.tokens)
         sampling, prompt = command.sampling, len(tokens) - command.generated
-        refusal = self._refusal(command, tokens, prompt)
-        if refusal:
+        namespace = self.namespaces.of(command.namespace)
+        before = self.sessions.get(command.session)
+        refusal = self.refusals.of(command, tokens, before, namespace, now)
+        if refusal is not None:
             usage = TurnUsage(max(prompt, 0), 0, 0, 0, 0, now, now, now, now)
             self._events.append(
-                TurnEnded(command.session, command.turn, FinishReason.REFUSED, usage, refusal)
+                TurnEnded(command.session, command.turn, refusal.reason, usage, refusal.error, refusal.wait)
             )
             return
         session = self.sessions.open(command.session)
@@ -173,12 +176,14 @@ class EngineCore:
             sampling,
             min(prompt + sampling.max_tokens, self.limit),
             (-command.priority, self._arrivals),
-            now,
+            arrival(command, now),
             session.tokens,
             command.program or command.session,
             command.slo,
+            frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._ends),
+            command.generated,
         )
-        self.sessions.begin_turn(session, turn, tokens, self.namespaces.of(command.namespace), command.tenant)
+        self.sessions.begin_turn(session, turn, tokens, namespace, command.tenant)
         self.ahead.submitted(session)
         self.scheduler.enqueue(session)
         if self.tiers is not None:
@@ -196,20 +201,6 @@ class EngineCore:
         if self.tiers is not None:
             self.tiers.parked(session, now, command.tools, command.hints, waiting=command.waiting_tool)
         self._show(session, now)
-
-    def _refusal(self, command: Submit, tokens: array[int], prompt: int) -> str:
-        """Why this turn can never run; empty if it can."""
-        session = self.sessions.get(command.session)
-        if session is not None and session.turn is not None:
-            return f"session {command.session} has a running turn"
-        if prompt < 1:
-            return "the prompt is empty"
-        if len(tokens) >= self.limit:
-            bound = "context" if self.limit == self.config.max_model_len else "KV pool"
-            return f"{len(tokens)} tokens leave no room in the {bound}, which holds {self.limit}"
-        if command.sampling.max_tokens < command.generated + 1:
-            return "max_tokens leaves nothing to generate"
-        return ""
 
     def _fork(self, name: SessionId, child: SessionId, length: int, now: float) -> None:
         """A child at rest shares by content: its parent's pages are in the tree, the last one as a tail."""
@@ -245,16 +236,14 @@ class EngineCore:
         """The next plan to run, or None. Its pages are reserved until it is finished or has failed."""
         if self.tiers is not None:
             self.tiers.begin(now)
-        plan, preempted = self.scheduler.plan(now)
+        plan, preempted, admitted = self.scheduler.plan(now)
         for session in preempted:
             wish = self._leaving.displaced(session, now)
             self._show(session, now, PRESSURE)
             self._events += wish
         self._planned = plan
-        for chunk in plan.chunks if plan is not None else ():
-            planned = self.sessions.get(chunk.session)
-            assert planned is not None
-            self._show(planned, now)
+        for session in admitted:  # of the others none has changed
+            self._show(session, now)
         return plan
 
     def finish_step(self, result: StepResult, now: float) -> None:
@@ -267,11 +256,16 @@ class EngineCore:
         fresh = [
             (session, chunk)
             for chunk in result.chunks
-            if not self.ahead.finished(chunk) and (session := self._fresh(chunk)) is not None
+            if (chunk.sampled is not None or not self.ahead.finished(chunk))
+            and (session := self._fresh(chunk)) is not None
         ]
         # Charged before it is booked: afterwards no turn lags any more, and some have ended.
         ran = [
-            Ran(session, chunk.computed if session.lag > 1 else 0, int(chunk.sampled is not None))
+            Ran(
+                session,
+                chunk.computed if len(session.tokens) - session.computed > 1 else 0,
+                0 if chunk.sampled is None else 1,
+            )
             for session, chunk in fresh
         ]
         self.scheduler.stepped(ran, result.seconds, now)
@@ -291,19 +285,21 @@ class EngineCore:
 
     def _advance(self, session: Session, chunk: ChunkResult, now: float) -> None:
         self.sessions.advance(session, chunk.computed)
-        self.kv.seal(session.id, session.tokens, session.computed)
+        if chunk.computed > 1 or not session.computed % self.config.page_size:
+            self.kv.seal(session.id, session.tokens, session.computed)
         sampled = chunk.sampled
         if sampled is None:
             self._show(session, now)
             return
-        index = self.sessions.append(session, sampled.token, now)
-        turn = session.running_turn
-        self._events.append(Token(session.id, turn.id, index, sampled.token, sampled.logprob, sampled.top))
-        reason = reason_to_end(session, turn, sampled, self._ends)
-        if reason is None:
+        turn, token = session.running_turn, sampled.token
+        index = self.sessions.append(session, token, now)
+        self._events.append(Token(session.id, turn.id, index, token, sampled.logprob, sampled.top))
+        if sampled.ended or (token in turn.ends and index + 1 >= turn.sampling.min_tokens):
+            self._end(session, FinishReason.STOP, now)
+        elif len(session.tokens) >= turn.limit:
+            self._end(session, FinishReason.LENGTH, now)
+        elif session.shown is not SessionState.DECODING:
             self._show(session, now)
-        else:
-            self._end(session, reason, now)
 
     def fail_step(self, plan: Plan, error: str, now: float) -> Plan | None:
         """The executor raised. Work ahead in the plan is given up, and what else is in it returned, to be run
@@ -311,7 +307,7 @@ class EngineCore:
         ahead = self.ahead.failed()
         turns = tuple(chunk for chunk in plan.chunks if chunk.session not in ahead)
         if ahead and turns:
-            self._planned = replace(plan, chunks=turns)
+            self._planned = msgspec.structs.replace(plan, chunks=turns)
             return self._planned
         self.kv.plan_done()
         for chunk in turns:
@@ -333,7 +329,9 @@ class EngineCore:
             self.kv.park(session.id, session.tokens, session.computed)
         self.ahead.forget(session.id)
         turn = self.sessions.end_turn(session, keep=keep)
-        usage = turn.usage(generated, now)
+        usage = turn.usage(generated, now, whole=keep)
+        if keep:
+            self.scheduler.time.ended(turn, now)
         if self.tiers is not None:
             self.tiers.ended(session, now)
         self._show(session, now, reason.value)

@@ -51,7 +51,7 @@ class Leaving:
         if self._tiers is not None:
             self._tiers.withdrawn(session, now)
         self._pressure.migrated()
-        return [Withdrawn(name, turn, ended.usage(generated, now))]
+        return [Withdrawn(name, turn, ended.usage(generated, now, whole=False))]
 
     def counts(self) -> PreemptionCounts:
         tiers = self._tiers

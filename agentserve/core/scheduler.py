@@ -21,18 +21,18 @@ from collections.abc import Sequence
 from agentserve.core.admission import PASSED, Admission, Place
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
-from agentserve.core.draft import Draft, Filler, Gate
+from agentserve.core.draft import Draft, Filler, Gate, Standing
 from agentserve.core.grants import Grants
 from agentserve.core.kv import KVManager
-from agentserve.core.line import arrival
+from agentserve.core.line import arrival, place_of
 from agentserve.core.plan import Plan
 from agentserve.core.pressure import Pressure
 from agentserve.core.quotes import ComputedQuotes
-from agentserve.core.scheduling.deadlines import least_slack, token_due
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.scheduling.registry import PATIENCE, make_policy
 from agentserve.core.session import Session, SessionTable
 from agentserve.core.states import Phase
+from agentserve.core.timekeeper import Asked, Forecast, Timekeeper
 from agentserve.core.victims import Why
 
 
@@ -49,7 +49,7 @@ class Scheduler:
         quotes = ComputedQuotes(config.page_size, lambda: self.cost)
         self.pressure = Pressure(kv, quotes, by_price=self.policy.form.victims_by_price)
         self.filler: Filler | None = None  # set by the engine
-        self.unattainable = 0  # deadlines of tokens that no step could keep
+        self.time = Timekeeper(config, self.policy.form, lambda: self.cost, self.lacking)
         self._decoded = 0.0  # the time of the last step without prefill
         self.seen = 0.0  # the time of the last plan
         self._step = 0
@@ -79,15 +79,20 @@ class Scheduler:
     def line_up(self, session: Session, now: float) -> None:
         """Give a turn that was enqueued its place in line, now that the tiers know it."""
         self.policy.order.entered(session, now)
+        self.time.lined_up(session)
 
     def remove(self, session: Session, now: float) -> None:
         """The turn is over, wherever it stood. Call it before the turn is ended."""
         if session.phase is Phase.RUNNING:
-            self.running.remove(session)
+            del self.running[place_of(session, self.running)]
         else:
-            self.waiting.remove(session)
-            self.policy.order.left(session, now)
+            del self.waiting[place_of(session, self.waiting)]
+            self._leave_line(session, now)
         self.policy.order.ended(session, now)
+
+    def _leave_line(self, session: Session, now: float) -> None:
+        self.policy.order.left(session, now)
+        self.time.left(session)
 
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         """A step has run: what it did for each turn is charged."""
@@ -120,14 +125,16 @@ class Scheduler:
 
     # --- one step ----------------------------------------------------------------------------
 
-    def plan(self, now: float) -> tuple[Plan | None, list[Session]]:
-        """The next plan, and the sessions that were preempted for it."""
+    def plan(self, now: float) -> tuple[Plan | None, list[Session], list[Session]]:
+        """The next plan, and the sessions that were preempted and that were admitted for it."""
         if not self.has_work and not (self.filler is not None and self.filler.wants):
-            return None, []
+            return None, [], []
         self.seen = now
-        draft = Draft(self.config.max_batched_tokens, self._seconds(now), self.cost.fixed)
+        self._relegate(now)
+        seconds = self.time.step_seconds(self.running, self.waiting, now)
+        draft = Draft(self.config.max_batched_tokens, seconds, self.cost.fixed)
         line = self._admission.line_up(self.running, self.waiting, now)
-        standing = self.policy.order.standing(self.running, now)
+        standing = Standing(self.policy.order, self.running, now)
         if self.policy.form.decodes_ride:
             self._grant_all(standing, line, draft, now)
         else:
@@ -135,10 +142,11 @@ class Scheduler:
         if self.filler is not None and not self.waiting:
             self.filler.fill(draft)
         if not draft.chunks:
-            return None, draft.preempted
+            return None, draft.preempted, draft.admitted
         self._step += 1
+        self.time.planned(now, prefill=draft.prefill)
         plan = Plan(self._step, tuple(draft.copies), tuple(draft.chunks), draft.spent, tuple(draft.reasons))
-        return plan, draft.preempted
+        return plan, draft.preempted, draft.admitted
 
     def _grant_all(
         self, standing: Sequence[Session], line: Sequence[Place], draft: Draft, now: float
@@ -175,26 +183,10 @@ class Scheduler:
         if not draft.prefill:
             self._decoded = now
 
-    def _seconds(self, now: float) -> float | None:
-        """How long the step may be predicted to take."""
-        most, settings = self.config.max_step_seconds, self.config.scheduling
-        if not self.policy.form.keeps_deadlines:
-            return most
-        dues, least = [], self.cost.fixed
-        for session in self.running:
-            if session.lag == 1:
-                turn = session.running_turn
-                least += self.cost.chunk(session.computed, 1)
-                if turn.first_token and turn.slo.pace is not None:
-                    dues.append(token_due(turn.slo, turn.arrived, turn.first_token, session.generated))
-        if not dues:
-            return most
-        slack, missed = least_slack(dues, now, least * settings.safety)
-        self.unattainable += missed
-        allowed = slack / settings.safety
-        return min(allowed, most) if most is not None else allowed
-
     def _grant_decodes(self, standing: Sequence[Session], draft: Draft, now: float) -> None:
+        decodes = [s for s in self.running if len(s.tokens) - s.computed == 1]
+        if not decodes or self._grants.each_one(decodes, draft):
+            return
         for session in [session for session in standing if session.lag == 1]:
             if session in draft.preempted:
                 continue
@@ -216,13 +208,19 @@ class Scheduler:
                 return
 
     def _grant_chunks(self, standing: Sequence[Session], wanted: int, draft: Draft, now: float) -> None:
-        """wanted: tokens for short turns that wait; they are left half of the step, but for one page."""
-        kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
-        draft.tokens -= kept
-        lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
+        """wanted: tokens for short turns that wait; long ones leave them half of the step but for a page."""
+        lagging = [s for s in self.running if len(s.tokens) - s.computed > 1]
+        if len(lagging) > 1:
+            lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
+        short: list[Session] = []  # a turn that was begun is ended before another one is
         if self.policy.form.short_first:
+            short = [session for session in lagging if session.lag <= self.config.max_batched_tokens]
             lagging.sort(key=lambda s: s.lag > self.config.max_batched_tokens and not _impatient(s, now))
+        kept = 0
         for session in lagging:
+            if not kept and session not in short:
+                kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
+                draft.tokens -= kept
             self._grants.chunk(session, session.computed, draft)
         draft.tokens += kept
 
@@ -240,9 +238,29 @@ class Scheduler:
                 return  # nobody passes a session that lacks pages
             if self.filler is not None:
                 self.filler.admitted(session, hit)
-            self.waiting.remove(session)
-            self.policy.order.left(session, now)
+            del self.waiting[place_of(session, self.waiting)]
+            self._leave_line(session, now)
             insort(self.running, session, key=arrival)
+            draft.admitted.append(session)
+
+    # --- promises ----------------------------------------------------------------------------
+
+    def _relegate(self, now: float) -> None:
+        """Turns that cannot be in time any more stand behind those of their tenant that can."""
+        for session in self.time.hopeless(self.running, now):
+            self.policy.order.left(session, now)
+            self._sessions.relegate(session)
+            self.policy.order.entered(session, now)
+
+    def forecast(self, asked: Asked) -> Forecast:
+        """When a turn would write its first token, were it submitted now."""
+        return self.time.forecast(
+            asked,
+            self.running,
+            seats=self.config.max_num_seqs - len(self.running),
+            blocks=self._admission.room(self.running),
+            held=sum(self._kv.blocks_of(session.id) for session in self.running),
+        )
 
     # --- preemption --------------------------------------------------------------------------
 
@@ -274,7 +292,7 @@ class Scheduler:
         Its sealed pages stay in the tree, evictable: if nobody takes them, it resumes from them.
         """
         self.pressure.judge(victim, self.running, why)
-        self.running.remove(victim)
+        del self.running[place_of(victim, self.running)]
         self._kv.park(victim.id, victim.tokens, victim.computed)
         self._sessions.preempt(victim)
         self.enqueue(victim)

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from agentserve.core.scheduling.deadlines import Course, judged, token_due
 from agentserve.core.states import Happening, Phase, after, public_state
 from agentserve.messages import TurnUsage
 from agentserve.types import NO_SLO, Sampling, SessionId, SessionState, Slo, TurnId
@@ -31,6 +32,11 @@ class Turn:
     before: array[int]  # the tokens to go back to if the turn is rolled back
     program: str = ""  # turns of one agent share it
     slo: Slo = NO_SLO
+    ends: frozenset[int] = frozenset()  # tokens that end it, from `min_tokens` on
+    given: int = 0  # tokens that it had generated on another worker
+    pace: float | None = field(init=False)  # seconds per token that were promised
+    relegated: bool = False  # it could not be in time any more, and stood behind those that could
+    late: int = 0  # tokens after the first that came after they were due
     admitted: float = 0.0
     first_token: float = 0.0
     ran: bytearray = field(default_factory=bytearray)  # prompt positions the executor has run: 1
@@ -39,13 +45,20 @@ class Turn:
     preemptions: int = 0
     swaps: int = 0  # of these: those for which its KV was to be moved out
 
+    def __post_init__(self) -> None:
+        self.pace = self.slo.pace
+
     @property
     def cached(self) -> int:
         """Prompt tokens that the executor never ran for this turn, however often it was admitted."""
         return self.ran.count(0, 0, self.reached)
 
-    def usage(self, generated: int, now: float) -> TurnUsage:
-        """What it took, if it ends now."""
+    def usage(self, generated: int, now: float, *, whole: bool) -> TurnUsage:
+        """What it took, if it ends now. whole: nobody cut it off."""
+        course = Course(
+            self.arrived, self.first_token, now, generated, self.late, whole, moved=bool(self.given)
+        )
+        kept, missed = judged(self.slo, course)
         return TurnUsage(
             prompt=self.prompt,
             cached=self.cached,
@@ -56,8 +69,21 @@ class Turn:
             admitted=self.admitted,
             first_token=self.first_token,
             ended=now,
+            kept=kept,
+            missed=missed,
+            relegated=self.relegated,
             swaps=self.swaps,
         )
+
+    def wrote(self, index: int, now: float) -> None:
+        """Token `index` of the turn has come."""
+        slo = self.slo
+        if self.first_token == 0.0:
+            self.first_token = now
+        elif slo.tbt is not None:
+            steady = Slo(ttft=slo.ttft, tbt=slo.tbt)
+            due = token_due(steady, self.arrived, self.first_token, index - self.given)
+            self.late += now > due
 
 
 @dataclass(slots=True, eq=False)
@@ -140,19 +166,18 @@ class SessionTable:
     def advance(self, session: Session, rows: int) -> None:
         """`rows` more tokens have been computed."""
         turn, start = session.running_turn, session.computed
-        session.computed += rows
+        end = session.computed = start + rows
         turn.computed += rows
         if start < turn.prompt:
-            end = min(session.computed, turn.prompt)
+            end = min(end, turn.prompt)
             turn.ran[start:end] = b"\x01" * (end - start)
             turn.reached = max(turn.reached, end)
 
     def append(self, session: Session, token: int, now: float) -> int:
         """Add a generated token; returns its index within the turn."""
         turn = session.running_turn
-        index = session.generated
-        if turn.first_token == 0.0:
-            turn.first_token = now
+        index = len(session.tokens) - turn.prompt
+        turn.wrote(index, now)
         session.tokens.append(token)
         return index
 
@@ -162,6 +187,10 @@ class SessionTable:
         session.epoch += 1
         session.preemptions += 1
         session.running_turn.preemptions += 1
+
+    def relegate(self, session: Session) -> None:
+        """Its turn waits, and cannot be in time any more."""
+        session.running_turn.relegated = True
 
     def swapped(self, session: Session) -> None:
         """Its KV is to be moved out, for the last preemption."""

@@ -11,7 +11,7 @@ from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.session import Session
-from agentserve.messages import AheadCounts, PreemptionCounts, SessionView, TiersView, WorkerView
+from agentserve.messages import AheadCounts, GroupPages, PreemptionCounts, SessionView, TiersView, WorkerView
 from tiering.manager import TierManager
 from tiering.policy.base import Choice, Policy, Residency, Watched
 from tiering.types import Tier
@@ -36,6 +36,8 @@ def worker_view(
         pages_live=pool.live - kv.pinned,
         tiers=tiers,
         ahead=counts[0],
+        groups=tuple(GroupPages(pool.live, pool.idle, pool.free) for pool in kv.pools),
+        promises=scheduler.time.counts(),
         preempted=counts[1],
     )
 

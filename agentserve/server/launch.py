@@ -27,6 +27,7 @@ from agentserve.config import HttpConfig, ServeConfig
 from agentserve.heap import freeze
 from agentserve.machine import available_memory, usable_cores
 from agentserve.messages import Hello
+from agentserve.records.series import FolderTaken, claimed
 from agentserve.server.agents.remote import MOST_CALLS, MOST_LISTINGS
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import begin_drain
@@ -91,6 +92,19 @@ def run(
     runs the service starts it anew, rather than have it answer 503 for good.
     """
     check_memory(config, available_memory())
+    try:
+        with claimed(config.recording.dir):
+            _run(config, factory, on_ready, worker_command)
+    except FolderTaken as error:
+        raise LaunchError(str(error)) from None
+
+
+def _run(
+    config: ServeConfig,
+    factory: AppFactory,
+    on_ready: Callable[[Ready], None],
+    worker_command: Sequence[str],
+) -> None:
     if (data_dir := config.storage.data_dir) is not None:
         for name in ("kv", "sessions", "tenants", "audit"):  # all else that may lie there is not ours
             close_to_others(data_dir / name)

@@ -177,8 +177,8 @@ async def test_a_name_at_a_private_address_is_not_dialled(url: str) -> None:
 
 
 @asynccontextmanager
-async def odd_server(reply: Reply) -> AsyncIterator[tuple[str, list[str]]]:
-    """Answers each request with bytes; its URL, and the heads of the requests."""
+async def odd_server(reply: Reply, hangs: bool = False) -> AsyncIterator[tuple[str, list[str]]]:
+    """Answers each request with bytes; its URL, and the heads of the requests. `hangs`: and stays."""
     heads: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -196,6 +196,7 @@ async def odd_server(reply: Reply) -> AsyncIterator[tuple[str, list[str]]]:
             asked = json.loads(await reader.readexactly(length) or b"{}")
             writer.write(reply(asked))
             await writer.drain()
+            await reader.read(1 if hangs else 0)
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -300,6 +301,49 @@ async def test_a_result_of_too_many_parts(result: Any, fits: bool, stream: bool)
         else:
             with pytest.raises(McpFailed, match="too large"):
                 await client.call(place, "hi", {}, 30.0)
+
+
+@pytest.mark.parametrize("charset", ["bz2", "zlib", "utf-16", "utf-7", "punycode", '"rot13"'])
+async def test_events_are_utf_8_whatever_their_server_calls_them(charset: str) -> None:
+    """Python's codecs by these names unpack (700 bytes were a GiB, on the event loop), take quadratic time,
+    or find other characters than the scan of the reply's parts did."""
+
+    def reply(asked: dict[str, Any]) -> bytes:
+        if asked.get("method") != "tools/call":
+            return older(asked, TOOLS)
+        result = {"content": [{"type": "text", "text": "h\u00e9llo+ACI-"}]}
+        said = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}, ensure_ascii=False)
+        return http(f"data: {said}\n\n".encode(), kind=f"{STREAM}; charset={charset}")
+
+    async with odd_server(reply) as (url, _):
+        answer = await RemoteMcp(LOCAL, unread).call(Place(url), "hi", {}, 30.0)
+        assert answer.text == "h\u00e9llo+ACI-"
+
+
+async def test_who_is_cancelled_has_left_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is slow to say goodbye: whoever holds a place for the call holds its connections."""
+    asked_for: list[str] = []
+    monkeypatch.setattr("tools_bridge.mcp.client.GRACE_SECONDS", 0.1)
+
+    def reply(asked: dict[str, Any]) -> bytes:
+        asked_for.append(asked.get("method", ""))
+        match asked.get("method"):
+            case "initialize":
+                hello = older(asked, TOOLS)
+                return hello.replace(b"connection:", b"mcp-session-id: s\r\nconnection:")
+            case "notifications/initialized":
+                return older(asked, TOOLS)
+        return b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"  # and no more, also of the goodbye
+
+    async with odd_server(reply, hangs=True) as (url, _):
+        client = RemoteMcp(LOCAL, unread)
+        call = asyncio.create_task(client.call(Place(url), "hi", {}, 30.0))
+        await settled(lambda: "tools/call" in asked_for, patience=20_000)
+        call.cancel()
+        await asyncio.wait({call})
+        assert call.cancelled()
+        assert client._client is not None
+        assert not client._client.leaving
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -129,7 +129,8 @@ class McpClient:
             raise _failed(error, seen, secrets_of(place.headers)) from None
 
     async def _bounded(self, work: Coroutine[Any, Any, Result], seconds: float) -> Result:
-        """Within its time, however the server takes it that it is left."""
+        """Within its time, however the server takes it that it is left. Who is cancelled waits until it was
+        left, for as long as that may take."""
         task = asyncio.ensure_future(work)
         timer = asyncio.ensure_future(self._sleep(seconds))
         try:
@@ -139,6 +140,11 @@ class McpClient:
             self._leave(task)
             await asyncio.wait({task}, timeout=GRACE_SECONDS)  # its connections count until it has left
             raise McpFailed(Fault.TIMEOUT, f"The MCP server did not answer within {seconds:g} s.")
+        except asyncio.CancelledError:
+            if not task.done() and task not in self._leaving:
+                self._leave(task)
+                await asyncio.wait({task}, timeout=2 * GRACE_SECONDS)
+            raise
         finally:
             timer.cancel()
             if not task.done() and task not in self._leaving:

@@ -9,6 +9,7 @@ from agentserve.core.scheduling.levels import Feedback, LeastAttained
 from agentserve.core.scheduling.orders import Keyed, ResumesFirst, by_deadline, urgency
 from agentserve.core.scheduling.policy import Form, Order, Outlook, Reserve, SchedulingPolicy
 from agentserve.core.scheduling.prefixes import HeaviestBranch, LongestPrefix
+from agentserve.core.scheduling.relegation import Relegating
 from agentserve.core.scheduling.settings import SchedulingConfig
 from agentserve.core.scheduling.tenants import FairShares, OwnPlaces, Rounds
 
@@ -89,16 +90,16 @@ _POLICIES: dict[str, Entry] = {
     "deadline": Entry(
         "as many turns as possible that keep their promises: earliest deadline, shorter first (QoServe)",
         Form(keeps_deadlines=True, victims_by_price=True),
-        lambda m: OwnPlaces(Keyed(by_deadline(m.outlook, SHORTNESS))),
+        lambda m: OwnPlaces(Relegating(lambda: Keyed(by_deadline(m.outlook, SHORTNESS)))),
     ),
     "rounds": Entry(
         "equal shares of tenants at constant cost: deficit round robin",
-        Form(victims_by_price=True),
+        Form(shares=True, victims_by_price=True),
         lambda m: Rounds(m.outlook, by_urgency, quantum=m.settings.quantum, weight=m.settings.weight),
     ),
     "virtual-tokens": Entry(
         "weighted shares of tenants that wait: the least served first (VTC)",
-        Form(victims_by_price=True),
+        Form(shares=True, victims_by_price=True),
         lambda m: FairShares(
             m.outlook, by_urgency, weight=m.settings.weight, memory=m.settings.memory_charge
         ),
@@ -106,9 +107,12 @@ _POLICIES: dict[str, Entry] = {
     "fair-resumes": Entry(
         "turns that keep their promises, fairly: tenants by weighted share; in one, agents that come back "
         "from a tool before new prompts; chunks cut to the slack of decodes",
-        Form(short_first=True, keeps_deadlines=True, victims_by_price=True),
+        Form(short_first=True, keeps_deadlines=True, shares=True, victims_by_price=True),
         lambda m: FairShares(
-            m.outlook, m.resumes_first, weight=m.settings.weight, memory=m.settings.memory_charge
+            m.outlook,
+            lambda: Relegating(m.resumes_first),
+            weight=m.settings.weight,
+            memory=m.settings.memory_charge,
         ),
     ),
 }

@@ -93,7 +93,8 @@ class FairShares:
         order = self._orders.get(tenant)
         if order is None:
             order = self._orders[tenant] = self._make()
-        if not session.running_turn.preemptions:
+        turn = session.running_turn
+        if not (turn.preemptions or turn.relegated):  # such a one comes back into line
             self._arrived(tenant)
         if not len(order):
             self._since[tenant] = now
@@ -148,11 +149,13 @@ class FairShares:
 
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         charges: dict[str, float] = {}
+        held = self._memory * seconds  # per token
         for each in ran:
-            tenant = each.session.tenant
-            held = self._memory * seconds * len(each.session.tokens)
-            cost = INPUT_WEIGHT * (each.read + held) + OUTPUT_WEIGHT * each.written
-            charges[tenant] = charges.get(tenant, 0.0) + cost
+            session = each.session
+            cost = INPUT_WEIGHT * each.read + OUTPUT_WEIGHT * each.written
+            if held:
+                cost += INPUT_WEIGHT * held * len(session.tokens)
+            charges[session.tenant] = charges.get(session.tenant, 0.0) + cost
         for tenant, cost in charges.items():
             self._charge(tenant, cost)
 

@@ -25,7 +25,9 @@ from agentserve.server.sessions.errors import (
     TurnFailed,
     TurnRefused,
 )
-from agentserve.types import FinishReason, Sampling, SessionId, TurnId
+from agentserve.server.sessions.origin import asked_by
+from agentserve.server.sessions.request_log import Course, RequestLog
+from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,14 @@ class TurnSpec:
 
 
 class TurnRunner:
-    def __init__(self, engine: Engine, metrics: Metrics, clock: Clock, meter: Meter) -> None:
+    def __init__(
+        self, engine: Engine, metrics: Metrics, clock: Clock, meter: Meter, log: RequestLog | None = None
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._clock = clock
         self._meter = meter
+        self._log = log or RequestLog(metrics.requests, clock)
 
     async def choices(self, groups: Sequence[Sequence[TurnSpec]]) -> AsyncGenerator[tuple[int, Piece], None]:
         """Run the choices of each prompt, one group a prompt; pieces of different choices interleave.
@@ -114,6 +119,7 @@ class TurnRunner:
         queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
         specs = [spec for group in groups for spec in group]
         places = [place for group in groups for place in [(group[0], asyncio.Event())] * len(group)]
+        courses = self._courses(specs)
 
         def emit(index: int, spec: TurnSpec, piece: Piece) -> None:
             if spec.watch is not None:
@@ -132,7 +138,9 @@ class TurnRunner:
                     await prompt_ready.wait()
                     if spec.seat.live:
                         self._engine.fork(leader.seat.key, spec.seat.key, len(spec.prompt))
-                await self._run(spec, lambda piece: emit(index, spec, piece), prompt_ready, check_room)
+                await self._run(
+                    spec, courses[index], lambda piece: emit(index, spec, piece), prompt_ready, check_room
+                )
             except asyncio.CancelledError as error:
                 # Does nothing after an end of its own.
                 spec.seat.rollback(_why(error), abandoned=_abandoned(error))
@@ -142,7 +150,7 @@ class TurnRunner:
             queue.put_nowait((index, problem))
 
         tenant = specs[0].tenant
-        self._meter.begin(tenant, len(specs))
+        self._begin(tenant, courses)
         tasks = [asyncio.create_task(guarded(index, spec)) for index, spec in enumerate(specs)]
         running = len(tasks)
         because: str | None = None
@@ -163,9 +171,31 @@ class TurnRunner:
             self._meter.end(tenant, len(specs))
             for spec in specs:  # of tasks that never began
                 spec.seat.rollback(because or "cancelled", abandoned=because is None)
+            for course in courses:
+                self._log.over(course)
+
+    def _begin(self, tenant: str, courses: Sequence[Course]) -> None:
+        try:
+            self._meter.begin(tenant, len(courses))
+        except Exception:
+            for course in courses:
+                self._log.over_limit(course)
+            raise
+
+    def _courses(self, specs: Sequence[TurnSpec]) -> list[Course]:
+        origin, now = asked_by(), self._clock.now()
+        arrived = now if origin is None else origin.begin()
+        return [
+            self._log.begin(origin, arrived, spec.tenant, spec.seat.key, spec.seat.turn) for spec in specs
+        ]
 
     async def _run(
-        self, spec: TurnSpec, emit: Emit, first_token: asyncio.Event, check_room: Callable[[], None]
+        self,
+        spec: TurnSpec,
+        course: Course,
+        emit: Emit,
+        first_token: asyncio.Event,
+        check_room: Callable[[], None],
     ) -> None:
         """One turn from submission to its outcome, which is the last piece emitted."""
         seat = spec.seat
@@ -175,12 +205,15 @@ class TurnRunner:
         try:
             if not seat.live:  # a Submit would open the session on the engine again
                 raise SessionClosed
-            stream = self._engine.submit(self._command(spec))
+            command = self._command(spec)
+            course.submit(command, self._clock.now())
+            stream = self._engine.submit(command)
             submitted = True
             self._metrics.turn_submitted()
             self._meter.spent(spec.tenant, len(spec.prompt), 0)
             await seat.begun()  # while the engine computes: it costs the turn nothing
-            answer, ended = await self._follow(spec, stream, emit, first_token, check_room)
+            answer, ended = await self._follow(spec, course, stream, emit, first_token, check_room=check_room)
+            course.ended(ended)
             reason = ended.reason
             self._check(ended, answer.stopped)
             if answer.stopped and reason is FinishReason.ABORTED:
@@ -188,6 +221,7 @@ class TurnRunner:
             delta, outcome = answer.finish(reason, ended.usage)
             if not await seat.commit(spec.prompt, outcome):
                 raise SessionClosed
+            course.done(reason, self._clock.now())
             emit(delta)
             emit(outcome)
         except BaseException as error:
@@ -198,6 +232,7 @@ class TurnRunner:
                 )
             elif isinstance(error, StorageFailed):
                 reason = FinishReason.ERROR
+            course.failed(error, self._clock.now())
             seat.rollback(_why(error), abandoned=_abandoned(error))
             raise
         finally:
@@ -208,9 +243,11 @@ class TurnRunner:
     async def _follow(
         self,
         spec: TurnSpec,
+        course: Course,
         stream: TurnStream,
         emit: Emit,
         first_token: asyncio.Event,
+        *,
         check_room: Callable[[], None],
     ) -> tuple[Answer, TurnEnded]:
         answer = spec.answer()
@@ -220,12 +257,19 @@ class TurnRunner:
             emit(piece)
 
         try:
-            return answer, await self._read(spec, answer, stream, say, first_token)
+            return answer, await self._read(spec, course, answer, stream, say, first_token=first_token)
         finally:
             self._meter.spent(spec.tenant, 0, answer.count)
 
     async def _read(
-        self, spec: TurnSpec, answer: Answer, stream: TurnStream, emit: Emit, first_token: asyncio.Event
+        self,
+        spec: TurnSpec,
+        course: Course,
+        answer: Answer,
+        stream: TurnStream,
+        emit: Emit,
+        *,
+        first_token: asyncio.Event,
     ) -> TurnEnded:
         started = False
         last: float | None = None
@@ -235,12 +279,16 @@ class TurnRunner:
                 emit(Started())
             if isinstance(event, StateChange):
                 spec.seat.note(event)
+                course.change(event)
+                if event.state is SessionState.PREEMPTED:
+                    self._metrics.requests.preempted(event.reason or "pages")
             elif isinstance(event, Token):
                 if event.index < answer.count:
                     continue  # a repeat
                 now = self._clock.now()
                 self._metrics.token(None if last is None else now - last)
                 last = now
+                course.token(now)
                 first_token.set()
                 if answer.stopped:
                     self._engine.abort(spec.seat.key, spec.seat.turn)

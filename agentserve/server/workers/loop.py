@@ -28,11 +28,13 @@ from agentserve.messages import (
     WorkerView,
 )
 from agentserve.server.workers.exchange import Exchange
+from agentserve.server.workers.iterations import IterationLog
 from agentserve.server.workers.link import LinkError, WorkerLink
 from agentserve.types import FinishReason
 
 log = logging.getLogger(__name__)
 
+STEP_FAILED = "The engine failed on this turn."
 STALL_TICK = 0.05  # seconds to wait when there is work but none of it can run now
 
 
@@ -81,14 +83,18 @@ class WorkerLoop:
         clock: Clock,
         recorder: Recorder,
         exchange: Exchange | None = None,
+        iterations: IterationLog | None = None,
     ) -> None:
-        """exchange: with the tiers below the device; None when there are none."""
+        """exchange: with the tiers below the device; None when there are none. iterations: where it is
+        written down what each step did."""
         self._core = core
         self._executor = executor
         self._link = link
         self._clock = clock
         self._recorder = recorder
         self._exchange = exchange
+        self._iterations = iterations
+        self._began = 0.0  # when the step that runs was begun
         self._grammars: set[str] = set()
         self._refused: list[CoreEvent] = []
         self._stopping = False
@@ -174,7 +180,7 @@ class WorkerLoop:
 
     def _step(self) -> bool:
         """One plan, if there is one: whether a step ran."""
-        began = self._clock.now()
+        began = self._began = self._clock.now()
         plan = self._core.begin_step(began)
         if self._recorder.active:
             self._recorder.add(Planned(began, plan_digest(plan)))
@@ -190,19 +196,31 @@ class WorkerLoop:
         """Run a plan and book what came of it; what is to be run in its place if it failed."""
         try:
             result = self._executor.run(plan)
-        except Exception as error:  # whatever a kernel or torch raises: only this plan's turns fail
-            log.exception("step %d failed", plan.step)
+        except Exception:  # whatever a kernel or torch raises: only this plan's turns fail
+            # What was raised may be about any of them: it is for the log, and for no client.
+            log.exception("step %d failed, of %s", plan.step, [str(chunk.session) for chunk in plan.chunks])
             now = self._clock.now()
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._recorder.add(Failed(now, reason))
-            return self._core.fail_step(plan, reason, now)
+            self._recorder.add(Failed(now, STEP_FAILED))
+            again = self._core.fail_step(plan, STEP_FAILED, now)
+            self._write_down(plan, None)
+            return again
         now = self._clock.now()
         self._recorder.add(Finished(now, result))
         self._core.finish_step(result, now)
+        self._write_down(plan, result.seconds)
         return None
+
+    def _write_down(self, plan: Plan, seconds: float | None) -> None:
+        if self._iterations is not None:
+            now = self._clock.now()
+            self._iterations.ran(plan, seconds, self._began, now)
+            self._began = now
 
     def _report(self, news: bool) -> None:
         events = self._refused + self._core.take_events()
         self._refused = []
         if events or news:
-            self._link.send(StepDone(events, self._core.view()))
+            view = self._core.view()
+            if self._iterations is not None:
+                events, view = self._iterations.reported(events, view)
+            self._link.send(StepDone(events, view))

@@ -33,6 +33,7 @@ class Slot:
         self.disk_failing_since: float | None = None
         self._counted: TiersView | None = None  # by the workers before this one
         self._ahead = AheadCounts()  # of the workers before this one
+        self._unrecorded = 0  # by them
         self._preempted = PreemptionCounts()  # the same
         self.quick_deaths = 0
         self.given_up = False
@@ -58,6 +59,7 @@ class Slot:
             tiers=tiers,
             ahead=added(self._ahead, last.ahead),
             preempted=summed(self._preempted, last.preempted),
+            unrecorded=self._unrecorded + last.unrecorded,
         )
 
     def report(self, view: WorkerView, now: float) -> None:
@@ -83,6 +85,7 @@ class Slot:
             if self.last_view.tiers is not None:
                 self._counted = carried(self._counted, ended(self.last_view.tiers))
             self._ahead = added(self._ahead, self.last_view.ahead)
+            self._unrecorded += self.last_view.unrecorded
             self._preempted = summed(self._preempted, self.last_view.preempted)
             cleared = dict.fromkeys(_GAUGES, 0)
             self.last_view = msgspec.structs.replace(
@@ -90,6 +93,7 @@ class Slot:
                 pages_free=self.last_view.pages,
                 tiers=None,
                 ahead=AheadCounts(),
+                unrecorded=0,
                 preempted=PreemptionCounts(),
                 **cleared,
             )

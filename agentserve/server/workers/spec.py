@@ -37,6 +37,9 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     peers: bool = True  # may read what the other workers of this machine have on disk
     tool_parser: str | None = None  # these decide which control tokens are shown, and which end a turn
     reasoning_parser: str | None = None
+    recording: str | None = None  # absolute; a folder for what each iteration did
+    recording_bytes: int = 64 << 20  # of each file
+    recording_files: int = 8
     replaces: bool = False  # a worker that died: what can be done without does not keep this one from it
 
 
@@ -79,4 +82,7 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         disk_kv=config.storage.disk_kv // count,
         data_dir=str(config.storage.data_dir.absolute()) if config.storage.data_dir else None,
         tier_policy=config.storage.tier_policy,
+        recording=str(config.recording.dir.absolute()) if config.recording.dir else None,
+        recording_bytes=config.recording.file_size,
+        recording_files=config.recording.files,
     )
