@@ -125,7 +125,8 @@ class Pressure:
         kv = self._kv
         first_end = ends.second if session.id == ends.session else ends.first
         lack = shortage(ends.turns - 1, first_end, kv.page_size)
-        freed = kv.freed(session.id, lack.pages)[kv.scarcest]
+        scarcest = min(range(len(kv.pools)), key=lambda group: kv.pools[group].available)
+        freed = kv.freed(session.id, lack.pages)[scarcest]
         first = kv.blocks_of(session.id) - freed if kv.prefix_cache else 0
         offers = self._offers(session, first, lack.steps * self._seconds)
         return Candidate(session.id, freed, lack.pages, session.running_turn.preemptions, offers)
