@@ -281,7 +281,8 @@ class Scheduler:
     def _victim(self, standing: Sequence[Session], draft: Draft, needy: Session | None = None) -> Session:
         """Who gives up its pages for `needy`, or for whoever stands first: one of those behind it, or, but
         for who stands first while others are there, itself."""
-        left = [session for session in standing if session not in draft.preempted]
+        gone = set(draft.preempted)
+        left = [session for session in standing if session not in gone]
         among = left[max(left.index(needy), 1) if needy is not None else 1 :]
         return self.pressure.victim(among, self.running) if among else left[-1]
 

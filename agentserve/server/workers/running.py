@@ -78,7 +78,7 @@ class RunningTurn:
                 self._generated.append(event.token)
             case TurnEnded():
                 self.over = True
-                whole = self.moves or self.migrations
+                whole = self.moves or self._earlier
                 usage = self._whole_usage(event.usage) if whole else event.usage
                 event = msgspec.structs.replace(event, usage=self._timed(usage))
             case StateChange():
