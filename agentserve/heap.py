@@ -15,8 +15,8 @@ import sys
 from typing import Protocol
 
 ROUNDS = 10  # collections of young objects, before there is one of old ones: Python's own number
-FEW = 30_000  # old objects, at which a collection takes some 20 ms
-MANY = 200_000  # objects that may have grown old since the last one before it no longer waits
+FEW = 60_000  # blocks of memory, at which a collection takes some 20 ms
+MANY = 2_000_000  # blocks (some 200 MB) that may have come since the last one before it no longer waits
 GROWN = 32 << 20  # bytes by which the process is larger than it was, before it gives back what it can
 _NEVER = 2**31 - 1
 
@@ -75,8 +75,9 @@ class Collector(Protocol):
         """Collections of young objects since the last full one."""
         ...
 
-    def old(self) -> int:
-        """Objects that a full one would look at."""
+    def blocks(self) -> int:
+        """Of memory, that Python has allocated: up to half of them are objects that a full one looks at. (To
+        count those takes as long as to collect them.)"""
         ...
 
     def collect(self) -> None:
@@ -88,8 +89,8 @@ class PythonsCollector:
     def rounds(self) -> int:
         return gc.get_count()[2]
 
-    def old(self) -> int:
-        return len(gc.get_objects(generation=2))
+    def blocks(self) -> int:
+        return sys.getallocatedblocks()
 
     def collect(self) -> None:
         gc.collect()
@@ -100,11 +101,12 @@ class FullCollections:
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._left = 0  # objects that the last one left
+        self._first = 0  # blocks that there were at the start, of what was frozen
+        self._left = 0  # that the last one left besides
         self._thresholds = gc.get_threshold()
 
     def start(self) -> None:
-        self._left = self._collector.old()
+        self._first = self._collector.blocks()
         gc.set_threshold(*self._thresholds[:2], _NEVER)
 
     def stop(self) -> None:
@@ -116,9 +118,9 @@ class FullCollections:
         collector = self._collector
         if collector.rounds() < ROUNDS:
             return False
-        old = collector.old()
-        if not quiet and FEW < old < 2 * self._left + MANY:
+        held = collector.blocks() - self._first
+        if not quiet and FEW < held < 2 * self._left + MANY:
             return False
         collector.collect()
-        self._left = collector.old()
+        self._left = max(0, collector.blocks() - self._first)
         return True
