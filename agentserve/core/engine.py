@@ -113,6 +113,16 @@ class EngineCore:
             case _:  # grammars belong to the executor, Shutdown to the worker's loop
                 pass
 
+    def must_wait(self, command: Command) -> bool:
+        """Whether it is not to be handled while a plan runs: it could let go of pages that the plan uses."""
+        match command:
+            case Abort() | Fork() | Close() | ResetPrefixCache():
+                return True
+            case Submit(session=name) | Park(session=name) | ToolSignal(session=name) | Devalue(session=name):
+                return self.ahead.flying(name)
+            case _:
+                return False
+
     def _abort(self, name: SessionId, turn: TurnId, now: float) -> None:
         session = self.sessions.get(name)
         if session is None or session.last_turn != turn:

@@ -43,7 +43,8 @@ from agentserve.messages import (
     pack_tokens,
 )
 from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
-from agentserve.server.workers.loop import Recorder, WorkerLoop
+from agentserve.server.workers.loop import WorkerLoop
+from agentserve.server.workers.recorder import Recorder
 from agentserve.types import FinishReason, KVGroup, Sampling, SessionId, TurnId
 from tiering.policy.base import Signal
 

@@ -28,7 +28,8 @@ from agentserve.heap import freeze
 from agentserve.messages import Hello, StartFailed
 from agentserve.server.workers.exchange import Exchange, Tiering
 from agentserve.server.workers.link import WorkerLink
-from agentserve.server.workers.loop import Core, Recorder, WorkerLoop
+from agentserve.server.workers.loop import Core, WorkerLoop
+from agentserve.server.workers.recorder import Recorder
 from agentserve.server.workers.spec import WorkerSpec
 from agentserve.types import KVGroup
 
