@@ -6,7 +6,7 @@ import io
 import socket
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -59,8 +59,13 @@ class Executor:
         self.grammars: list[str] = []
         self.error = ""
         self.poison: int | None = None  # a step with this token fails
+        self.computing: Callable[[], None] = lambda: None
+
+    def when_computing(self, call: Callable[[], None]) -> None:
+        self.computing = call
 
     def run(self, plan: Plan) -> StepResult:
+        self.computing()
         if self.error:
             raise RuntimeError(self.error)
         if any(self.poison in chunk.tokens for chunk in plan.chunks):
@@ -93,7 +98,7 @@ class Ticking(VirtualClock):
 class Worker:
     """A loop in a thread, and the API process's end of its socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, overlap: bool = False) -> None:
         ours, self.peer = socket.socketpair(socket.AF_UNIX)
         self.peer.settimeout(20)
         self.executor = Executor()
@@ -101,7 +106,10 @@ class Worker:
         self.core = EngineCore(CONFIG, GROUPS, PAGES)
         self.link = WorkerLink(ours)
         self.log.write(encode_entry(Opened(1, msgspec.msgpack.encode(CONFIG), GROUPS, PAGES)))
-        loop = WorkerLoop(self.core, self.executor, self.link, clock=Ticking(), recorder=Recorder(self.log))
+        loop = WorkerLoop(
+            self.core, self.executor, self.link, clock=Ticking(), recorder=Recorder(self.log),
+            when_computing=self.executor.when_computing if overlap else None,
+        )  # fmt: skip
         self.thread = threading.Thread(target=loop.run)
         self.frames = FrameDecoder(msgspec.msgpack.Decoder(Event))
         self.steps: list[StepDone] = []
@@ -125,9 +133,9 @@ class Worker:
         return [event for step in self.steps for event in step.events]
 
 
-@pytest.fixture
-def worker() -> Iterator[Worker]:
-    worker = Worker()
+@pytest.fixture(params=[False, True], ids=["in turn", "overlap"])
+def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    worker = Worker(overlap=request.param)
     worker.thread.start()
     yield worker
     worker.peer.close()

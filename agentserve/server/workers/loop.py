@@ -229,9 +229,9 @@ class WorkerLoop:
             return f"{type(error).__name__}: {error}".splitlines()[0]
 
     def _report(self, news: bool) -> None:
+        self._recorder.flush()  # what was told is in the log
         events = self._refused + self._core.take_events()
         self._refused = []
         if events or news or self._unreported:
             self._unreported = False
             self._link.send(StepDone(events, self._core.view()))
-        self._recorder.flush()

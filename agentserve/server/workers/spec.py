@@ -37,6 +37,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     peers: bool = True  # may read what the other workers of this machine have on disk
     tool_parser: str | None = None  # these decide which control tokens are shown, and which end a turn
     reasoning_parser: str | None = None
+    overlap: bool = False  # results are delivered while the next step computes
     replaces: bool = False  # a worker that died: what can be done without does not keep this one from it
 
 
@@ -79,4 +80,5 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         disk_kv=config.storage.disk_kv // count,
         data_dir=str(config.storage.data_dir.absolute()) if config.storage.data_dir else None,
         tier_policy=config.storage.tier_policy,
+        overlap=config.engine.overlap,
     )

@@ -51,6 +51,7 @@ class BuiltEngine:
     cost: StepCost
     tiering: Tiering | None = None  # the same core, and who moves its KV between tiers
     tiers: TierSetup | None = None  # what its tiers were built from, for the recorded log
+    when_computing: Callable[[Callable[[], None]], None] | None = None  # of the executor, if it has that
 
 
 EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
@@ -79,7 +80,10 @@ def main(build: EngineBuilder) -> int:
         return 1
     clock = WallClock()
     exchange = Exchange(built.tiering, clock, recorder) if built.tiering is not None else None
-    loop = WorkerLoop(built.core, built.executor, link, clock=clock, recorder=recorder, exchange=exchange)
+    loop = WorkerLoop(
+        built.core, built.executor, link, clock=clock, recorder=recorder, exchange=exchange,
+        when_computing=built.when_computing if spec.overlap else None,
+    )  # fmt: skip
     link.send(built.hello)
     freeze()
     try:
