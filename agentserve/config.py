@@ -103,6 +103,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_step_seconds: float | None = None  # of a step's predicted time; None: no such limit
     kv_dtype: str = "auto"  # the model's
     device_kv: int | None = None  # bytes of KV pool per worker; None: from free memory
+    overlap: bool = True  # deliver results, and take in what arrives, while the next step computes
 
 
 class WorkersConfig(msgspec.Struct, frozen=True):
@@ -210,6 +211,7 @@ _FLAGS: dict[str, _Key] = {
     "max_model_len": _Key("engine", "max_model_len", optional(at_least(1))),
     "max_step_ms": _Key("engine", "max_step_seconds", optional(positive_seconds), optional(milliseconds)),
     "kv_dtype": _Key("engine", "kv_dtype", choice(*KV_DTYPES)),
+    "overlap": _Key("engine", "overlap", boolean),
     "device_kv": _Key("engine", "device_kv", optional(size)),
     "workers": _Key("workers", "count", at_least(1, 1024)),
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),

@@ -138,6 +138,10 @@ def serve(
     hang_seconds: Annotated[
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
     ] = None,
+    overlap: Annotated[
+        bool | None,
+        typer.Option("--overlap/--no-overlap", help="Deliver results while the next step computes."),
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
     recording: Annotated[
         Path | None,

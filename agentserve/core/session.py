@@ -125,15 +125,13 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._sessions: dict[SessionId, Session] = {}
+        self.get = self._sessions.get  # the session of an id, or None
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
-
-    def get(self, session: SessionId) -> Session | None:
-        return self._sessions.get(session)
 
     def open(self, session: SessionId) -> Session:
         """The session of that id; a new one if there is none."""
@@ -163,8 +161,8 @@ class SessionTable:
             turn.admitted = now
             turn.ran = bytearray(turn.prompt)
 
-    def advance(self, session: Session, rows: int) -> None:
-        """`rows` more tokens have been computed."""
+    def advance(self, session: Session, rows: int) -> int:
+        """`rows` more tokens have been computed; returns how many are now."""
         turn, start = session.running_turn, session.computed
         end = session.computed = start + rows
         turn.computed += rows
@@ -172,6 +170,7 @@ class SessionTable:
             end = min(end, turn.prompt)
             turn.ran[start:end] = b"\x01" * (end - start)
             turn.reached = max(turn.reached, end)
+        return session.computed
 
     def append(self, session: Session, token: int, now: float) -> int:
         """Add a generated token; returns its index within the turn."""

@@ -107,6 +107,7 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         core, executor, hello, core_config, groups, pages, cost,
         tiering=Tiering(core, tiers.mover, tiers.release) if tiers is not None else None,
         tiers=tiers.parts.setup if tiers is not None else None,
+        when_computing=executor.when_computing,
     )  # fmt: skip
 
 

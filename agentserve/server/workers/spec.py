@@ -40,6 +40,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     recording: str | None = None  # absolute; a folder for what each iteration did
     recording_bytes: int = 64 << 20  # of each file
     recording_files: int = 8
+    overlap: bool = False  # results are delivered while the next step computes
     replaces: bool = False  # a worker that died: what can be done without does not keep this one from it
 
 
@@ -85,4 +86,5 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         recording=str(config.recording.dir.absolute()) if config.recording.dir else None,
         recording_bytes=config.recording.file_size,
         recording_files=config.recording.files,
+        overlap=config.engine.overlap,
     )
