@@ -8,7 +8,6 @@ same object, and feeding it a recorded log again reproduces every plan.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 

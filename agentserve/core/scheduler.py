@@ -199,7 +199,7 @@ class Scheduler:
                 return
 
     def _grant_chunks(self, standing: Sequence[Session], wanted: int, draft: Draft, now: float) -> None:
-        """wanted: tokens for short turns that wait; long ones leave them half of the step, but for one page."""
+        """wanted: tokens for short turns that wait; long ones leave them half of a step, but for one page."""
         lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
         short: list[Session] = []  # a turn that was begun is ended before another one is
         if self.policy.form.short_first:

@@ -32,7 +32,7 @@ from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import begin_drain
 from agentserve.server.http.wire_bounds import WireBounds, bounded_protocol
 from agentserve.server.workers.fleet import Fleet
-from agentserve.server.workers.spec import replacement, worker_spec
+from agentserve.server.workers.spec import replacement, scheduling_of, worker_spec
 from agentserve.server.workers.supervisor import (
     WORKER_COMMAND,
     WorkerFailed,
@@ -91,6 +91,10 @@ def run(
     runs the service starts it anew, rather than have it answer 503 for good.
     """
     check_memory(config, available_memory())
+    try:
+        scheduling_of(config)
+    except ValueError as error:
+        raise LaunchError(f"--scheduling: {error}") from None
     if (data_dir := config.storage.data_dir) is not None:
         for name in ("kv", "sessions", "tenants", "audit"):  # all else that may lie there is not ours
             close_to_others(data_dir / name)
