@@ -183,4 +183,4 @@ def test_what_the_file_says_wrong_stops_the_start(tmp_path: Path, text: str, tol
 def test_a_weight_is_no_limit_that_an_admin_sets(tmp_path: Path) -> None:
     config = load({}, written(tmp_path, "[tenants.t]\nweight = 2"))
     assert config.tenants.of("t") == config.tenants.all
-    assert NO_SLO == Slo()
+    assert Slo() == NO_SLO
