@@ -42,7 +42,7 @@ from agentserve.server.http.app import begin_drain
 from agentserve.server.http.wire_bounds import WireBounds, bounded_protocol
 from agentserve.server.tidying import Memory, Tidying
 from agentserve.server.workers.fleet import Fleet
-from agentserve.server.workers.spec import replacement, worker_spec
+from agentserve.server.workers.spec import replacement, scheduling_of, worker_spec
 from agentserve.server.workers.supervisor import (
     WORKER_COMMAND,
     WorkerFailed,
@@ -101,6 +101,10 @@ def run(
     runs the service starts it anew, rather than have it answer 503 for good.
     """
     check_memory(config, available_memory())
+    try:
+        scheduling_of(config)
+    except ValueError as error:
+        raise LaunchError(f"--scheduling: {error}") from None
     try:
         with claimed(config.recording.dir):
             _run(config, factory, on_ready, worker_command)
