@@ -42,7 +42,7 @@ def steps_bench(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the fitted model here, for --step-model.")
     ] = None,
-    logs: Annotated[Path | None, typer.Option(help="Keep the step logs in this folder.")] = None,
+    logs: Annotated[Path | None, typer.Option(help="Keep what was recorded in this folder.")] = None,
     results: Annotated[Path | None, typer.Option(help="Write steps.json into this folder.")] = None,
 ) -> None:
     """Drive a mixed random load, fit the cost model to it, and predict the steps of another load.

@@ -20,6 +20,7 @@ from agentserve.cli.doctor import doctor
 from agentserve.cli.fit import fit
 from agentserve.cli.keys import keys
 from agentserve.cli.output import fail
+from agentserve.cli.records import records
 from agentserve.cli.serve import serve
 from agentserve.cli.sessions import sessions
 from agentserve.cli.sim import sim
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "chat": chat,
     "doctor": doctor,
     "fit": fit,
+    "records": records,
 }
 
 app = typer.Typer(

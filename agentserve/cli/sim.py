@@ -11,12 +11,14 @@ import typer
 
 from agentserve.cli.output import fail
 from agentserve.cli.sim_policies import policies
+from agentserve.cli.sim_traces import traces
 
 if TYPE_CHECKING:
     from agentserve.core.cost import StepCost
 
 sim = typer.Typer(help="Run the engine core in virtual time.", no_args_is_help=True, rich_markup_mode=None)
 sim.command("policies")(policies)
+sim.command("traces")(traces)
 
 
 @sim.command("run")

@@ -31,6 +31,8 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     The bound is prediction x `ratio` + `extra`: what so many of 100 steps do not exceed, as fitted.
     """
 
+    knots: tuple[int, ...] = ()  # token rows, ascending from 0
+    slopes: tuple[float, ...] = ()
     fixed: float = 0.0
     per_row: float = 0.0  # per chunk in the plan
     per_token: float = 0.0  # per token row
@@ -47,24 +49,31 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     per_masked: float = 0.0
     per_copy: float = 0.0
     per_copied_byte: float = 0.0
-    knots: tuple[int, ...] = ()  # token rows, ascending from 0
-    slopes: tuple[float, ...] = ()
     pace: float = 1.0  # how much slower this machine is than when the coefficients were fitted
     ratio: float = 1.0
     extra: float = 0.0  # seconds
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            for number in value if isinstance(value, tuple) else (value,):
-                if not 0 <= number < math.inf:
-                    raise ValueError(f"cost model: {name} must be a number that is not negative")
-        if len(self.knots) != len(self.slopes) or list(self.knots) != sorted(
-            {0, *self.knots} if self.knots else ()
+        # A refreshed model is made after every step, so the usual case is to be quick.
+        numbers = msgspec.structs.astuple(self)[2:] + self.slopes
+        if not (min(numbers) >= 0 and sum(numbers) < math.inf):
+            raise ValueError(f"cost model: {self._wrong()} must be a number that is not negative")
+        if len(self.knots) != len(self.slopes) or (
+            self.knots and list(self.knots) != sorted({0, *self.knots})
         ):
             raise ValueError("cost model: knots ascend from 0, each with a slope")
         if self.ratio < NEVER_LESS or not self.pace:
             raise ValueError("cost model: ratio is at least 1, and pace is above 0")
+
+    def _wrong(self) -> str:
+        """The field with a number that is none, or negative."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not all(
+                0 <= number < math.inf for number in (value if isinstance(value, tuple) else (value,))
+            ):
+                return name
+        return "the sum"
 
     @property
     def bounded(self) -> bool:
@@ -83,7 +92,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         return self.pace * (
             self.fixed
             + self.per_row * (load.decodes + load.chunks)
-            + self.per_token * load.rows
+            + self.per_token * (load.decodes + load.tokens)
             + self.per_context * (load.context + load.pairs)
             + self.per_decode * load.decodes
             + self.per_chunk * load.chunks
@@ -97,7 +106,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
             + self.per_masked * load.masked
             + self.per_copy * load.copies
             + self.per_copied_byte * load.copied
-            + self._bent(load.rows)
+            + (self._bent(load.rows) if self.slopes else 0.0)
         )
 
     def bound(self, load: StepLoad) -> float:
@@ -165,6 +174,29 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     def step(self, chunks: Iterable[tuple[int, int]]) -> float:
         """What a step with these chunks, each (start, count), takes; every layer attends to everything."""
         return self.predict(load_of_shape(tuple(chunks), EVERYTHING))
+
+    @property
+    def empty(self) -> float:
+        """What a step with nothing in it takes."""
+        return self.pace * self.fixed
+
+    def chunk(self, start: int, count: int) -> float:
+        """What a chunk adds to an empty step; every layer attends to everything. For looks ahead: beside
+        others it adds another share of what rows cost."""
+        if count == 1:
+            return self.step([(start, 1)]) - self.empty
+        return self.pace * (
+            self.per_row
+            + self.per_chunk
+            + (self.per_token + self.per_chunk_token) * count
+            + (self.per_context + self.per_pair) * pairs(start, count)
+            + self.per_reach * (start + count)
+            + self._bent(count)
+        )
+
+    def within(self, bound: float) -> float:
+        """The prediction whose bound is `bound`; not below 0."""
+        return max(bound - self.extra, 0.0) / self.ratio
 
     def prefill_line(self, chunk: int) -> tuple[float, float, float]:
         """(fixed, per token, per pair) of a long prefill in steps of `chunk` tokens, as tiers' prices."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentserve.core.config import CoreConfig
-from agentserve.core.cost import StepCost
 from agentserve.core.draft import Draft, Times
 from agentserve.core.kv import KVManager
 from agentserve.core.plan import Chunk, PageCopy, SampleSpec
@@ -24,28 +23,45 @@ class Grants:
         self._kv = kv
         self._form = form
 
-    @property
-    def cost(self) -> StepCost:
-        return self._times.cost
-
-    def room_for_one(self, session: Session, draft: Draft, *, in_time: bool) -> str:
-        """Which limit leaves no room for one token of this session; the first chunk of a step always has.
-        in_time: that no decode is left out for time is known."""
+    def room_for_one(self, session: Session, draft: Draft) -> str:
+        """Which limit leaves no room for one token of this session; the first chunk of a step always has."""
         if draft.tokens < 1:
             return "tokens"
-        if in_time or draft.seconds is None or not draft.chunks:
+        if draft.seconds is None or not draft.chunks:
             return ""
         load = draft.tally.with_decode(session.computed, session.running_turn.sampling)
-        return "time" if self.cost.bound(load) > draft.seconds else ""
+        return "time" if self._times.cost.bound(load) > draft.seconds else ""
 
-    def all_in_time(self, decodes: Sequence[Session], draft: Draft) -> bool:
-        """Whether no decode will be left out for time."""
-        if draft.seconds is None:
-            return True
-        tally = draft.tally.copied_tally()
-        for session in decodes:
-            tally.decode(session.computed, session.running_turn.sampling)
-        return self.cost.bound(tally.load()) <= draft.seconds
+    def each_one(self, sessions: Sequence[Session], draft: Draft) -> bool:
+        """One token for each of these, all of which decode. False, and nothing granted, if any limit could
+        bind: then they are to be granted one by one, the most deserving first. This is the usual step, so
+        it looks at each of them only to write its chunk, and at pages where an edge is crossed."""
+        if len(sessions) > draft.tokens:
+            return False
+        tally, turns = draft.tally.another(), [session.running_turn for session in sessions]
+        tally.decodes_of(
+            len(sessions),
+            self._times.attention.seen_by([session.computed for session in sessions]),
+            sum([turn.picks for turn in turns]),
+        )
+        if draft.seconds is not None and self._times.cost.bound(tally.load()) > draft.seconds:
+            return False
+        tables = self._kv.tables
+        edges = [
+            (session.id, session.computed)
+            for session in sessions
+            if session.computed >= tables[session.id].writable
+        ]
+        if edges and not self._kv.extend(edges):
+            return False
+        write = draft.chunks.append
+        for session, turn in zip(sessions, turns, strict=True):
+            name, start, tokens = session.id, session.computed, session.tokens
+            sample = SampleSpec(turn.sampling, tokens, turn.prompt, start + 1)
+            write(Chunk(name, turn.id, session.epoch, start, tokens[start:], tables[name].shown(), sample))
+        draft.tokens -= len(sessions)
+        draft.tally = tally
+        return True
 
     def one(self, session: Session, draft: Draft) -> bool:
         """One token for a session that decodes. False, and nothing granted, if it lacks a page."""
@@ -84,7 +100,7 @@ class Grants:
         def in_time(count: int) -> int:
             assert draft.seconds is not None
             wanted = Wanted(start, count, lag, session.running_turn.sampling)
-            most = self.cost.largest(draft.tally, wanted, draft.seconds)
+            most = self._times.cost.largest(draft.tally, wanted, draft.seconds)
             if draft.chunks:
                 return most
             return max(most, min(count, size - start % size))  # something must run, whatever it takes
@@ -106,7 +122,7 @@ class Grants:
                 session.epoch,
                 start,
                 session.tokens[start:end],
-                self._kv.table(session.id, end),
+                self._kv.table(session.id),
                 sample,
             )
         )

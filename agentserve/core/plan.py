@@ -1,7 +1,11 @@
 """The plan: one step's frozen work order, and what comes back from running it.
 
 The core writes a `Plan`, an executor (real or simulated) runs it, the core reads the
-`StepResult`. Everything the executor needs is in the plan; nobody owns or changes it.
+`StepResult`. Everything the executor needs is in the plan; nobody owns or changes it. Plans that
+follow each other share what has not changed, as the page tables of a turn that decodes.
+
+All of it is structs without cycles, which the collector need not look at: a plan of hundreds of
+rows is made and booked in each step.
 
 Contract for executors:
 - run `copies` first, then `chunks`;
@@ -15,14 +19,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from agentserve.core.timing.features import StepLoad
 from agentserve.types import Sampling, SessionId, TurnId
 
 
-@dataclass(frozen=True, slots=True)
-class PageCopy:
+class PageCopy(msgspec.Struct, frozen=True, gc=False):
     """Copy the first `slots` token slots, all layers of KV group `group`, between two pages."""
 
     group: int
@@ -31,8 +35,7 @@ class PageCopy:
     slots: int
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
+class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     """What sampling needs. Penalties, grammar and stop strings are folds over `history`.
 
     `history` is the session's live token array: valid to read up to `length` until the step's
@@ -46,8 +49,7 @@ class SampleSpec:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """A run of one session's uncomputed tokens."""
 
     session: SessionId
@@ -59,8 +61,7 @@ class Chunk:
     sample: SampleSpec | None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, gc=False):
     step: int
     copies: tuple[PageCopy, ...]
     chunks: tuple[Chunk, ...]
@@ -76,8 +77,7 @@ class Plan:
         return sum(len(chunk.tokens) for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """One sampled token; `ended` says that a stop string or the grammar ended the turn with it."""
 
     token: int
@@ -86,8 +86,7 @@ class Sampled:
     ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkResult:
+class ChunkResult(msgspec.Struct, frozen=True, gc=False):
     session: SessionId
     turn: TurnId
     epoch: int
@@ -97,8 +96,7 @@ class ChunkResult:
     refused: bool = False  # it failed for what its request asks
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True, gc=False):
     step: int
     chunks: tuple[ChunkResult, ...]
     seconds: float

@@ -89,6 +89,7 @@ def test_without_a_file_it_is_measured_only_where_a_limit_asks_for_it(measured: 
     assert cost_of(spec_of()) == StepCost()
     assert not measured
     assert cost_of(spec_of(max_step_ms="100")) == MEASURED
+    assert cost_of(msgspec.structs.replace(spec_of(), predicts=True)) == MEASURED
 
 
 def test_a_limit_below_any_step_is_refused_whatever_the_model_is_of(
@@ -99,11 +100,3 @@ def test_a_limit_below_any_step_is_refused_whatever_the_model_is_of(
     for flags in ({}, {"step_model": str(file)}):
         with pytest.raises(ValueError, match=r"--max-step-ms 1: one token alone takes"):
             cost_of(spec_of(max_step_ms="1", **flags))
-
-
-def test_every_worker_has_a_log_of_its_own(tmp_path: Path) -> None:
-    config = load({"workers": 2, "step_log": str(tmp_path / "steps"), "step_log_size": "1MiB"})
-    specs = [worker_spec(config, index, "unused", os.getpid(), cores=2) for index in range(2)]
-    assert [spec.step_log for spec in specs] == [str(tmp_path / f"steps.{index}") for index in range(2)]
-    assert {spec.step_log_size for spec in specs} == {1 << 20}
-    assert spec_of(step_log="steps").step_log == "steps"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,31 +10,36 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentserve.cli.main import app
-from agentserve.core.timing.iterations import (
-    LOG_VERSION,
-    LogHeader,
-    StepRecord,
-    Swapped,
-    encode_line,
-)
 from agentserve.core.timing.saved import decode_saved
+from agentserve.messages import GroupPages
+from agentserve.records.lines import IterationRecord, Line, Opened, Swapped, encode_line
 from agentserve.sim.hardware import HardwareError, hardware_named
 from tests.unit.test_timing_fitting import TRUE, mixed_loads, timed
 from tests.unit.test_timing_saved import HERE
 
-HEADER = LogHeader(version=LOG_VERSION, fingerprint=HERE, groups=("full",), page_size=16, step_tokens=512)
+OPENED = Opened(
+    at_ts=0.0, unix=0.0, model="m", policy="p", worker=0, groups=("full",), page_size=16, step_tokens=512,
+    fingerprint=HERE,
+)  # fmt: skip
 
 
-def log_file(path: Path, count: int, header: LogHeader = HEADER) -> Path:
-    lines = [encode_line(header)]
+def iterations(count: int, off: float = 0.0) -> list[IterationRecord]:
+    """off: by what share each step took longer than it was predicted to; 0: it was not predicted."""
+    found = []
     for number, step in enumerate(timed(mixed_loads(count, seed=count), noise=0.02), start=1):
-        record = StepRecord(
-            step=number, at=float(number), scheduled_tokens=step.load.rows, iteration_ms=step.seconds * 1e3,
-            predicted_ms=0.0, bound_ms=0.0, kv_pages=(), swapped_bytes=Swapped(), binding_limit="", limits={},
-            preempted=0, running=1, waiting=0, load=step.load,
-        )  # fmt: skip
-        lines.append(encode_line(record))
-    path.write_bytes(b"".join(lines))
+        took = step.seconds * 1e3
+        found.append(IterationRecord(
+            step=number, begin_ts=float(number), scheduled_tokens=step.load.rows, decodes=step.load.decodes,
+            chunks=step.load.chunks, iteration_ms=took + 1, model_ms=took,
+            predicted_ms=took / (1 + off) if off else 0.0, bound_ms=took * 2 if off else 0.0,
+            kv_pages=(GroupPages(1, 2, 3),), swapped_bytes=Swapped(), binding_limit="", limits={},
+            preempted=0, running=1, waiting=0, features=msgspec.to_builtins(step.load),
+        ))  # fmt: skip
+    return found
+
+
+def log_file(path: Path, lines: Sequence[Line], opened: Opened = OPENED) -> Path:
+    path.write_bytes(b"".join(encode_line(line) for line in (opened, *lines)))
     return path
 
 
@@ -45,13 +51,17 @@ def run(*arguments: str | Path) -> Result:
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fit")
     output = folder / "model.json"
-    older, newer = log_file(folder / "log.1", 300), log_file(folder / "log", 400)
+    recording = folder / "recording"
+    recording.mkdir()
+    log_file(recording / "iterations.w0.1.jsonl", iterations(300, off=0.25))
+    newer = log_file(recording / "iterations.w0.jsonl", iterations(400))
     newer.write_bytes(newer.read_bytes()[:-30])  # the worker was killed
-    result = run("fit", older, newer, "-o", output)
+    result = run("fit", recording, "-o", output)
     assert result.exit_code == 0, result.output
-    assert "could not be read: 1 lines" in result.output
-    assert "as it ran" not in result.output, "nothing was predicted"
+    assert "in the step: 1 lines" in result.output
     assert "699 steps of cpu, EPYC" in result.output
+    assert "as it ran     300 steps: off by 20.0%" in result.output
+    assert "0.0% beyond the bound, which is 2.50 x predicted" in result.output
     assert "held out" in result.output
     assert "no step had any of: per_masked" in result.output
     return output
@@ -93,16 +103,22 @@ def test_a_file_that_is_none_is_one_line(tmp_path: Path, fitted: Path) -> None:
 
 
 def test_what_cannot_be_fitted_is_one_line(tmp_path: Path) -> None:
-    few = log_file(tmp_path / "few", 50)
-    elsewhere = msgspec.structs.replace(HERE, threads=9)
-    other = log_file(tmp_path / "other", 150, msgspec.structs.replace(HEADER, fingerprint=elsewhere))
+    few = log_file(tmp_path / "few", iterations(50))
+    elsewhere = msgspec.structs.replace(OPENED, fingerprint=msgspec.structs.replace(HERE, threads=9))
+    other = log_file(tmp_path / "other", iterations(150), elsewhere)
+    nobody = log_file(tmp_path / "nobody", iterations(150), msgspec.structs.replace(OPENED, fingerprint=None))
+    bare = [msgspec.structs.replace(each, features=None) for each in iterations(150)]
+    failed = [msgspec.structs.replace(each, failed=True) for each in iterations(150)]
     (tmp_path / "text").write_text("hello\n")
     output = tmp_path / "model.json"
     for logs, said in (
         ([few], "50 steps are too few"),
-        ([tmp_path / "text"], "not a step log"),
+        ([log_file(tmp_path / "bare", bare)], "0 steps are too few"),
+        ([log_file(tmp_path / "failed", failed)], "0 steps are too few"),
+        ([tmp_path / "text"], "nothing says whose steps these are"),
+        ([nobody], "nothing says whose steps these are"),
         ([tmp_path / "none"], "No such file"),
-        ([few, other], "not of one machine"),
+        ([few, other], "threads: 2, not 9"),
     ):
         result = run("fit", *logs, "-o", output)
         assert result.exit_code == 1

@@ -83,6 +83,7 @@ max_batched_tokens = 99
 max_model_len = 1000
 device_kv = "2GB"
 kv_dtype = "fp16"
+overlap = false
 max_step_seconds = 0.25
 step_model = "m.json"
 [workers]
@@ -90,13 +91,15 @@ count = 4
 threads = 2
 hang_seconds = 45
 record = "log"
-step_log = "steps"
-step_log_size = "1MiB"
 [storage]
 host_kv = "1GiB"
 disk_kv = "20GB"
 data_dir = "d"
 tier_policy = "lru"
+[recording]
+dir = "r"
+file_size = "2MiB"
+files = 3
 """))  # fmt: skip
     assert config.model.served_names == ("x", "y")
     assert config.model.chat_template == Path("t.jinja")
@@ -113,7 +116,6 @@ tier_policy = "lru"
     assert config.engine.device_kv == 2_000_000_000
     assert config.engine.max_step_seconds == 0.25
     assert config.engine.step_model == Path("m.json")
-    assert (config.workers.step_log, config.workers.step_log_size) == (Path("steps"), 1 << 20)
     assert (config.workers.count, config.workers.threads, config.workers.record) == (4, 2, Path("log"))
     assert (config.storage.host_kv, config.storage.disk_kv) == (2**30, 20 * 10**9)
     assert (config.storage.data_dir, config.storage.tier_policy) == (Path("d"), "lru")
@@ -122,7 +124,7 @@ tier_policy = "lru"
     default = ServeConfig()
     other = load({}, write(tmp_path, '[model]\nweights = "expanded"'))  # goes with float activations only
     assert other.model.weights == "expanded"
-    for part in ("model", "http", "engine", "workers", "storage"):
+    for part in ("model", "http", "engine", "workers", "storage", "recording"):
         for name in getattr(config, part).__struct_fields__:
             found = {getattr(getattr(each, part), name) for each in (config, other)}
             assert found != {getattr(getattr(default, part), name)}, name
@@ -180,6 +182,8 @@ def test_flags_override_the_file_and_none_means_not_given(tmp_path: Path) -> Non
         ),
         ("[storage]\nhost_kv = false", "[storage] host_kv: expected a size"),
         ('[storage]\ntier_policy = "best"', "[storage] tier_policy: expected one of priced, lru, "),
+        ('[recording]\nfile_size = "1000KB"', "[recording] file_size: expected at least 1MiB: the line"),
+        ("[recording]\nfiles = 0", "[recording] files: expected an integer ≥ 1 and ≤ 1000, got 0"),
         ('[model]\nname = ""', "[model] name: expected a text that is not empty"),
         ("x = [", "not TOML"),
     ],

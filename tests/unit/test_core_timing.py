@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -23,8 +21,8 @@ from agentserve.types import Slo
 from tests.engines import Rig, TierRig, groups_of
 
 COST = StepCost(
-    fixed=0.01, per_decode=0.002, per_chunk=0.003, per_seen=1e-5, per_pair=1e-5, per_sample=0.001,
-    per_copy=0.001, knots=(0, 8, 24), slopes=(2e-4, 1e-3, 5e-4), ratio=1.25, extra=0.002,
+    fixed=0.01, per_decode=0.002, per_chunk=0.003, per_seen=1e-5, per_read=2e-5, per_pair=1e-5,
+    per_sample=0.001, per_copy=0.001, knots=(0, 8, 24), slopes=(2e-4, 1e-3, 5e-4), ratio=1.25, extra=0.002,
 )  # fmt: skip
 
 
@@ -35,7 +33,7 @@ class Slower(SimExecutor):
 
     def run(self, plan: Plan) -> StepResult:
         result = super().run(plan)
-        return replace(result, seconds=result.seconds * self.times)
+        return msgspec.structs.replace(result, seconds=result.seconds * self.times)
 
 
 @settings(max_examples=25, deadline=None)
@@ -110,7 +108,9 @@ def test_steps_of_which_a_part_failed_say_nothing() -> None:
     plan = rig.core.begin_step(0.0)
     assert plan is not None
     result = executor.run(plan)
-    failed = replace(result, chunks=(replace(result.chunks[0], error="broken", sampled=None),))
+    failed = msgspec.structs.replace(
+        result, chunks=(msgspec.structs.replace(result.chunks[0], error="broken", sampled=None),)
+    )
     rig.core.finish_step(failed, 0.0)
     assert rig.core.learning.cost == COST
     rig.submit("b", range(8))
@@ -150,7 +150,9 @@ def test_tiers_are_told_what_computing_costs() -> None:
     pricing = Pricing(rig)
     rig.submit("a", range(20), max_tokens=3)
     rig.drain()
-    assert pricing.told[-1] == rig.core.learning.cost.prefill_line(rig.config.max_batched_tokens)
+    assert pricing.told[-1] == pytest.approx(
+        rig.core.learning.cost.prefill_line(rig.config.max_batched_tokens)
+    )
     assert not pricing.learned
 
 

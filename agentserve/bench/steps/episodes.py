@@ -73,13 +73,13 @@ class Episode:
         """Run it, a step at a time, to its end or for `LONGEST_EPISODE` steps."""
         core = self._core
         for _ in range(LONGEST_EPISODE):
-            plan = core.begin_step(time.perf_counter())
+            began = time.perf_counter()
+            plan = core.begin_step(began)
             if plan is None:
                 return
             result = self._executor.run(plan)
-            now = time.perf_counter()
-            core.finish_step(result, now)
-            stepped(plan, result, core.view(), now)
+            core.finish_step(result, time.perf_counter())
+            stepped(plan, result, core.view(), began)
             self._go_on()
             yield
 

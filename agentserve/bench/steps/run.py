@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,20 +12,27 @@ import numpy as np
 
 from agentserve.bench.report import Row
 from agentserve.bench.steps.episodes import drive
+from agentserve.clock import WallClock
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
+from agentserve.core.plan import Plan, StepResult
 from agentserve.core.timing.drift import Drift
+from agentserve.core.timing.fingerprint import Fingerprint
 from agentserve.core.timing.fitting import Fitted, Quality, Timed, fit, judged, quality
-from agentserve.core.timing.iterations import LOG_VERSION, Log, LogHeader, read_log
 from agentserve.core.timing.saved import SavedCost
-from agentserve.server.workers.step_log import StepLog
+from agentserve.messages import WorkerView
+from agentserve.records.reader import read_records
+from agentserve.records.series import iterations_writer
+from agentserve.records.steps import timed_steps
+from agentserve.records.writer import Bounds
+from agentserve.server.workers.iterations import IterationLog, step_features
 from agentserve.server.workers.worker_main import BuiltEngine
 
 MAPE_ASKED = 0.10
 EXCEEDED_ASKED = 0.02
 WARM_UP = 40  # steps that are run first and recorded nowhere
 SEEDS = (1, 1_000_001)  # of the load that is fitted to, and of the one that is predicted
-LOG_SIZE = 1 << 30
+SIZE = 1 << 30  # bytes of a recording
 
 
 @dataclass
@@ -37,42 +45,49 @@ class Findings:
 def measure(
     built: BuiltEngine, steps: int, folder: Path, seed: int, progress: Callable[[str], None]
 ) -> Findings:
-    """steps: of each load. folder: where the step logs go, `fitted.jsonl` and `held-out.jsonl`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """steps: of each load. folder: where they are recorded, in `fitted` and `held-out`."""
+    assert built.fingerprint is not None
     progress("warm-up")
     drive(built, WARM_UP, seed + 7, lambda *_: None)
-    logs = []
+    parts = []
     for name, number in zip(("fitted", "held-out"), SEEDS, strict=True):
         progress(f"{steps} steps, {name}")
-        logs.append(record(built, steps, folder / f"{name}.jsonl", seed + number))
+        parts.append(record(built, steps, folder / name, seed + number))
     progress("fit")
-    fitted = fit(logs[0].timed)
-    return findings(fitted, logs[1], logs[0].header)
+    return findings(fit(parts[0]), parts[1], built.fingerprint)
 
 
-def record(built: BuiltEngine, steps: int, path: Path, seed: int) -> Log:
-    """The log of so many steps, as a worker writes it."""
-    assert built.fingerprint is not None
-    header = LogHeader(
-        version=LOG_VERSION,
-        fingerprint=built.fingerprint,
-        groups=tuple(group.name for group in built.groups),
-        page_size=built.hello.page_size,
-        step_tokens=cast(CoreConfig, built.config).max_batched_tokens,
-    )
-    path.unlink(missing_ok=True)
-    steps_log = StepLog.at(path, LOG_SIZE, header, built.attention)
+def record(built: BuiltEngine, steps: int, folder: Path, seed: int) -> list[Timed]:
+    """So many steps, as a worker records them. ValueError if the folder cannot be written."""
+    shutil.rmtree(folder, ignore_errors=True)
+    clock = WallClock()
+    writer = iterations_writer(
+        folder, Bounds(SIZE, 1), built.hello, "", clock, worker=0,
+        groups=[group.name for group in built.groups],
+        step_tokens=cast(CoreConfig, built.config).max_batched_tokens, fingerprint=built.fingerprint,
+    )  # fmt: skip
+    log = IterationLog(writer, step_features(built.attention))
+
+    def stepped(plan: Plan, result: StepResult, view: WorkerView, began: float) -> None:
+        log.ran(plan, result.seconds, began, clock.now())
+        log.reported([], view)
+
     try:
-        drive(built, steps, seed, steps_log.add)
+        drive(built, steps, seed, stepped)
     finally:
-        steps_log.close()
-    return read_log(path.read_bytes())
+        log.close()
+    if writer.failure:
+        raise ValueError(f"{folder}: {writer.failure}")
+    found, left_out = timed_steps(read_records(folder).iterations)
+    if left_out or len(found) != steps:
+        raise ValueError(f"{folder}: {len(found)} of {steps} steps were recorded")
+    return found
 
 
-def findings(fitted: Fitted, held_out: Log, header: LogHeader) -> Findings:
-    steps = held_out.timed
+def findings(fitted: Fitted, steps: Sequence[Timed], fingerprint: Fingerprint) -> Findings:
+    """steps: of the load that is held out."""
     plain, refreshed = quality(fitted.cost, steps), as_it_goes(fitted.cost, steps)
-    saved = SavedCost(fingerprint=header.fingerprint, cost=fitted.cost, steps=fitted.steps, held_out=plain)
+    saved = SavedCost(fingerprint=fingerprint, cost=fitted.cost, steps=fitted.steps, held_out=plain)
     found = Findings(saved)
     found.rows += _rows("held-out load, as fitted", plain, asked=True)
     found.rows += _rows("held-out load, refreshed", refreshed, asked=True)

@@ -38,25 +38,25 @@ class Drift:
     def __init__(self, fitted: StepCost, settings: DriftSettings | None = None) -> None:
         self._fitted = fitted
         self._settings = settings or DriftSettings()
-        self._known = fitted.known
+        self.known = fitted.known
         self.cost = fitted
 
-    def ran(self, load: StepLoad, seconds: float) -> None:
-        """A step of `load` took `seconds`. What cannot be a measurement changes nothing."""
-        if not self._known or not 0 < seconds < math.inf:
+    def ran(self, load: StepLoad, seconds: float, predicted: float = 0.0) -> None:
+        """A step of `load` took `seconds`. What cannot be a measurement changes nothing.
+        predicted: what it was planned with; 0: by the model in use."""
+        if not self.known or not 0 < seconds < math.inf:
             return
-        predicted = self.cost.predict(load)
+        predicted = predicted or self.cost.predict(load)
         if predicted <= 0:
             return
         told, fitted, cost = self._settings, self._fitted, self.cost
         off = (seconds - predicted) / max(seconds, predicted)
         pace = cost.pace * (1.0 + told.most * min(max(off / told.scale, -1.0), 1.0))
+        pace = min(max(pace, fitted.pace / told.furthest), fitted.pace * told.furthest)
         ratio = cost.ratio
         if fitted.bounded:
             exceeded = seconds > cost.at_worst(predicted)
             ratio *= 1.0 + told.gain * (told.quantile if exceeded else told.quantile - 1.0)
-        self.cost = msgspec.structs.replace(
-            fitted,
-            pace=min(max(pace, fitted.pace / told.furthest), fitted.pace * told.furthest),
-            ratio=min(max(ratio, fitted.ratio), fitted.ratio * told.widest),
-        )
+            ratio = min(max(ratio, fitted.ratio), fitted.ratio * told.widest)
+        if pace != cost.pace or ratio != cost.ratio:
+            self.cost = msgspec.structs.replace(fitted, pace=pace, ratio=ratio)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from agentserve.types import Sampling
+
 
 def pairs(start: int, count: int) -> int:
     """(query token, key token) pairs of a causal chunk of `count` tokens at position `start`."""
@@ -30,3 +32,30 @@ class StepLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def rows(self) -> int:
         """Token rows of the forward pass."""
         return self.decodes + self.tokens
+
+
+def is_drawn(sampling: Sampling) -> bool:
+    """Whether a row takes more than its best token."""
+    return (
+        sampling.temperature != 0.0
+        or sampling.logprobs is not None
+        or sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+        or bool(sampling.logit_bias)
+        or bool(sampling.stop)
+    )
+
+
+def picks(sampling: Sampling) -> int:
+    """Whether a row is drawn and whether it is masked, so that the sum over rows says how many are (`split`):
+    it is asked of every row in every step."""
+    return is_drawn(sampling) + _MASKED * (sampling.grammar is not None)
+
+
+def split(total: int) -> tuple[int, int]:
+    """Rows that are drawn, and rows under a grammar, in a sum of `picks`."""
+    return total % _MASKED, total // _MASKED
+
+
+_MASKED = 1 << 32

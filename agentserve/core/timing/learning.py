@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+import msgspec
 
 from agentserve.core.cost import StepCost
 from agentserve.core.market import PriceBook
@@ -17,21 +18,13 @@ class Learning:
         self, cost: StepCost, attention: Attention, step_tokens: int, book: PriceBook | None
     ) -> None:
         """step_tokens: of the steps that a long prompt is computed in. book: the tiers', if there are any."""
-        self._attention = attention
+        self.attention = attention
+        self.cost = cost  # by now
         self._drift = Drift(cost)
-        self._step_tokens = step_tokens
+        self._line, self._paced = cost.prefill_line(step_tokens), cost.pace
         self._book = book
         self._running: dict[int, Plan] = {}  # by step; of one that was given up until a later one has ended
         self._tell()
-
-    @property
-    def cost(self) -> StepCost:
-        """What steps cost by now."""
-        return self._drift.cost
-
-    @property
-    def attention(self) -> Attention:
-        return self._attention
 
     def begun(self, plan: Plan | None) -> None:
         if plan is not None:
@@ -39,9 +32,9 @@ class Learning:
 
     def cut(self, plan: Plan, chunks: Sequence[Chunk]) -> Plan:
         """The plan that runs in the place of `plan`: these chunks of it."""
-        load = load_of(chunks, plan.copies, self._attention)
+        load = load_of(chunks, plan.copies, self.attention)
         predicted = self.cost.predict(load)
-        cut = replace(
+        cut = msgspec.structs.replace(
             plan, chunks=tuple(chunks), predicted_seconds=predicted, load=load,
             bound_seconds=self.cost.at_worst(predicted),
         )  # fmt: skip
@@ -55,13 +48,16 @@ class Learning:
         if plan is None or any(chunk.error for chunk in result.chunks):
             return
         if plan.load is not None:
-            self._drift.ran(plan.load, result.seconds)
+            self._drift.ran(plan.load, result.seconds, plan.predicted_seconds)
+            self.cost = self._drift.cost
         if self._book is not None and not self._tell() and result.seconds > 0:
             self._book.stepped([(chunk.start, len(chunk.tokens)) for chunk in plan.chunks], result.seconds)
 
     def _tell(self) -> bool:
         """Tell the tiers what computing costs, where that is known; else they learn it themselves."""
-        if self._book is None or not self.cost.known:
+        if self._book is None or not self._drift.known:
             return False
-        self._book.predicted(self.cost.prefill_line(self._step_tokens))
+        fixed, per_token, per_pair = self._line
+        slower = self.cost.pace / self._paced
+        self._book.predicted((fixed * slower, per_token * slower, per_pair * slower))
         return True

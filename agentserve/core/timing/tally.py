@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentserve.core.plan import Chunk, PageCopy
-from agentserve.core.timing.features import StepLoad, pairs
+from agentserve.core.timing.features import StepLoad, is_drawn, pairs, split
 from agentserve.types import KVGroup, Sampling
 
 
@@ -39,6 +39,12 @@ class Attention:
         self._windows = tuple((law.share, law.window) for law in self.laws if law.window is not None)
         self.full_group = next((n for n, law in enumerate(self.laws) if law.window is None), None)
         self.full = 1 if not self._windows else sum(law.share for law in self.laws if law.window is None)
+
+    def seen_by(self, computed: Sequence[int]) -> float:
+        """What decodes behind so many tokens each attend to, themselves included."""
+        if not self._windows:
+            return sum(computed) + len(computed)
+        return sum([self.seen(length + 1) for length in computed])
 
     def seen(self, length: int) -> float:
         """Tokens that the last of `length` tokens attends to."""
@@ -111,6 +117,15 @@ class Tally:
             if sampling.grammar is not None:
                 self.masked += 1
 
+    def decodes_of(self, count: int, context: float, picked: int) -> None:
+        """So many at once, each of which samples; context: what they attend to; picked: a sum of `picks`."""
+        drawn, masked = split(picked)
+        self.decodes += count
+        self.samples += count
+        self.context += context
+        self.drawn += drawn
+        self.masked += masked
+
     def chunk(self, start: int, count: int, sampling: Sampling | None) -> None:
         """A chunk, by whomever: one of a single token is a decode to the machine."""
         if count == 1:
@@ -133,16 +148,18 @@ class Tally:
             self.drawn += is_drawn(sampling)
             self.masked += sampling.grammar is not None
 
-    def copied_tally(self) -> Tally:
+    def another(self) -> Tally:
         """Another that goes on from here."""
         other = Tally(self._attention)
-        for name in self.__slots__:
-            setattr(other, name, getattr(self, name))
+        other.decodes, other.chunks, other.tokens = self.decodes, self.chunks, self.tokens
+        other.samples, other.drawn, other.masked = self.samples, self.drawn, self.masked
+        other.context, other.pairs, other.reach = self.context, self.pairs, self.reach
+        other.copies, other.copied = self.copies, self.copied
         return other
 
     def with_decode(self, start: int, sampling: Sampling | None) -> StepLoad:
         """The features if a decode were added."""
-        other = self.copied_tally()
+        other = self.another()
         other.decode(start, sampling)
         return other.load()
 
@@ -179,25 +196,14 @@ class Tally:
         )
 
 
-def is_drawn(sampling: Sampling) -> bool:
-    """Whether a row takes more than its best token."""
-    return (
-        sampling.temperature != 0.0
-        or sampling.logprobs is not None
-        or sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty != 0.0
-        or sampling.frequency_penalty != 0.0
-        or bool(sampling.logit_bias)
-        or bool(sampling.stop)
-    )
-
-
 def shared_tokens(rows: Sequence[tuple[array[int], int]], page_size: int) -> int:
     """Tokens that rows (pages, length) need not read, as a row before them has the same first pages.
 
     Rows are compared by what all that begin with the same page have in common: where some share more, that
     is not seen.
     """
+    if len({row[0][0] for row in rows}) == len(rows):
+        return 0
     families: dict[int, list[tuple[array[int], int]]] = {}
     for row in rows:
         families.setdefault(row[0][0], []).append(row)

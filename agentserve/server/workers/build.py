@@ -87,18 +87,19 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         tokens=spec.max_batched_tokens,
         vocab_size=config.vocab_size,
     )
-    hello = _hello(spec, loaded, backend, reach, pool)
-    here = fingerprint(spec, hello, torch.cuda.get_device_name(device) if device.type == "cuda" else "")
-    cost = step_cost(spec, here, executor, bounds)
     core_config = CoreConfig(
         page_size=spec.page_size,
         max_model_len=longest,
         max_num_seqs=spec.max_num_seqs,
         max_batched_tokens=spec.max_batched_tokens,
         max_step_seconds=spec.max_step_seconds,
+        scheduling=spec.scheduling,
         eos_token_ids=text.end_ids,
         namespace=_namespace(spec, loaded, ops),
     )
+    hello = _hello(spec, loaded, backend, reach, pool, policy=core_config.scheduling.policy)
+    here = fingerprint(spec, hello, torch.cuda.get_device_name(device) if device.type == "cuda" else "")
+    cost = step_cost(spec, here, executor, bounds)
     sizes = tier_sizes(spec, groups, None)  # that the memory is there was seen before the pool took its own
     tiers = None
     if sizes is not None:
@@ -111,12 +112,15 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         core, executor, hello, core_config, groups, pages, cost,
         tiering=Tiering(core, tiers.mover, tiers.release) if tiers is not None else None,
         tiers=tiers.parts.setup if tiers is not None else None,
+        when_computing=executor.when_computing,
         fingerprint=here,
         attention=Attention(groups, spec.page_size),
     )  # fmt: skip
 
 
-def _hello(spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, pool: KVPool) -> Hello:
+def _hello(
+    spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, pool: KVPool, *, policy: str
+) -> Hello:
     """What the worker says of itself; `limit` is the longest context that a session can come to."""
     return Hello(
         protocol=PROTOCOL_VERSION,
@@ -137,6 +141,7 @@ def _hello(spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, 
         weight_bytes=loaded.weights.nbytes,
         weights_digest=loaded.digest,
         namespace=_namespace(spec, loaded, backend.ops).hex(),
+        policy=policy,
     )
 
 

@@ -35,10 +35,11 @@ def fingerprint(spec: WorkerSpec, hello: Hello, accelerator: str = "") -> Finger
 
 def step_cost(spec: WorkerSpec, here: Fingerprint, executor: TorchExecutor, bounds: Bounds) -> StepCost:
     """The model of the file, if one is named and it is of here; else measured now, if steps are to be
-    limited by time or a file was meant to say it; else one that knows nothing. ValueError if there is no such
-    file, or if the limit is shorter than the shortest step."""
+    limited by time, promises depend on it, or a file was meant to say it; else one that knows nothing.
+    ValueError if there is no such file, or if the limit is shorter than the shortest step."""
     cost = _from_file(spec, here) if spec.step_model is not None else None
-    if cost is None and spec.max_step_seconds is None and spec.step_model is None:
+    needed = spec.max_step_seconds is not None or spec.step_model is not None or spec.predicts
+    if cost is None and not needed:
         return StepCost()
     if cost is None:
         cost = measure_cost(executor, bounds)

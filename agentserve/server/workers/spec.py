@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from agentserve.config import Activations, ServeConfig, Weights
+from agentserve.core.scheduling.registry import check_policy
+from agentserve.core.scheduling.settings import SchedulingConfig
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
@@ -40,8 +40,12 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     tool_parser: str | None = None  # these decide which control tokens are shown, and which end a turn
     reasoning_parser: str | None = None
     step_model: str | None = None  # a file of `agentserve fit`: what steps cost here
-    step_log: str | None = None  # where steps are recorded
-    step_log_size: int = 64 << 20  # bytes of each of its files
+    recording: str | None = None  # absolute; a folder for what each iteration did
+    recording_bytes: int = 64 << 20  # of each file
+    recording_files: int = 8
+    overlap: bool = False  # results are delivered while the next step computes
+    scheduling: SchedulingConfig = SchedulingConfig()
+    predicts: bool = False  # steps are measured at the start, if nothing else says what they take
     replaces: bool = False  # a worker that died: what can be done without does not keep this one from it
 
 
@@ -54,8 +58,9 @@ def replacement(spec: WorkerSpec, kv_bytes: int) -> WorkerSpec:
 def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores: int) -> WorkerSpec:
     """The orders of worker `index`. With several workers each gets its share of `cores`, at least one."""
     count = config.workers.count
-    record = _own(config.workers.record, index, count)
-    step_log = _own(config.workers.step_log, index, count)
+    record = config.workers.record
+    if record is not None and count > 1:
+        record = record.with_name(f"{record.name}.{index}")
     return WorkerSpec(
         index=index,
         socket=socket,
@@ -84,11 +89,28 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         data_dir=str(config.storage.data_dir.absolute()) if config.storage.data_dir else None,
         tier_policy=config.storage.tier_policy,
         step_model=str(config.engine.step_model) if config.engine.step_model is not None else None,
-        step_log=str(step_log) if step_log is not None else None,
-        step_log_size=config.workers.step_log_size,
+        recording=str(config.recording.dir.absolute()) if config.recording.dir else None,
+        recording_bytes=config.recording.file_size,
+        recording_files=config.recording.files,
+        overlap=config.engine.overlap,
+        scheduling=scheduling_of(config),
+        predicts=bool(config.slo.classes),
     )
 
 
-def _own(path: Path | None, index: int, count: int) -> Path | None:
-    """A file of worker `index` alone."""
-    return path.with_name(f"{path.name}.{index}") if path is not None and count > 1 else path
+def scheduling_of(config: ServeConfig) -> SchedulingConfig:
+    """ValueError where there is no such policy."""
+    said = config.scheduling
+    given = {name: getattr(said, name) for name in ("policy", "safety", "memory_charge", "quantum")}
+    levels = {
+        "quantum": said.feedback_quantum,
+        "patience": said.feedback_patience,
+        "levels": said.feedback_levels,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    feedback = {name: value for name, value in levels.items() if value is not None}
+    made = msgspec.convert(
+        {**settings, "weights": config.tenants.weights, "feedback": feedback}, SchedulingConfig
+    )
+    check_policy(made.policy)
+    return made

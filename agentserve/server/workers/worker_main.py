@@ -25,15 +25,17 @@ from agentserve.core.market import TierSetup
 from agentserve.core.ports import Executor
 from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
 from agentserve.core.timing.fingerprint import Fingerprint
-from agentserve.core.timing.iterations import LOG_VERSION, LogHeader
 from agentserve.core.timing.tally import EVERYTHING, Attention
 from agentserve.heap import freeze
 from agentserve.messages import Hello, StartFailed
+from agentserve.records.series import iterations_writer
+from agentserve.records.writer import Bounds
 from agentserve.server.workers.exchange import Exchange, Tiering
+from agentserve.server.workers.iterations import IterationLog, step_features
 from agentserve.server.workers.link import WorkerLink
-from agentserve.server.workers.loop import Core, Recorder, WorkerLoop
+from agentserve.server.workers.loop import Core, WorkerLoop
+from agentserve.server.workers.recorder import Recorder
 from agentserve.server.workers.spec import WorkerSpec
-from agentserve.server.workers.step_log import NO_STEP_LOG, StepLog
 from agentserve.types import KVGroup
 
 log = logging.getLogger("agentserve.worker")
@@ -54,8 +56,9 @@ class BuiltEngine:
     cost: StepCost
     tiering: Tiering | None = None  # the same core, and who moves its KV between tiers
     tiers: TierSetup | None = None  # what its tiers were built from, for the recorded log
-    fingerprint: Fingerprint | None = None  # whose steps these are, for the step log
-    attention: Attention = EVERYTHING
+    when_computing: Callable[[Callable[[], None]], None] | None = None  # of the executor, if it has that
+    fingerprint: Fingerprint | None = None  # whose steps these are, for recordings
+    attention: Attention = EVERYTHING  # how much of a context the model's layers attend to
 
 
 EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
@@ -76,7 +79,6 @@ def main(build: EngineBuilder) -> int:
     try:
         built = build(spec)
         recorder = _recorder(spec, built)
-        steps = _step_log(spec, built)
     except Exception as error:
         if not isinstance(error, ValueError | OSError | MemoryError):
             log.exception("the engine could not be built")
@@ -85,16 +87,19 @@ def main(build: EngineBuilder) -> int:
         return 1
     clock = WallClock()
     exchange = Exchange(built.tiering, clock, recorder) if built.tiering is not None else None
+    iterations = _iterations(spec, built, clock)
     loop = WorkerLoop(
-        built.core, built.executor, link, clock=clock, recorder=recorder, exchange=exchange, steps=steps
-    )
+        built.core, built.executor, link, clock=clock, recorder=recorder, exchange=exchange,
+        iterations=iterations, when_computing=built.when_computing if spec.overlap else None,
+    )  # fmt: skip
     link.send(built.hello)
     freeze()
     try:
         loop.run()
     finally:
         recorder.close()
-        steps.close()
+        if iterations is not None:
+            iterations.close()
     _drain_outbox(link)
     link.close()
     return 0
@@ -129,24 +134,21 @@ def _recorder(spec: WorkerSpec, built: BuiltEngine) -> Recorder:
     return Recorder(file)
 
 
-def _step_log(spec: WorkerSpec, built: BuiltEngine) -> StepLog:
-    """Raises ValueError if there can be no such file, unless a dead worker is replaced."""
-    if spec.step_log is None or built.fingerprint is None:
-        return NO_STEP_LOG
-    header = LogHeader(
-        version=LOG_VERSION,
-        fingerprint=built.fingerprint,
-        groups=tuple(group.name for group in built.groups),
-        page_size=spec.page_size,
+def _iterations(spec: WorkerSpec, built: BuiltEngine, clock: WallClock) -> IterationLog | None:
+    if spec.recording is None:
+        return None
+    writer = iterations_writer(
+        Path(spec.recording),
+        Bounds(spec.recording_bytes, spec.recording_files),
+        built.hello,
+        spec.model,
+        clock,
+        worker=spec.index,
+        groups=[group.name for group in built.groups],
         step_tokens=spec.max_batched_tokens,
+        fingerprint=built.fingerprint,
     )
-    try:
-        return StepLog.at(Path(spec.step_log), spec.step_log_size, header, built.attention)
-    except OSError as error:
-        if not spec.replaces:
-            raise ValueError(f"--step-log {spec.step_log}: {error.strerror or error}") from None
-        log.warning("steps are not recorded: %s: %s", spec.step_log, error.strerror or error)
-        return NO_STEP_LOG
+    return IterationLog(writer, step_features(built.attention))
 
 
 def _drain_outbox(link: WorkerLink, seconds: float = 2.0) -> None:

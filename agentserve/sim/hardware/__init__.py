@@ -34,8 +34,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     A step takes fixed + per_row·rows + per_token·tokens + per_read·(context tokens read) +
     per_context·(pairs attended). `per_read` is what decoding pays for a long context, where memory and
-    not arithmetic limits; a prefill reads its context once per chunk. A model that was fitted to steps
-    (`fitted`) takes the place of these.
+    not arithmetic limits; a prefill reads its context once per chunk.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_num_seqs: int
     max_batched_tokens: int
     trace: Lengths
-    fitted: StepCost | None = None
+    fitted: StepCost | None = None  # of recorded steps; it then says what a step takes, in place of the above
 
     @property
     def block_bytes(self) -> int:
