@@ -190,7 +190,9 @@ class Ahead:
         count = max(min(lag, most, room, expected.left), 0)
         if draft.seconds is not None:
             wanted = Wanted(start, count, count + 1)  # whose next token nobody picks
-            count = self._scheduler.cost.largest(draft.tally, wanted, draft.seconds)
+            cost = self._scheduler.cost
+            tally = draft.tally.with_copies() if cost.minds_copies else draft.tally
+            count = cost.largest(tally, wanted, draft.seconds)
         if count < lag:
             count = max((start + count) // size * size - start, 0)
         return count

@@ -81,6 +81,10 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         return self.ratio > NEVER_LESS or self.extra > 0
 
     @property
+    def minds_copies(self) -> bool:
+        return self.per_copy > 0 or self.per_copied_byte > 0
+
+    @property
     def known(self) -> bool:
         """Whether anything was measured: without, every step is predicted to take no time."""
         return self.step([(0, 1)]) > 0

@@ -11,7 +11,7 @@ from agentserve.core.plan import Chunk, PageCopy, SampleSpec
 from agentserve.core.scheduling.chunking import Caps, chunk_size
 from agentserve.core.scheduling.policy import Form
 from agentserve.core.session import Session
-from agentserve.core.timing.tally import Wanted
+from agentserve.core.timing.tally import Tally, Wanted
 
 
 class Grants:
@@ -29,7 +29,7 @@ class Grants:
             return "tokens"
         if draft.seconds is None or not draft.chunks:
             return ""
-        load = draft.tally.with_decode(session.computed, session.running_turn.sampling)
+        load = self._tally(draft).with_decode(session.computed, session.running_turn.sampling)
         return "time" if self._times.cost.bound(load) > draft.seconds else ""
 
     def each_one(self, sessions: Sequence[Session], draft: Draft) -> bool:
@@ -100,13 +100,17 @@ class Grants:
         def in_time(count: int) -> int:
             assert draft.seconds is not None
             wanted = Wanted(start, count, lag, session.running_turn.sampling)
-            most = self._times.cost.largest(draft.tally, wanted, draft.seconds)
+            most = self._times.cost.largest(self._tally(draft), wanted, draft.seconds)
             if draft.chunks:
                 return most
             return max(most, min(count, size - start % size))  # something must run, whatever it takes
 
         caps = Caps(draft.tokens, room, in_time if draft.seconds is not None else None)
         return chunk_size(start, lag, size, caps)
+
+    def _tally(self, draft: Draft) -> Tally:
+        """What there is, and the copies that the chunk may need which is granted next."""
+        return draft.tally.with_copies() if self._times.cost.minds_copies else draft.tally
 
     def _write(self, session: Session, start: int, count: int, copies: list[PageCopy], draft: Draft) -> None:
         turn, end = session.running_turn, start + count

@@ -33,7 +33,7 @@ from agentserve.core.scheduling.registry import PATIENCE, make_policy
 from agentserve.core.session import Session, SessionTable
 from agentserve.core.states import Phase
 from agentserve.core.timekeeper import Asked, Forecast, Timekeeper
-from agentserve.core.timing.tally import Tally
+from agentserve.core.timing.tally import Tally, shared
 from agentserve.core.victims import Why
 
 
@@ -146,7 +146,7 @@ class Scheduler:
         self.time.planned(now, prefill=draft.prefill)
         # Who shares with whom takes a look at every decode: only where it is known what that saves.
         cost = self._times.cost
-        load = draft.tally.load(draft.tally.shared(draft.chunks) if cost.per_read else 0)
+        load = draft.tally.load(shared(draft.chunks, self._times.attention) if cost.per_read else 0)
         predicted = cost.predict(load)
         plan = Plan(
             self._step, tuple(draft.copies), tuple(draft.chunks), predicted, tuple(draft.reasons),

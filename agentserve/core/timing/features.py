@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from agentserve.types import Sampling
@@ -12,21 +14,25 @@ def pairs(start: int, count: int) -> int:
     return count * start + count * (count + 1) // 2
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+
+
 class StepLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step's features. Each costs time: a step with more of one and less of none takes no less."""
 
-    decodes: int = 0  # chunks of one token
-    chunks: int = 0  # longer ones
-    tokens: int = 0  # token rows of the longer ones
-    context: float = 0  # tokens that decodes attend to, themselves included
-    read: float = 0  # of these, those fetched from memory: a prefix that decodes share counts once
-    pairs: float = 0  # (query token, key token) pairs of the longer chunks
-    reach: float = 0  # tokens that these chunks attend to, each counted once per chunk
-    samples: int = 0  # rows of logits
-    drawn: int = 0  # of these, rows that take more than their best token: temperature, penalties, logprobs
-    masked: int = 0  # of these, rows under a grammar
-    copies: int = 0  # pages copied on write, of all KV groups
-    copied: float = 0  # their bytes
+    decodes: Count = 0  # chunks of one token
+    chunks: Count = 0  # longer ones
+    tokens: Count = 0  # token rows of the longer ones
+    context: Amount = 0  # tokens that decodes attend to, themselves included
+    read: Amount = 0  # of these, those fetched from memory: a prefix that decodes share counts once
+    pairs: Amount = 0  # (query token, key token) pairs of the longer chunks
+    reach: Amount = 0  # tokens that these chunks attend to, each counted once per chunk
+    samples: Count = 0  # rows of logits
+    drawn: Count = 0  # of these, rows that take more than their best token: temperature, penalties, logprobs
+    masked: Count = 0  # of these, rows under a grammar
+    copies: Count = 0  # pages copied on write, of all KV groups
+    copied: Amount = 0  # their bytes
 
     @property
     def rows(self) -> int:

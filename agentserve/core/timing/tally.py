@@ -148,6 +148,13 @@ class Tally:
             self.drawn += is_drawn(sampling)
             self.masked += sampling.grammar is not None
 
+    def with_copies(self) -> Tally:
+        """Another with a page of each KV group copied: what a turn may need that goes on in a shared page."""
+        other, laws = self.another(), self._attention.laws
+        other.copies += len(laws)
+        other.copied += self._attention.page_size * sum([law.slot_bytes for law in laws])
+        return other
+
     def another(self) -> Tally:
         """Another that goes on from here."""
         other = Tally(self._attention)
@@ -185,15 +192,14 @@ class Tally:
             drawn=self.drawn, masked=self.masked, copies=self.copies, copied=self.copied,
         )  # fmt: skip
 
-    def shared(self, chunks: Sequence[Chunk]) -> float:
-        """Context tokens that decodes among `chunks` need not read, as another has the same pages."""
-        group, attention = self._attention.full_group, self._attention
-        if self.decodes < 2 or group is None:
-            return 0
-        return attention.full * shared_tokens(
-            [(chunk.tables[group], chunk.start + 1) for chunk in chunks if len(chunk.tokens) == 1],
-            attention.page_size,
-        )
+
+def shared(chunks: Sequence[Chunk], attention: Attention) -> float:
+    """Context tokens that decodes among `chunks` need not read, as another has the same pages."""
+    group = attention.full_group
+    if group is None:
+        return 0
+    rows = [(chunk.tables[group], chunk.start + 1) for chunk in chunks if len(chunk.tokens) == 1]
+    return attention.full * shared_tokens(rows, attention.page_size) if len(rows) > 1 else 0
 
 
 def shared_tokens(rows: Sequence[tuple[array[int], int]], page_size: int) -> int:
@@ -227,7 +233,7 @@ def load_of(chunks: Sequence[Chunk], copies: Sequence[PageCopy], attention: Atte
     for chunk in chunks:
         sampling = chunk.sample.sampling if chunk.sample is not None else None
         tally.chunk(chunk.start, len(chunk.tokens), sampling)
-    return tally.load(tally.shared(chunks))
+    return tally.load(shared(chunks, attention))
 
 
 def load_of_shape(shape: Sequence[tuple[int, int]], attention: Attention) -> StepLoad:

@@ -9,7 +9,7 @@ import msgspec
 
 from agentserve.core.engine import CoreEvent
 from agentserve.core.plan import Plan
-from agentserve.core.timing.tally import Attention, load_of
+from agentserve.core.timing.tally import Attention, load_of, shared
 from agentserve.messages import Description, TurnEnded, WorkerView
 from agentserve.records.lines import IterationRecord, Swapped
 from agentserve.records.writer import LineWriter
@@ -108,7 +108,11 @@ def step_features(attention: Attention) -> Features:
     """What the cost model's prediction of a plan is made from, those that are not 0 (`StepLoad`)."""
 
     def features(plan: Plan) -> dict[str, float]:
-        load = load_of(plan.chunks, plan.copies, attention)  # `Plan.load` may leave out what is shared
+        load = plan.load or load_of(plan.chunks, plan.copies, attention)
+        if (
+            load.read == load.context
+        ):  # nobody has looked at what is shared: the model in use takes no interest
+            load = msgspec.structs.replace(load, read=load.context - shared(plan.chunks, attention))
         found: dict[str, float] = msgspec.to_builtins(load)
         return found
 
