@@ -203,9 +203,9 @@ class Shelf:
             (self._bounds.agents_bytes, held, own, "bytes of agents"),
         ):
             if of_mine > most - most // SPARE:
-                raise Full(f"at most {most - most // SPARE} {what} may be kept")
+                raise Full(f"at most {most - most // SPARE} {what} of one tenant are kept")
             if kept > most:
-                raise Full(f"there is no room for another agent: {most} {what} are kept in all")
+                raise Full("there is no place for another agent")
         self._agent_costs[agent.id] = len(content)
         self.agents[agent.id] = agent
         return None if self._book is None else self._book.put(f"a:{agent.id}", content)
