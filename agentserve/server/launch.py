@@ -300,7 +300,7 @@ class _Launch:
         ready = self._ready(prepared, fleet, listener)
         self._server = _Server(settings, lambda: self._on_ready(ready))
         lost = asyncio.create_task(self._leave_when_lost(fleet, self._server))
-        tidying = Tidying(FullCollections(PythonsCollector()), Memory(resident, give_back), time.thread_time)
+        tidying = Tidying(FullCollections(PythonsCollector()), Memory(resident, give_back), time.process_time)
         freeze()
         tidying.start()
         try:
