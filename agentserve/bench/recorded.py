@@ -14,15 +14,9 @@ import msgspec
 
 from agentserve.records.lines import IterationRecord, RequestRecord, Status
 from agentserve.records.reader import Records
-from agentserve.sim.traces.record import percentile
+from agentserve.sim.experiment.metrics import Spread, spread
 
 WELL = (Status.COMPLETED, Status.LENGTH)
-
-
-class Spread(msgspec.Struct, frozen=True):
-    p50: float
-    p95: float
-    p99: float
 
 
 class RequestFigures(msgspec.Struct, frozen=True):
@@ -54,12 +48,6 @@ class IterationFigures(msgspec.Struct, frozen=True):
     predicted: int  # iterations whose time was predicted
     error: float | None  # mean of |predicted - actual| / actual, of the executor's time
     late: float | None  # share of them that took longer than predicted
-
-
-def spread(values: Sequence[float]) -> Spread | None:
-    if not values:
-        return None
-    return Spread(percentile(values, 0.5), percentile(values, 0.95), percentile(values, 0.99))
 
 
 def tpot(request: RequestRecord) -> float | None:

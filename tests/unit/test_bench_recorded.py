@@ -9,11 +9,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from agentserve.bench.recorded import Spread, of_iterations, of_requests, report
+from agentserve.bench.recorded import of_iterations, of_requests, report
 from agentserve.cli.main import app
 from agentserve.messages import GroupPages
 from agentserve.records.lines import Gap, IterationRecord, Opened, RequestRecord, Status, Swapped, encode_line
 from agentserve.records.reader import read_records
+from agentserve.sim.experiment.metrics import Spread
 
 GOOD = RequestRecord(
     request="r",

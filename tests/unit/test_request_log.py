@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from agentserve.messages import StateChange, Submit, Token, TurnEnded, TurnUsage
+from agentserve.messages import PreemptionCounts, StateChange, Submit, Token, TurnEnded, TurnUsage
 from agentserve.metrics import Metrics
 from agentserve.records.lines import Line, RequestRecord, Status
 from agentserve.request_metrics import OTHER
 from agentserve.server.engine_port import TurnEvent
+from agentserve.server.sessions.errors import TurnRefused
 from agentserve.server.sessions.origin import Origin
 from agentserve.server.sessions.request_log import RequestLog
 from agentserve.tenant_limits import TenantLimits, TenantsConfig
@@ -125,6 +128,7 @@ async def test_who_leaves_is_told_as_cancelled_with_the_tokens_it_got() -> None:
     await settled(lambda: rig.context.metrics.requests.of("a").tbt.count == 3)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    await settled(lambda: rig.kept.lines)
     [line] = rig.lines
     assert (line.status, line.reason) == (Status.CANCELLED, "client_gone")
     assert (line.output_tokens, line.prefix_hit_tokens) == (4, None)
@@ -293,28 +297,23 @@ def test_times_are_those_that_happened() -> None:
     assert line.queue_reasons == {"gate": 3, "pages": 1}
 
 
-@pytest.mark.parametrize(
-    ("slo", "kept"),
-    [
-        (Slo(ttft=2.0), True),
-        (Slo(ttft=1.9), False),
-        (Slo(tbt=0.2), True),
-        (Slo(tbt=0.1), False),
-        (Slo(ttft=3.0, tbt=0.1), True),  # it was a second early, and may spend that
-        (Slo(total=2.5), True),
-        (Slo(total=2.4), False),
-    ],
-)
-def test_a_promise_is_kept_or_not(slo: Slo, kept: bool) -> None:
-    begun = StateChange(SESSION, TURN, SessionState.PREFILLING, 101.0)
+def test_a_promise_is_kept_as_the_engine_says_and_by_nobody_who_has_no_answer() -> None:
+    slo = Slo(ttft=2.0, tbt=0.1)
     events: list[tuple[float, TurnEvent]] = [
-        (0.0, begun),
+        (0.0, StateChange(SESSION, TURN, SessionState.PREFILLING, 101.0)),
         (102.0, token(0)),
         (102.05, token(1)),
-        (102.3, token(2)),
     ]
-    ended = [*events, (0.0, usage(3, 101.0, 101.9, 102.3))]
-    assert played(ended, slo, FinishReason.STOP, 102.5).slo_met is kept
+    ended = usage(2, 101.0, 101.9, 102.3)
+    for kept, missed, met in (
+        (("ttft", "tbt"), (), True),
+        (("ttft",), ("tbt",), False),
+        ((), ("ttft",), False),
+    ):
+        told = msgspec.structs.replace(ended.usage, kept=kept, missed=missed)
+        judged = [*events, (0.0, msgspec.structs.replace(ended, usage=told))]
+        assert played(judged, slo, FinishReason.STOP, 102.5).slo_met is met
+        assert played(judged, Slo(), FinishReason.STOP, 102.5).slo_met is None
     assert played(events, slo, RuntimeError("fault"), 102.5).slo_met is False
     assert played(events, slo, asyncio.CancelledError(), 102.5).slo_met is None
 
@@ -328,6 +327,14 @@ def test_who_left_before_it_was_over_has_what_was_known_by_then() -> None:
     line = played(events, Slo(), asyncio.CancelledError(), 103.0)
     assert (line.admit_ts, line.first_token_ts, line.preemption_count) == (101.0, None, 1)
     assert (line.status, line.prefix_hit_tokens, line.prompt_tokens) == (Status.CANCELLED, None, 10)
+
+
+def test_what_was_shed_is_told_apart_from_what_was_refused() -> None:
+    ended = usage(0, 100.5, 100.5, 100.6)
+    shed = TurnEnded(SESSION, TURN, SimpleNamespace(value="shed"), ended.usage)  # type: ignore[arg-type]
+    for event, status in ((shed, Status.SHED), (ended, Status.REJECTED)):
+        line = played([(0, event)], Slo(ttft=1.0), TurnRefused("no"), 100.7)
+        assert (line.status, line.slo_met, line.admit_ts) == (status, False, None)
 
 
 def test_times_of_a_long_reply_do_not_drift() -> None:
@@ -374,3 +381,26 @@ def test_buckets_count_what_is_up_to_their_bounds() -> None:
     total = re.search(r'agentserve_tenant_ttft_seconds_sum\{tenant="a"\} (\S+)', page)
     assert total is not None
     assert float(total.group(1)) == pytest.approx(601.1000001)
+
+
+def test_preemptions_are_told_by_why_and_way_and_never_fall() -> None:
+    metrics = Metrics()
+    one = PreemptionCounts(
+        {"decode": {"swap": 3, "recompute": 1}}, swapped=7, returned=5, asked=2, migrated=1
+    )
+    two = PreemptionCounts({"decode": {"swap": 1}, "seat": {"migrate": 2}}, swapped=1)
+    for counts in ([one, two], [two]):  # one of the workers says nothing
+        metrics.requests.set_preemptions(counts)
+    metrics.requests.worker_lost()
+    page = metrics.render().decode()
+    found = re.findall(r"^agentserve_(preemption_\w+_total{.*}) (\S+)$", page, re.MULTILINE)
+    assert {name: float(value) for name, value in found} == {
+        'preemption_reasons_total{reason="decode",way="swap"}': 4,
+        'preemption_reasons_total{reason="decode",way="recompute"}': 1,
+        'preemption_reasons_total{reason="seat",way="migrate"}': 2,
+        'preemption_reasons_total{reason="worker lost",way="recompute"}': 1,
+        'preemption_blocks_total{what="swapped"}': 8,
+        'preemption_blocks_total{what="returned"}': 5,
+        'preemption_moves_total{what="asked"}': 2,
+        'preemption_moves_total{what="migrated"}': 1,
+    }

@@ -27,12 +27,13 @@ from agentserve.server.http.rates import over_limit, rate_headers
 from agentserve.server.http.voice import error_response
 from agentserve.server.sessions.identity import is_session_id
 from agentserve.server.sessions.origin import Origin, asking
-from agentserve.server.sessions.request_log import RequestLog
+from agentserve.server.sessions.request_log import CLIENT_GONE, RequestLog
 from agentserve.server.tenants.accounts import Accounts, OverLimit
 from agentserve.server.tenants.audit import Audit, Entry
 from agentserve.server.tenants.keyring import Keyring
-from agentserve.server.tenants.keys import ANYBODY, Caller, is_key_id, is_tenant, may_be_secret
+from agentserve.server.tenants.keys import ANYBODY, Caller, is_key_id, may_be_secret
 from agentserve.server.webhooks.hooks import CALLBACKS
+from agentserve.tenant_names import is_tenant
 
 log = logging.getLogger(__name__)
 
@@ -173,13 +174,13 @@ class Gate:
     def _count(self, scope: Scope, origin: Origin, status: int) -> None:
         """A request for a turn that got none."""
         log = self._guards.log
-        if log is None or origin.begun or status < 400 or scope["method"] != "POST":
+        if log is None or origin.begun or 0 < status < 400 or scope["method"] != "POST":
             return
         route = self._turn_paths.route(scope["path"])
         if route is not None:
             scope["state"].setdefault("route", route)
             caller = caller_in(scope)
-            log.refused(origin, None if caller is None else caller.tenant, status)
+            log.refused(origin, None if caller is None else caller.tenant, status or CLIENT_GONE)
 
     def _told(self, text: str | None) -> str | None:
         """What a client named, to be written down: not what is a key, or a part of one."""

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Callable
 
 from agentserve.clock import Clock
-from agentserve.core.scheduling.deadlines import first_due, token_due
 from agentserve.messages import StateChange, Submit, TurnEnded, TurnUsage
 from agentserve.records.lines import RequestRecord, Status
 from agentserve.records.writer import LineWriter
@@ -65,9 +64,9 @@ class Course:
         self.gaps = array("d")  # ms
         self._at = 0.0  # ms from its arrival to its last token, as the gaps add up
         self.preemptions = 0
+        self._preempted = False
         self.prompt = 0
         self.slo: Slo = NO_SLO
-        self.late = False  # a token was, or the first one
         self.usage: TurnUsage | None = None
         self.status: Status | None = None
         self.reason = ""
@@ -80,7 +79,9 @@ class Course:
     def change(self, change: StateChange) -> None:
         if change.state in _ADMITTED and self.admitted is None:
             self.admitted = max(change.at, self.submitted or self.arrived)
-        self.preemptions += change.state is SessionState.PREEMPTED
+        preempted = change.state is SessionState.PREEMPTED
+        self.preemptions += preempted and not self._preempted
+        self._preempted = preempted
 
     def token(self, now: float) -> None:
         """A token leaves for the client."""
@@ -89,13 +90,8 @@ class Course:
         self._at = at
         if self.first is None:
             self.first = now
-            self.late = now > first_due(self.slo, self.arrived)
         else:
             self.row.tbt.observe(gap)
-            if self.slo is not NO_SLO and now > token_due(
-                self.slo, self.arrived, self.first, len(self.gaps) - 1
-            ):
-                self.late = True
         self.last = now
 
     def ended(self, event: TurnEnded) -> None:
@@ -120,12 +116,11 @@ class Course:
 
     @property
     def kept(self) -> bool | None:
-        """Whether all that was promised was kept, as far as it can be told; None: nothing was."""
+        """Whether all that was promised was kept, by the engine's verdict. None: nothing was promised, or its
+        client ended it."""
         if self.slo == NO_SLO or self.status is Status.CANCELLED:
             return None
-        total = self.slo.total
-        in_time = total is None or self.finished <= self.arrived + total
-        return self.status in _WELL and not self.late and in_time
+        return self.status in _WELL and self.usage is not None and not self.usage.missed
 
 
 class RequestLog:
@@ -165,15 +160,12 @@ class RequestLog:
         if course.admitted is not None:
             row.queue.observe(max(course.admitted - course.arrived, 0.0))
         row.preemptions += course.preemptions
-        usage, kept = course.usage, course.kept
-        if usage is not None:
-            row.cached_tokens += max(usage.cached, 0)
-        if kept is not None:
-            row.promises["yes" if kept else "no"] = row.promises.get("yes" if kept else "no", 0) + 1
+        if course.usage is not None:
+            row.cached_tokens += max(course.usage.cached, 0)
         if status in (Status.REJECTED, Status.SHED):
             self.metrics.rejected(course.reason)
         if self._writer is not None:
-            self._writer.add(self._line(course, status, kept))
+            self._writer.add(self._line(course, status, course.kept))
 
     def over_limit(self, course: Course) -> None:
         """A tenant may not have so many turns at once: it was not begun."""

@@ -9,7 +9,7 @@ import msgspec
 
 from agentserve.core.engine import CoreEvent
 from agentserve.core.plan import Plan
-from agentserve.messages import TurnEnded, WorkerView
+from agentserve.messages import Description, TurnEnded, WorkerView
 from agentserve.records.lines import IterationRecord, Swapped
 from agentserve.records.writer import LineWriter
 from agentserve.types import SessionId
@@ -17,6 +17,8 @@ from tiering.types import Move
 
 NO_LIMIT = frozenset({"preempted", "a preemption in this step", "prefix"})
 """Of a plan's reasons those that say what a turn waits for, and not what the step lacks."""
+
+CLOSE_SECONDS = 1.5  # the API process waits longer for its workers
 
 Features = Callable[[Plan], Mapping[str, float]]
 
@@ -77,12 +79,10 @@ class IterationLog:
             )
             swapped = Swapped()
         self._made.clear()
-        if self._writer.lost:
-            view = msgspec.structs.replace(view, unrecorded=self._writer.lost)
-        return [self._explained(event) for event in events], view
+        return [self._explained(event) for event in events], self._seen(view)
 
     def close(self) -> None:
-        self._writer.close()
+        self._writer.close(CLOSE_SECONDS)
 
     def _hold(self, plan: Plan) -> None:
         ran = {chunk.session for chunk in plan.chunks}
@@ -91,9 +91,15 @@ class IterationLog:
                 self._held.setdefault(session, Counter())[reason] += 1
 
     def _explained(self, event: CoreEvent) -> CoreEvent:
-        if not isinstance(event, TurnEnded) or (held := self._held.pop(event.session, None)) is None:
-            return event
-        return msgspec.structs.replace(event, usage=msgspec.structs.replace(event.usage, held=dict(held)))
+        if isinstance(event, TurnEnded) and (held := self._held.pop(event.session, None)) is not None:
+            return msgspec.structs.replace(event, usage=msgspec.structs.replace(event.usage, held=dict(held)))
+        if isinstance(event, Description):
+            return msgspec.structs.replace(event, worker=self._seen(event.worker))
+        return event
+
+    def _seen(self, view: WorkerView) -> WorkerView:
+        lost = self._writer.lost
+        return msgspec.structs.replace(view, unrecorded=lost) if lost else view
 
 
 def _moved(view: WorkerView) -> Swapped:

@@ -15,7 +15,7 @@ from collections import deque
 import msgspec
 
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, TurnUsage, pack_tokens
-from agentserve.server.engine_port import TurnEvent
+from agentserve.server.engine_port import WORKER_LOST, TurnEvent
 from agentserve.types import FinishReason, SessionId, SessionState, TurnId
 
 
@@ -63,6 +63,8 @@ class RunningTurn:
             self.command,
             tokens=self.command.tokens + pack_tokens(self._generated),
             generated=self._done,
+            arrived=self._submitted,
+            shed=self.command.shed and not self.moves,  # what was begun is ended
         )
 
     def accept(self, event: TurnEvent, now: float) -> None:
@@ -89,7 +91,7 @@ class RunningTurn:
         """Its worker died: tell the reader's timeline; the turn goes on elsewhere."""
         self.slot, self.leaving = None, False
         self.moves += 1
-        self._interrupted("worker lost", now)
+        self._interrupted(WORKER_LOST, now)
 
     def migrated(self, usage: TurnUsage, now: float) -> None:
         """Its worker gave it up for another one: it goes on there. usage: what it took so far."""
