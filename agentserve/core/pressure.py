@@ -53,6 +53,7 @@ class Pressure:
         self.lengths = Lengths()
         self._kv = kv
         self._by_price = by_price
+        self._spoken_for = 0  # of these: by turns that were taken since the last step
         self._pace = 0.0
         self._lefts: dict[SessionId, float] = {}  # as they were reckoned since the last step
         self._chosen: Candidate | None = None  # who is about to be judged, if the price chose
@@ -63,6 +64,7 @@ class Pressure:
 
     def stepped(self, seconds: float) -> None:
         """A step took so long."""
+        self._spoken_for = 0
         self._lefts.clear()
         self._pace += (seconds - self._pace) / FADE if self._pace else seconds
 
@@ -91,7 +93,7 @@ class Pressure:
         best, asks = cheapest(candidate.offers), 0
         if best.way is Way.MIGRATE:
             asks = self._needed(victim)
-            self.elsewhere -= asks  # others of this step are not to count on it
+            self._spoken_for += asks
             best = cheapest([offer for offer in candidate.offers if offer.way is not Way.MIGRATE])
         self._verdicts[victim.id] = Verdict(why, best.way, best.seconds, asks)
 
@@ -137,7 +139,7 @@ class Pressure:
         swap = self.quotes.swap(session, first, redo)
         if swap is not None:
             offers.append(Offer(Way.SWAP, wait + swap))
-        if self._needed(session) <= self.elsewhere:
+        if self._needed(session) <= self.elsewhere - self._spoken_for:
             offers.append(Offer(Way.MIGRATE, self.quotes.elsewhere(session)))
         return tuple(offers)
 
