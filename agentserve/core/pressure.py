@@ -15,6 +15,7 @@ from typing import NamedTuple
 from agentserve.core.kv import KVManager
 from agentserve.core.lengths import Lengths
 from agentserve.core.quotes import Quotes
+from agentserve.core.scheduling.policy import Ran
 from agentserve.core.session import Session
 from agentserve.core.victims import Candidate, Offer, Way, Why, cheapest, choose, shortage
 from agentserve.messages import PreemptionCounts
@@ -62,8 +63,9 @@ class Pressure:
         self._asked = 0
         self._migrated = 0
 
-    def stepped(self, seconds: float) -> None:
-        """A step took so long."""
+    def stepped(self, ran: Sequence[Ran], seconds: float) -> None:
+        """A step took so long, and did this; nothing of it has been booked yet."""
+        self.quotes.stepped([(each.session.computed, each.read) for each in ran if each.read], seconds)
         self._spoken_for = 0
         self._lefts.clear()
         self._pace += (seconds - self._pace) / FADE if self._pace else seconds

@@ -40,6 +40,19 @@ def test_without_tiers_what_goes_is_computed() -> None:
     rig.drain()
 
 
+def test_where_nothing_is_known_of_steps_what_they_took_is_learned() -> None:
+    rig = Rig((200,), max_batched_tokens=64)  # its executor takes no time at all
+    quotes = rig.core.scheduler.pressure.quotes
+    session = running(rig, length=22)
+    first = quotes.recompute(session, 3)
+    assert first > 0
+    for _ in range(200):
+        quotes.stepped([(0, 64)], 64 * 0.05)
+    assert quotes.recompute(session, 0) / 22 == pytest.approx(0.05, rel=0.2)
+    assert quotes.recompute(session, 0) > quotes.recompute(session, 3) > first
+    rig.drain()
+
+
 def test_quotes_are_those_of_the_price_book() -> None:
     rig = TierRig((40,), host=8, disk=40)
     session, quotes = running(rig), rig.tiers.quotes  # five full blocks, and two tokens
