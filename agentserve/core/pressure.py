@@ -99,6 +99,15 @@ class Pressure:
             best = cheapest([offer for offer in candidate.offers if offer.way is not Way.MIGRATE])
         self._verdicts[victim.id] = Verdict(why, best.way, best.seconds, asks)
 
+    def wish(self, waits: Session, running: Sequence[Session]) -> int:
+        """Pages that another worker would need for a turn that waits since it was preempted; 0: it has not so
+        many, or to begin there again takes as long as to wait here."""
+        needed, wait = self._needed(waits), self._ends(running).first * self._seconds
+        if needed > self.elsewhere or self.quotes.elsewhere(waits) >= wait:
+            return 0
+        self._asked += 1
+        return needed
+
     def take(self, session: SessionId) -> Verdict:
         """What was judged; told once."""
         return self._verdicts.pop(session)

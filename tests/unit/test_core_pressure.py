@@ -256,6 +256,31 @@ def test_nobody_is_asked_who_has_no_room_or_where_it_costs_more() -> None:
         assert not of(rig, Displaced)
 
 
+def test_one_that_waits_already_asks_when_there_is_room() -> None:
+    rig = TierRig((40,), host=64, cost=COST)
+    rig.core.handle(Neighbour(40), rig.now)  # nobody waits
+    rig.core.handle(Neighbour(0), rig.now)
+    start(rig)
+    while not rig.core.view().preempted.made:
+        rig.step()
+    assert not of(rig, Displaced)
+    rig.core.handle(Neighbour(10), rig.now)
+    rig._collect()
+    assert not of(rig, Displaced), "too little room"
+    rig.core.handle(Neighbour(30), rig.now)
+    rig._collect()
+    (event,) = of(rig, Displaced)
+    assert isinstance(event, Displaced)
+    rig.core.handle(Withdraw(event.session, event.turn), rig.now)
+    rig._collect()
+    (gone,) = of(rig, Withdrawn)
+    assert isinstance(gone, Withdrawn)
+    assert gone.usage is not None
+    counts = rig.core.view().preempted
+    assert (counts.asked, counts.migrated) == (1, 1)
+    rig.drain()
+
+
 def test_room_elsewhere_is_counted_on_once() -> None:
     """Two turns are taken in one step, and the other worker has room for one."""
     rig = TierRig((40,), host=64, cost=COST, max_num_seqs=8)
