@@ -108,7 +108,7 @@ class EngineCore:
             case Withdraw(session=name, turn=turn):
                 self._events += self._leaving.withdraw(name, turn, now)
             case Neighbour(pages=pages):
-                self.scheduler.pressure.elsewhere = pages
+                self._events += self._leaving.neighbour(pages)
             case Park():
                 self._park(command, now)
             case Hint() | ToolSignal() | Devalue():

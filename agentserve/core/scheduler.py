@@ -95,7 +95,7 @@ class Scheduler:
 
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         """A step has run: what it did for each turn is charged."""
-        self.pressure.stepped(seconds)
+        self.pressure.stepped(ran, seconds)
         self.policy.order.stepped(ran, seconds, now)
 
     @property

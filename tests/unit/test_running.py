@@ -74,6 +74,15 @@ async def test_usage_of_a_moved_turn_is_the_whole_turns() -> None:
     assert last.usage == TurnUsage(3, 3, 2, 4, 2, 1.0, 2.5, 2.5, 9.0)
 
 
+def test_what_another_worker_begun_is_not_refused() -> None:
+    turn = RunningTurn(msgspec.structs.replace(submit(), shed=True), 1.0)
+    assert turn.continuation().shed
+    turn.slot = 0
+    turn.migrated(TurnUsage(3, 0, 0, 3, 1, 1.0, 2.0, 0.0, 4.0), 5.0)
+    assert not turn.continuation().shed
+    assert turn.continuation().arrived == 1.0, "it is as old as it was"
+
+
 def test_a_repeated_or_lost_token_is_an_error() -> None:
     turn = RunningTurn(submit(), 1.0)
     turn.accept(token(0), 2.0)

@@ -64,7 +64,7 @@ class RunningTurn:
             tokens=self.command.tokens + pack_tokens(self._generated),
             generated=self._done,
             arrived=self._submitted,
-            shed=self.command.shed and not self.moves,  # what was begun is ended
+            shed=self.command.shed and not (self.moves or self._earlier),  # what was begun is ended
         )
 
     def accept(self, event: TurnEvent, now: float) -> None:
