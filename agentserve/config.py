@@ -43,6 +43,7 @@ Weights = Literal["stored", "expanded"]
 Activations = Literal["float", "int8"]
 KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "int8")
 KEYS_FILE = "tenants/keys.json"  # below the data directory
+SMALLEST_RECORD_FILE = 1 << 20  # bytes
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -105,6 +106,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_step_seconds: float | None = None  # of a step's predicted time; None: no such limit
     kv_dtype: str = "auto"  # the model's
     device_kv: int | None = None  # bytes of KV pool per worker; None: from free memory
+    overlap: bool = True  # deliver results, and take in what arrives, while the next step computes
 
 
 class WorkersConfig(msgspec.Struct, frozen=True):
@@ -123,6 +125,17 @@ class StorageConfig(msgspec.Struct, frozen=True):
     disk_kv: int = 0  # bytes on disk, shared by all workers; 0: no disk tier
     data_dir: Path | None = None  # sessions and KV are kept below it; None: nothing outlives the server
     tier_policy: str = "priced"  # who decides what is kept where
+
+
+class RecordingConfig(msgspec.Struct, frozen=True):
+    """What became of each request and what each iteration did, written down."""
+
+    dir: Path | None = None  # None: nowhere
+    file_size: int = 64 << 20  # bytes, of each file
+    files: int = 8  # of requests, and of each worker's iterations
+
+
+NOT_RECORDED = RecordingConfig()
 
 
 class SchedulingSection(msgspec.Struct, frozen=True):
@@ -145,6 +158,7 @@ class ServeConfig(msgspec.Struct, frozen=True):
     engine: EngineConfig = EngineConfig()
     workers: WorkersConfig = WorkersConfig()
     storage: StorageConfig = StorageConfig()
+    recording: RecordingConfig = NOT_RECORDED
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     scheduling: SchedulingSection = SchedulingSection()
     slo: SloConfig = SloConfig()  # classes of promises
@@ -153,6 +167,13 @@ class ServeConfig(msgspec.Struct, frozen=True):
     @property
     def api_keys(self) -> tuple[str, ...]:
         return self.http.api_keys
+
+
+def _record_file_size(raw: object) -> int:
+    value = size(raw)
+    if value < SMALLEST_RECORD_FILE:
+        raise ConfigError("expected at least 1MiB: the line of a long reply has to fit")
+    return value
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -170,6 +191,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "engine": EngineConfig,
     "workers": WorkersConfig,
     "storage": StorageConfig,
+    "recording": RecordingConfig,
     "scheduling": SchedulingSection,
 }
 
@@ -207,6 +229,7 @@ _FLAGS: dict[str, _Key] = {
     "max_model_len": _Key("engine", "max_model_len", optional(at_least(1))),
     "max_step_ms": _Key("engine", "max_step_seconds", optional(positive_seconds), optional(milliseconds)),
     "kv_dtype": _Key("engine", "kv_dtype", choice(*KV_DTYPES)),
+    "overlap": _Key("engine", "overlap", boolean),
     "device_kv": _Key("engine", "device_kv", optional(size)),
     "workers": _Key("workers", "count", at_least(1, 1024)),
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
@@ -216,6 +239,7 @@ _FLAGS: dict[str, _Key] = {
     "disk_kv": _Key("storage", "disk_kv", budget),
     "data_dir": _Key("storage", "data_dir", optional(path)),
     "tier_policy": _Key("storage", "tier_policy", choice(*policy_names())),
+    "recording": _Key("recording", "dir", optional(path)),
     "scheduling": _Key("scheduling", "policy", text),
     "log_level": _Key("", "log_level", choice(*LOG_LEVELS)),
 }
@@ -230,6 +254,8 @@ _FILE_ONLY = (
     _Key("http", "unread_seconds", positive_seconds),
     _Key("http", "max_connections", at_least(1, 1_000_000)),
     _Key("http", "max_connections_per_address", optional(at_least(1, 1_000_000))),
+    _Key("recording", "file_size", _record_file_size),
+    _Key("recording", "files", at_least(1, 1000)),
     _Key("scheduling", "safety", within(1, 100)),
     _Key("scheduling", "memory_charge", within(0, 1e6)),
     _Key("scheduling", "quantum", above_zero),

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from agentserve.messages import TurnUsage, WorkerView
+from agentserve.request_metrics import RequestMetrics
 from agentserve.tenant_metrics import PromiseMetrics, TenantMetrics
 from agentserve.tier_metrics import TierMetrics
 from agentserve.types import FinishReason, SessionState
@@ -141,6 +142,7 @@ class Metrics:
         self._waiting = Gauge("agentserve_engine_waiting", "Turns in the queue", registry=made)
         self.tiers = TierMetrics(made)
         self.tenants = TenantMetrics(made)
+        self.requests = RequestMetrics(made)
         self.promises = PromiseMetrics(made)
         self._stalls = Histogram(
             "agentserve_event_loop_stall_seconds",

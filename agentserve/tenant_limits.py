@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from agentserve.tenant_names import has_key, is_tenant
 from agentserve.values import ConfigError, above_zero, at_least, read, size, text
 
 
@@ -68,6 +69,13 @@ def read_tenants(limits: object, tenants: object, file: str) -> TenantsConfig:
         return TenantsConfig(of_all)
     if not isinstance(tenants, dict):
         raise ConfigError(f"{file}: [tenants]: expected a table for each tenant")
+    if any(has_key(name) for name in tenants):  # which is not repeated here
+        raise ConfigError(f"{file}: [tenants.NAME]: a tenant cannot be called like a key")
+    for name in tenants:
+        if not is_tenant(name):
+            raise ConfigError(
+                f"{file}: [tenants.{name[:80]}]: a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ : -"
+            )
     named: dict[str, TenantLimits] = {}
     weights: dict[str, float] = {}
     classes: dict[str, str] = {}

@@ -64,6 +64,7 @@ class Rig:
         self.events: list[CoreEvent] = []
         self.plans: list[Plan] = []
         self._turns: dict[str, int] = {}
+        self.submits: dict[str, Submit] = {}  # the last of each session
 
     def submit(
         self,
@@ -92,6 +93,7 @@ class Rig:
             slo=slo,
             shed=shed,
         )
+        self.submits[name] = submit
         self.core.handle(submit, self.now)
         self._collect()
         return turn

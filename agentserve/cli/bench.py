@@ -20,7 +20,9 @@ from agentserve.cli.bench_grammar import grammar
 from agentserve.cli.bench_kernels import bench_kernels
 from agentserve.cli.bench_outside import outside
 from agentserve.cli.bench_quality import quality_bench
+from agentserve.cli.bench_scheduler import scheduler
 from agentserve.cli.bench_tiers import tiers_bench
+from agentserve.cli.bench_traces import traces
 from agentserve.cli.output import fail
 from agentserve.config import load
 from agentserve.machine import usable_cores
@@ -41,7 +43,9 @@ bench.command("grammar")(grammar)
 bench.command("kernels")(bench_kernels)
 bench.command("outside")(outside)
 bench.command("quality")(quality_bench)
+bench.command("scheduler")(scheduler)
 bench.command("tiers")(tiers_bench)
+bench.command("traces")(traces)
 
 
 @bench.callback()

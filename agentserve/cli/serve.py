@@ -145,7 +145,15 @@ def serve(
     hang_seconds: Annotated[
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
     ] = None,
+    overlap: Annotated[
+        bool | None,
+        typer.Option("--overlap/--no-overlap", help="Deliver results while the next step computes."),
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option(help="A folder: write down what became of requests and iterations.", show_default="off"),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
     ] = None,

@@ -30,7 +30,7 @@ class Load:
 def load_of(running: Sequence[Session], cost: StepCost, budget: int) -> Load:
     """One pass over the turns that run: there are hundreds, at every step. budget: tokens of a step."""
     load = Load(least=cost.fixed)
-    tokens, seconds = 0, 0.0
+    tokens, seconds, context = 0, 0.0, 0
     for session in running:
         turn, computed, length = session.running_turn, session.computed, len(session.tokens)
         lag = length - computed
@@ -41,11 +41,12 @@ def load_of(running: Sequence[Session], cost: StepCost, budget: int) -> Load:
                 load.short += Work(lag, takes)
             continue
         load.decodes += 1
-        load.least += cost.chunk(computed, 1)
+        context += computed
         if turn.beat < math.inf:
             load.beat = min(load.beat, turn.beat)
             if turn.first_token:
                 due = turn.paced_from + turn.beat * (length - turn.prompt - turn.given)
                 load.dues.append(min(due, turn.over_by))
+    load.least += cost.decodes(load.decodes, context)
     load.long = Work(tokens, seconds)
     return load

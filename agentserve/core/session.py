@@ -33,6 +33,7 @@ class Turn:
     before: array[int]  # the tokens to go back to if the turn is rolled back
     program: str = ""  # turns of one agent share it
     slo: Slo = NO_SLO
+    ends: frozenset[int] = frozenset()  # tokens that end it, from `min_tokens` on
     given: int = 0  # tokens that it had generated on another worker
     relegated: bool = False  # it could not be in time any more, and stood behind those that could
     late: int = 0  # tokens after the first that came after they were due
@@ -46,6 +47,7 @@ class Turn:
     reached: int = 0  # leading prompt tokens that had KV at some time
     computed: int = 0  # token rows run, recomputation included
     preemptions: int = 0
+    swaps: int = 0  # of these: those for which its KV was to be moved out
 
     @property
     def cached(self) -> int:
@@ -71,6 +73,7 @@ class Turn:
             kept=kept,
             missed=missed,
             relegated=self.relegated,
+            swaps=self.swaps,
         )
 
     def __post_init__(self) -> None:
@@ -126,15 +129,13 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._sessions: dict[SessionId, Session] = {}
+        self.get = self._sessions.get  # the session of an id, or None
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
-
-    def get(self, session: SessionId) -> Session | None:
-        return self._sessions.get(session)
 
     def open(self, session: SessionId) -> Session:
         """The session of that id; a new one if there is none."""
@@ -164,20 +165,21 @@ class SessionTable:
             turn.admitted = now
             turn.ran = bytearray(turn.prompt)
 
-    def advance(self, session: Session, rows: int) -> None:
-        """`rows` more tokens have been computed."""
+    def advance(self, session: Session, rows: int) -> int:
+        """`rows` more tokens have been computed; returns how many are now."""
         turn, start = session.running_turn, session.computed
-        session.computed += rows
+        end = session.computed = start + rows
         turn.computed += rows
         if start < turn.prompt:
-            end = min(session.computed, turn.prompt)
+            end = min(end, turn.prompt)
             turn.ran[start:end] = b"\x01" * (end - start)
             turn.reached = max(turn.reached, end)
+        return session.computed
 
     def append(self, session: Session, token: int, now: float) -> int:
         """Add a generated token; returns its index within the turn."""
         turn = session.running_turn
-        index = session.generated
+        index = len(session.tokens) - turn.prompt
         turn.wrote(index, now)
         session.tokens.append(token)
         return index
@@ -192,6 +194,10 @@ class SessionTable:
     def relegate(self, session: Session) -> None:
         """Its turn waits, and cannot be in time any more."""
         session.running_turn.relegated = True
+
+    def swapped(self, session: Session) -> None:
+        """Its KV is to be moved out, for the last preemption."""
+        session.running_turn.swaps += 1
 
     def end_turn(self, session: Session, *, keep: bool) -> Turn:
         """The turn is over; `keep` its tokens, or roll back to before it."""

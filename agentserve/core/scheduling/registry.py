@@ -89,17 +89,17 @@ _POLICIES: dict[str, Entry] = {
     ),
     "deadline": Entry(
         "as many turns as possible that keep their promises: earliest deadline, shorter first (QoServe)",
-        Form(keeps_deadlines=True),
+        Form(keeps_deadlines=True, victims_by_price=True),
         lambda m: OwnPlaces(Relegating(lambda: Keyed(by_deadline(m.outlook, SHORTNESS)))),
     ),
     "rounds": Entry(
         "equal shares of tenants at constant cost: deficit round robin",
-        Form(shares=True),
+        Form(shares=True, victims_by_price=True),
         lambda m: Rounds(m.outlook, by_urgency, quantum=m.settings.quantum, weight=m.settings.weight),
     ),
     "virtual-tokens": Entry(
         "weighted shares of tenants that wait: the least served first (VTC)",
-        Form(shares=True),
+        Form(shares=True, victims_by_price=True),
         lambda m: FairShares(
             m.outlook, by_urgency, weight=m.settings.weight, memory=m.settings.memory_charge
         ),
@@ -107,7 +107,7 @@ _POLICIES: dict[str, Entry] = {
     "fair-resumes": Entry(
         "turns that keep their promises, fairly: tenants by weighted share; in one, agents that come back "
         "from a tool before new prompts; chunks cut to the slack of decodes",
-        Form(short_first=True, keeps_deadlines=True, shares=True),
+        Form(short_first=True, keeps_deadlines=True, shares=True, victims_by_price=True),
         lambda m: FairShares(
             m.outlook,
             lambda: Relegating(m.resumes_first),

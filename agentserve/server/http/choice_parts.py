@@ -44,6 +44,8 @@ def usage(
         reply["agentserve"] = {
             "computed_tokens": sum(turn.computed for turn in all_turns),
             "preemptions": sum(turn.preemptions for turn in all_turns),
+            "swaps": sum(turn.swaps for turn in all_turns),
+            "migrations": sum(turn.migrations for turn in all_turns),
             "queue_seconds": round(max(first.admitted - first.arrived, 0.0), 6),
             "ttft_seconds": round(max(first.first_token - first.arrived, 0.0), 6),
         }

@@ -31,6 +31,7 @@ from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.journal import Journal
+from agentserve.server.sessions.request_log import RequestLog
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.transcript import Transcript
@@ -89,6 +90,7 @@ class ServerContext:
     exclusive: Exclusive  # one at a time may begin a session's next turn
     metrics: Metrics
     runner: TurnRunner
+    log: RequestLog  # what became of requests
     clock: Clock
     wall: Callable[[], float]  # Unix time, for what clients are shown
     started: float  # Unix time

@@ -16,7 +16,7 @@ from typing import Protocol
 from agentserve.clock import Clock
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, pack_tokens
 from agentserve.metrics import Metrics
-from agentserve.server.engine_port import Engine, TurnStream
+from agentserve.server.engine_port import WORKER_LOST, Engine, TurnStream
 from agentserve.server.sessions.answer import Answer, Delta, Outcome
 from agentserve.server.sessions.errors import (
     SessionClosed,
@@ -26,6 +26,8 @@ from agentserve.server.sessions.errors import (
     TurnRefused,
     TurnShed,
 )
+from agentserve.server.sessions.origin import asked_by
+from agentserve.server.sessions.request_log import Course, RequestLog
 from agentserve.slo_classes import NO_PROMISE, Promise
 from agentserve.types import FinishReason, Sampling, SessionId, TurnId
 
@@ -105,11 +107,14 @@ class TurnSpec:
 
 
 class TurnRunner:
-    def __init__(self, engine: Engine, metrics: Metrics, clock: Clock, meter: Meter) -> None:
+    def __init__(
+        self, engine: Engine, metrics: Metrics, clock: Clock, meter: Meter, log: RequestLog | None = None
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._clock = clock
         self._meter = meter
+        self._log = log or RequestLog(metrics.requests, clock)
 
     async def choices(self, groups: Sequence[Sequence[TurnSpec]]) -> AsyncGenerator[tuple[int, Piece], None]:
         """Run the choices of each prompt, one group a prompt; pieces of different choices interleave.
@@ -121,6 +126,7 @@ class TurnRunner:
         queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
         specs = [spec for group in groups for spec in group]
         places = [place for group in groups for place in [(group[0], asyncio.Event())] * len(group)]
+        courses = self._courses(specs)
 
         def emit(index: int, spec: TurnSpec, piece: Piece) -> None:
             if spec.watch is not None:
@@ -141,6 +147,7 @@ class TurnRunner:
                         self._engine.fork(leader.seat.key, spec.seat.key, len(spec.prompt))
                 await self._run(
                     spec,
+                    courses[index],
                     lambda piece: emit(index, spec, piece),
                     prompt_ready,
                     check_room,
@@ -155,7 +162,7 @@ class TurnRunner:
             queue.put_nowait((index, problem))
 
         tenant = specs[0].tenant
-        self._meter.begin(tenant, len(specs))
+        self._begin(tenant, courses)
         tasks = [asyncio.create_task(guarded(index, spec)) for index, spec in enumerate(specs)]
         running = len(tasks)
         because: str | None = None
@@ -176,10 +183,28 @@ class TurnRunner:
             self._meter.end(tenant, len(specs))
             for spec in specs:  # of tasks that never began
                 spec.seat.rollback(because or "cancelled", abandoned=because is None)
+            for course in courses:
+                self._log.over(course)
+
+    def _begin(self, tenant: str, courses: Sequence[Course]) -> None:
+        try:
+            self._meter.begin(tenant, len(courses))
+        except Exception:
+            for course in courses:
+                self._log.over_limit(course)
+            raise
+
+    def _courses(self, specs: Sequence[TurnSpec]) -> list[Course]:
+        origin, now = asked_by(), self._clock.now()
+        arrived = now if origin is None else origin.begin()
+        return [
+            self._log.begin(origin, arrived, spec.tenant, spec.seat.key, spec.seat.turn) for spec in specs
+        ]
 
     async def _run(
         self,
         spec: TurnSpec,
+        course: Course,
         emit: Emit,
         first_token: asyncio.Event,
         check_room: Callable[[], None],
@@ -195,12 +220,15 @@ class TurnRunner:
         try:
             if not seat.live:  # a Submit would open the session on the engine again
                 raise SessionClosed
-            stream = self._engine.submit(self._command(spec, leads=leads))
+            command = self._command(spec, leads=leads)
+            course.submit(command, self._clock.now())
+            stream = self._engine.submit(command)
             submitted = True
             self._metrics.turn_submitted()
             self._meter.spent(spec.tenant, len(spec.prompt), 0)
             await seat.begun()  # while the engine computes: it costs the turn nothing
-            answer, ended = await self._follow(spec, stream, emit, first_token, check_room)
+            answer, ended = await self._follow(spec, course, stream, emit, first_token, check_room=check_room)
+            course.ended(ended)
             reason = ended.reason
             self._meter.judged(spec.tenant, len(spec.prompt), ended)
             self._check(ended, answer.stopped)
@@ -209,6 +237,7 @@ class TurnRunner:
             delta, outcome = answer.finish(reason, ended.usage)
             if not await seat.commit(spec.prompt, outcome):
                 raise SessionClosed
+            course.done(reason, self._clock.now())
             emit(delta)
             emit(outcome)
         except BaseException as error:
@@ -219,6 +248,7 @@ class TurnRunner:
                 )
             elif isinstance(error, StorageFailed):
                 reason = FinishReason.ERROR
+            course.failed(error, self._clock.now())
             seat.rollback(_why(error), abandoned=_abandoned(error))
             raise
         finally:
@@ -229,9 +259,11 @@ class TurnRunner:
     async def _follow(
         self,
         spec: TurnSpec,
+        course: Course,
         stream: TurnStream,
         emit: Emit,
         first_token: asyncio.Event,
+        *,
         check_room: Callable[[], None],
     ) -> tuple[Answer, TurnEnded]:
         answer = spec.answer()
@@ -241,12 +273,19 @@ class TurnRunner:
             emit(piece)
 
         try:
-            return answer, await self._read(spec, answer, stream, say, first_token)
+            return answer, await self._read(spec, course, answer, stream, say, first_token=first_token)
         finally:
             self._meter.spent(spec.tenant, 0, answer.count)
 
     async def _read(
-        self, spec: TurnSpec, answer: Answer, stream: TurnStream, emit: Emit, first_token: asyncio.Event
+        self,
+        spec: TurnSpec,
+        course: Course,
+        answer: Answer,
+        stream: TurnStream,
+        emit: Emit,
+        *,
+        first_token: asyncio.Event,
     ) -> TurnEnded:
         started = False
         last: float | None = None
@@ -256,12 +295,16 @@ class TurnRunner:
                 emit(Started())
             if isinstance(event, StateChange):
                 spec.seat.note(event)
+                course.change(event)
+                if event.reason == WORKER_LOST:
+                    self._metrics.requests.worker_lost()
             elif isinstance(event, Token):
                 if event.index < answer.count:
                     continue  # a repeat
                 now = self._clock.now()
                 self._metrics.token(None if last is None else now - last)
                 last = now
+                course.token(now)
                 first_token.set()
                 if answer.stopped:
                     self._engine.abort(spec.seat.key, spec.seat.turn)

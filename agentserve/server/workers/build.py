@@ -103,15 +103,18 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
     assert core.limit == reach
     if core.limit < longest:
         log.warning("the KV pool holds %d tokens, less than the context of %d", core.limit, longest)
-    hello = _hello(spec, loaded, backend, core.limit, pool)
+    hello = _hello(spec, loaded, backend, core.limit, pool, policy=core_config.scheduling.policy)
     return BuiltEngine(
         core, executor, hello, core_config, groups, pages, cost,
         tiering=Tiering(core, tiers.mover, tiers.release) if tiers is not None else None,
         tiers=tiers.parts.setup if tiers is not None else None,
+        when_computing=executor.when_computing,
     )  # fmt: skip
 
 
-def _hello(spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, pool: KVPool) -> Hello:
+def _hello(
+    spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, pool: KVPool, *, policy: str
+) -> Hello:
     """What the worker says of itself; `limit` is the longest context that a session can come to."""
     return Hello(
         protocol=PROTOCOL_VERSION,
@@ -132,6 +135,7 @@ def _hello(spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, 
         weight_bytes=loaded.weights.nbytes,
         weights_digest=loaded.digest,
         namespace=_namespace(spec, loaded, backend.ops).hex(),
+        policy=policy,
     )
 
 

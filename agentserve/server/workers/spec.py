@@ -39,6 +39,10 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     peers: bool = True  # may read what the other workers of this machine have on disk
     tool_parser: str | None = None  # these decide which control tokens are shown, and which end a turn
     reasoning_parser: str | None = None
+    recording: str | None = None  # absolute; a folder for what each iteration did
+    recording_bytes: int = 64 << 20  # of each file
+    recording_files: int = 8
+    overlap: bool = False  # results are delivered while the next step computes
     scheduling: SchedulingConfig = SchedulingConfig()
     predicts: bool = False  # steps are measured at the start, if nothing else says what they take
     replaces: bool = False  # a worker that died: what can be done without does not keep this one from it
@@ -83,6 +87,10 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         disk_kv=config.storage.disk_kv // count,
         data_dir=str(config.storage.data_dir.absolute()) if config.storage.data_dir else None,
         tier_policy=config.storage.tier_policy,
+        recording=str(config.recording.dir.absolute()) if config.recording.dir else None,
+        recording_bytes=config.recording.file_size,
+        recording_files=config.recording.files,
+        overlap=config.engine.overlap,
         scheduling=scheduling_of(config),
         predicts=bool(config.slo.classes),
     )
