@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from agentserve.core.ahead import Ahead
+from agentserve.core.checks import check
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.kv import KVManager
@@ -386,26 +387,4 @@ class EngineCore:
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken (INVARIANTS.md). For tests: O(pages)."""
-        self.kv.check()
-        running, waiting = self.scheduler.running, self.scheduler.waiting
-        for session in self.sessions:
-            queued = sum(session is other for other in running) + sum(session is other for other in waiting)
-            assert queued == (session.turn is not None), f"{session.id} is queued {queued} times"
-            assert 0 <= session.computed <= len(session.tokens), f"{session.id}: computed out of range"
-            if session.phase is Phase.RUNNING:
-                held = self.kv.blocks_of(session.id) * self.config.page_size
-                assert session.computed <= held, f"{session.id}: computed without pages"
-            elif not self.ahead.flying(session.id):
-                assert not self.kv.blocks_of(session.id), f"{session.id} holds pages at rest"
-        line = list(self.scheduler.policy.order.line(self.scheduler.seen))
-        assert len(line) == len({session.id for session in line}), "a turn stands in line twice"
-        assert all(session in waiting for session in line), "a turn stands in line that does not wait"
-        assert bool(line) == bool(waiting), "turns wait, but nobody stands in line"
-        self.ahead.check()
-        if not running and not self.ahead.any_flying:
-            kept = self.kv.moving + self.kv.copied
-            assert all(pool.live <= kept for pool in self.kv.pools), (
-                "pages are live but nobody runs or moves them"
-            )
-        if self.tiers is not None:
-            self.tiers.check()
+        check(self)

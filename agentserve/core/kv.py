@@ -390,6 +390,10 @@ class KVManager:
             for page in range(pool.pages):
                 assert pool.holds(page) == holds.get(page, 0), f"page {page}: holds differ"
                 assert pool.is_cached(page) == (page in cached), f"page {page}: cached differs"
+        for table in self._tables.values():
+            assert table.shown() == table.pages, "plans are given other pages than there are"
+            open_to = table.writable // self.page_size
+            assert all(self._is_private(table, index) for index in range(table.sealed, open_to))
         marked = {block[0] for block in self._marked.values()}
         for page in range(self.pools[0].pages):
             assert (page in marked) == (self.pools[0].marks(page) > 0), f"page {page}: marks differ"
