@@ -16,14 +16,17 @@ from statistics import median
 
 import msgspec
 
+from agentserve.bench.idle_worker import DEVICE
+from agentserve.bench.overhead import IDLE_WORKER
 from agentserve.bench.report import Row
 from agentserve.messages import Submit, Token, TurnEnded, pack_tokens
 from agentserve.server.workers.fleet import Fleet
 from agentserve.server.workers.spec import WorkerSpec
-from agentserve.server.workers.supervisor import WorkerProcess, private_directory
+from agentserve.server.workers.supervisor import WORKER_COMMAND, WorkerProcess, private_directory
 from agentserve.types import Sampling, SessionId, TurnId
 
-SESSIONS = (1, 16, 64)
+TURNS = (1, 16)
+DEVICE_SECONDS, DEVICE_TURNS = (0.005, 0.015), (64, 256)
 CONTEXT, TOKENS = 200, 64
 SPREAD = 97  # between the first tokens of prompts, so that none shares a prefix
 
@@ -38,49 +41,79 @@ class Ran:
     said: list[list[int]]
 
 
-def measure(
-    spec: WorkerSpec, rounds: int, told: Callable[[str], None], sessions: Sequence[int] = SESSIONS
-) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is run, and how many turns at a time."""
+
+    name: str
+    orders: WorkerSpec
+    turns: Sequence[int]
+    command: Sequence[str] = WORKER_COMMAND
+
+
+def subjects(spec: WorkerSpec, turns: Sequence[int]) -> list[Subject]:
+    """The model as `spec` has it, and devices that compute by themselves, at a GPU's pace."""
+    devices = [
+        Subject(
+            f"a device that computes for {seconds * 1e3:g} ms",
+            msgspec.structs.replace(spec, model=f"{DEVICE}:{seconds}"),
+            DEVICE_TURNS,
+            IDLE_WORKER,
+        )
+        for seconds in DEVICE_SECONDS
+    ]
+    return [Subject(spec.model, spec, turns), *devices]
+
+
+def measure(measured: Sequence[Subject], rounds: int, told: Callable[[str], None]) -> list[Row]:
     """rounds: of with, without, without, with. Raises Differs, OSError."""
-    return asyncio.run(_measure(spec, rounds, told, sessions))
+    rows: list[Row] = []
+    for subject in measured:
+        rows += asyncio.run(_measure(subject, rounds, told))
+    return rows
 
 
-async def _measure(
-    spec: WorkerSpec, rounds: int, told: Callable[[str], None], sessions: Sequence[int]
-) -> list[Row]:
+async def _measure(subject: Subject, rounds: int, told: Callable[[str], None]) -> list[Row]:
     rows: list[Row] = []
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(private_directory())
         fleets: dict[bool, Fleet] = {}
         for overlap in (True, False):
             orders = msgspec.structs.replace(
-                spec, overlap=overlap, socket=str(directory / f"{overlap}.sock"), max_num_seqs=max(sessions)
+                subject.orders,
+                overlap=overlap,
+                socket=str(directory / f"{overlap}.sock"),
+                max_num_seqs=max(subject.turns),
             )
 
             async def start(_: int, orders: WorkerSpec = orders) -> WorkerProcess:
-                return await WorkerProcess.start(orders)
+                return await WorkerProcess.start(orders, subject.command)
 
             fleets[overlap] = Fleet(start, 1)
             await fleets[overlap].start()
             stack.push_async_callback(fleets[overlap].stop, 5.0)
-        for count in sessions:
-            ran: dict[bool, list[Ran]] = {True: [], False: []}
-            for number in range(rounds + 1):
-                for half, overlap in ((0, True), (0, False), (1, False), (1, True)):
-                    done = await _run(fleets[overlap], count, 2 * number + half)
-                    if number:  # the first round warms up
-                        ran[overlap].append(done)
-                    told(
-                        f"{count} turns, {'with' if overlap else 'without'}: {done.step * 1e3:.2f} ms a step"
-                    )
-                if ran[True] and ran[True][-1].said != ran[False][-1].said:
-                    raise Differs(f"{count} turns said something else with overlap than without")
-            rows += _rows(count, {overlap: [each.step for each in runs] for overlap, runs in ran.items()})
+        for count in subject.turns:
+            rows += await _alternate(fleets, subject.name, count, rounds, told)
     return rows
 
 
-def _rows(count: int, steps: dict[bool, list[float]]) -> list[Row]:
-    group = f"a step of {count} turns that decode"
+async def _alternate(
+    fleets: dict[bool, Fleet], name: str, count: int, rounds: int, told: Callable[[str], None]
+) -> list[Row]:
+    steps: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(rounds + 1):  # the first warms up
+        said: dict[int, list[list[int]]] = {}
+        for half, overlap in ((0, True), (0, False), (1, False), (1, True)):
+            done = await _run(fleets[overlap], count, 2 * number + half)
+            if number:
+                steps[overlap].append(done.step)
+            if said.setdefault(half, done.said) != done.said:
+                raise Differs(f"{count} turns said something else with overlap than without")
+        told(f"{name}, {count} turns: round {number} of {rounds}")
+    return _rows(f"{name}, a step of {count} turns that decode", steps)
+
+
+def _rows(group: str, steps: dict[bool, list[float]]) -> list[Row]:
     without = median(steps[False])
     pairs = [off / on for on, off in zip(steps[True], steps[False], strict=True)]
     rows = [

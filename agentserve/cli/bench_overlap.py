@@ -22,15 +22,19 @@ def overlap(
     model: Annotated[str | None, typer.Option(show_default="smollm2-135m")] = None,
     threads: Annotated[str | None, typer.Option(show_default="all cores")] = None,
     device_kv: Annotated[str, typer.Option(help="KV pool of each of the two workers.")] = "512MiB",
+    turns: Annotated[
+        list[int] | None, typer.Option(min=1, help="At a time, of the model.", show_default="1, 16")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Of with, without, without, with.")] = 4,
     results: Annotated[Path | None, typer.Option(help="Write overlap.json into this folder.")] = None,
 ) -> None:
-    """Measure steps with and without overlap, in alternation, and compare every token.
+    """Measure steps with and without overlap, in alternation, and compare every token: of the model, and of
+    devices that compute by themselves for as long as a GPU does.
 
     Some minutes; the machine should be quiet.
     """
     from agentserve.bench import report
-    from agentserve.bench.overlap import measure
+    from agentserve.bench.overlap import TURNS, measure, subjects
     from agentserve.server.workers.spec import worker_spec
     from agentserve.server.workers.supervisor import WorkerFailed
 
@@ -38,7 +42,7 @@ def overlap(
     spec = worker_spec(settings, 0, "", os.getpid(), usable_cores())
     progress = Console(stderr=True)
     try:
-        rows = measure(spec, rounds, progress.print)
+        rows = measure(subjects(spec, turns or TURNS), rounds, progress.print)
     except (ValueError, OSError, WorkerFailed) as error:
         fail(str(error))
     show(rows, Console())
