@@ -98,10 +98,10 @@ class Ticking(VirtualClock):
 class Worker:
     """A loop in a thread, and the API process's end of its socket."""
 
-    def __init__(self, *, overlap: bool = False) -> None:
+    def __init__(self, *, overlap: bool = False, executor: Executor | None = None) -> None:
         ours, self.peer = socket.socketpair(socket.AF_UNIX)
         self.peer.settimeout(20)
-        self.executor = Executor()
+        self.executor = executor or Executor()
         self.log = io.BytesIO()
         self.core = EngineCore(CONFIG, GROUPS, PAGES)
         self.link = WorkerLink(ours)
@@ -286,3 +286,39 @@ def test_a_digest_covers_what_an_executor_acts_on() -> None:
     assert plan_digest(plan(1)) == plan_digest(plan(1))
     assert plan_digest(plan(1)) != plan_digest(plan(2))
     assert plan_digest(None) == b""
+
+
+class Scripted(Executor):
+    """Sends commands to its own loop while its first steps compute."""
+
+    def __init__(self, script: dict[int, list[Command]]) -> None:
+        super().__init__()
+        self.script = script
+        self.worker: Worker | None = None
+
+    def run(self, plan: Plan) -> StepResult:
+        assert self.worker is not None
+        self.worker.send(*self.script.get(plan.step, ()))
+        return super().run(plan)
+
+
+def test_what_could_take_pages_waits_for_the_step_and_what_comes_after_it_too() -> None:
+    script: dict[int, list[Command]] = {
+        2: [submit("b", [4, 5], 3), Abort(SessionId("a"), TurnId(1)), submit("c", [6], 2), Describe(1)]
+    }
+    executor = Scripted(script)
+    worker = executor.worker = Worker(overlap=True, executor=executor)
+    worker.thread.start()
+    worker.send(submit("a", [1, 2, 3], 40))
+    assert {(end.session, end.reason) for end in worker.until_ended(3)} == {
+        ("a", FinishReason.ABORTED),
+        ("b", FinishReason.LENGTH),
+        ("c", FinishReason.LENGTH),
+    }
+    worker.peer.close()
+    worker.thread.join(20)
+    worker.link.close()
+    kinds = [type(entry).__name__ if not isinstance(entry, Commanded) else type(entry.command).__name__
+             for entry in decode_entries(worker.log.getvalue())]  # fmt: skip
+    second = [place for place, kind in enumerate(kinds) if kind == "Planned"][1]
+    assert kinds[second : second + 6] == ["Planned", "Submit", "Finished", "Abort", "Submit", "Describe"]
