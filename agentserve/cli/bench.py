@@ -23,6 +23,7 @@ from agentserve.cli.bench_overlap import overlap as overlap_bench
 from agentserve.cli.bench_quality import quality_bench
 from agentserve.cli.bench_scheduler import scheduler
 from agentserve.cli.bench_tiers import tiers_bench
+from agentserve.cli.bench_traces import traces
 from agentserve.cli.output import fail
 from agentserve.config import load
 from agentserve.machine import usable_cores
@@ -46,6 +47,7 @@ bench.command("overlap")(overlap_bench)
 bench.command("quality")(quality_bench)
 bench.command("scheduler")(scheduler)
 bench.command("tiers")(tiers_bench)
+bench.command("traces")(traces)
 
 
 @bench.callback()

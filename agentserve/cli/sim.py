@@ -11,9 +11,11 @@ import typer
 
 from agentserve.cli.output import fail
 from agentserve.cli.sim_policies import policies
+from agentserve.cli.sim_traces import traces
 
 sim = typer.Typer(help="Run the engine core in virtual time.", no_args_is_help=True, rich_markup_mode=None)
 sim.command("policies")(policies)
+sim.command("traces")(traces)
 
 
 @sim.command("run")

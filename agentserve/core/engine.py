@@ -8,19 +8,20 @@ same object, and feeding it a recorded log again reproduces every plan.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import msgspec
 
 from agentserve.core.ahead import Ahead
-from agentserve.core.checks import check
+from agentserve.core.checking import check_queues
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.kv import KVManager
+from agentserve.core.leaving import PRESSURE, Leaving
 from agentserve.core.market import TierParts
 from agentserve.core.namespaces import Namespaces
 from agentserve.core.plan import ChunkResult, Plan, StepResult
+from agentserve.core.refusals import Refusals, arrival
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.session import Session, SessionTable, Turn
@@ -35,8 +36,10 @@ from agentserve.messages import (
     Describe,
     Description,
     Devalue,
+    Displaced,
     Fork,
     Hint,
+    Neighbour,
     Park,
     ResetPrefixCache,
     SessionView,
@@ -46,6 +49,8 @@ from agentserve.messages import (
     ToolSignal,
     TurnEnded,
     TurnUsage,
+    Withdraw,
+    Withdrawn,
     WorkerView,
     unpack_tokens,
 )
@@ -53,7 +58,7 @@ from agentserve.types import FinishReason, KVGroup, SessionId, SessionState, Tur
 from tiering.policy.base import Signal
 from tiering.types import Change, Transfer, TransferDone
 
-CoreEvent = StateChange | Token | TurnEnded | Description | Decisions
+CoreEvent = StateChange | Token | TurnEnded | Description | Decisions | Displaced | Withdrawn
 
 
 class EngineCore:
@@ -77,6 +82,7 @@ class EngineCore:
         self.scheduler = Scheduler(config, self.sessions, self.kv, cost or StepCost())
         self.tiers = Tiers(tiers, self.kv, self.scheduler) if tiers is not None else None
         self.scheduler.gate = self.tiers
+        self._leaving = Leaving(self.sessions, self.scheduler, self.tiers)
         self._planned: Plan | None = None  # the one that runs
         self.limit = min(config.max_model_len, self.kv.capacity)
         self.ahead = Ahead(config, self.kv, self.scheduler, self.tiers, self.limit)
@@ -85,6 +91,7 @@ class EngineCore:
         self._events: list[CoreEvent] = []
         self._arrivals = 0
         self.namespaces = Namespaces(config.namespace)
+        self.refusals = Refusals(config, self.limit, self.kv, self.scheduler, self.tiers)
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -95,6 +102,10 @@ class EngineCore:
                 self._submit(command, now)
             case Abort(session=name, turn=turn):
                 self._abort(name, turn, now)
+            case Withdraw(session=name, turn=turn):
+                self._events += self._leaving.withdraw(name, turn, now)
+            case Neighbour(pages=pages):
+                self.scheduler.pressure.elsewhere = pages
             case Park():
                 self._park(command, now)
             case Hint() | ToolSignal() | Devalue():
@@ -158,11 +169,13 @@ class EngineCore:
     def _submit(self, command: Submit, now: float) -> None:
         tokens = unpack_tokens(command.tokens)
         sampling, prompt = command.sampling, len(tokens) - command.generated
-        refusal = self._refusal(command, tokens, prompt)
-        if refusal:
+        namespace = self.namespaces.of(command.namespace)
+        before = self.sessions.get(command.session)
+        refusal = self.refusals.of(command, tokens, before, namespace, now)
+        if refusal is not None:
             usage = TurnUsage(max(prompt, 0), 0, 0, 0, 0, now, now, now, now)
             self._events.append(
-                TurnEnded(command.session, command.turn, FinishReason.REFUSED, usage, refusal)
+                TurnEnded(command.session, command.turn, refusal.reason, usage, refusal.error, refusal.wait)
             )
             return
         session = self.sessions.open(command.session)
@@ -173,13 +186,14 @@ class EngineCore:
             sampling,
             min(prompt + sampling.max_tokens, self.limit),
             (-command.priority, self._arrivals),
-            now,
+            arrival(command, now),
             session.tokens,
             command.program or command.session,
             command.slo,
             frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._ends),
+            command.generated,
         )
-        self.sessions.begin_turn(session, turn, tokens, self.namespaces.of(command.namespace), command.tenant)
+        self.sessions.begin_turn(session, turn, tokens, namespace, command.tenant)
         self.ahead.submitted(session)
         self.scheduler.enqueue(session)
         if self.tiers is not None:
@@ -197,20 +211,6 @@ class EngineCore:
         if self.tiers is not None:
             self.tiers.parked(session, now, command.tools, command.hints, waiting=command.waiting_tool)
         self._show(session, now)
-
-    def _refusal(self, command: Submit, tokens: array[int], prompt: int) -> str:
-        """Why this turn can never run; empty if it can."""
-        session = self.sessions.get(command.session)
-        if session is not None and session.turn is not None:
-            return f"session {command.session} has a running turn"
-        if prompt < 1:
-            return "the prompt is empty"
-        if len(tokens) >= self.limit:
-            bound = "context" if self.limit == self.config.max_model_len else "KV pool"
-            return f"{len(tokens)} tokens leave no room in the {bound}, which holds {self.limit}"
-        if command.sampling.max_tokens < command.generated + 1:
-            return "max_tokens leaves nothing to generate"
-        return ""
 
     def _fork(self, name: SessionId, child: SessionId, length: int, now: float) -> None:
         """A child at rest shares by content: its parent's pages are in the tree, the last one as a tail."""
@@ -248,9 +248,8 @@ class EngineCore:
             self.tiers.begin(now)
         plan, preempted, admitted = self.scheduler.plan(now)
         for session in preempted:
-            if self.tiers is not None:
-                self.tiers.preempted(session, now)
-            self._show(session, now, "pages")
+            self._events += self._leaving.displaced(session, now)
+            self._show(session, now, PRESSURE)
         self._planned = plan
         for session in admitted:  # of the others none has changed
             self._show(session, now)
@@ -321,13 +320,17 @@ class EngineCore:
         keep = reason in (FinishReason.STOP, FinishReason.LENGTH)
         generated = session.generated
         self.scheduler.remove(session, now)
+        if keep:
+            self.scheduler.pressure.lengths.ended(session.tenant, generated)
         if reason is FinishReason.ERROR:
             self.kv.release(session.id)
         else:
             self.kv.park(session.id, session.tokens, session.computed)
         self.ahead.forget(session.id)
         turn = self.sessions.end_turn(session, keep=keep)
-        usage = turn.usage(generated, now)
+        usage = turn.usage(generated, now, whole=keep)
+        if keep:
+            self.scheduler.time.ended(turn, now)
         if self.tiers is not None:
             self.tiers.ended(session, now)
         self._show(session, now, reason.value)
@@ -383,8 +386,12 @@ class EngineCore:
 
     def view(self) -> WorkerView:
         tiers = self.tiers.view() if self.tiers is not None else None
-        return worker_view(self.scheduler, len(self.sessions), self.kv, tiers, self.ahead.counts)
+        counts = self.ahead.counts, self._leaving.counts()
+        return worker_view(self.scheduler, len(self.sessions), self.kv, tiers, counts)
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken (INVARIANTS.md). For tests: O(pages)."""
-        check(self)
+        self.kv.check()
+        check_queues(self.sessions, self.scheduler, self.kv, self.ahead)
+        if self.tiers is not None:
+            self.tiers.check()

@@ -7,10 +7,12 @@ table: every scheduling question is "how far does computed lag behind len(tokens
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from agentserve.core.scheduling.deadlines import Course, judged, paced_from
 from agentserve.core.states import Happening, Phase, after, public_state
 from agentserve.messages import TurnUsage
 from agentserve.types import NO_SLO, Sampling, SessionId, SessionState, Slo, TurnId
@@ -32,24 +34,32 @@ class Turn:
     program: str = ""  # turns of one agent share it
     slo: Slo = NO_SLO
     ends: frozenset[int] = frozenset()  # tokens that end it, from `min_tokens` on
-    pace: float | None = field(init=False)  # seconds per token that were promised
+    given: int = 0  # tokens that it had generated on another worker
+    relegated: bool = False  # it could not be in time any more, and stood behind those that could
+    late: int = 0  # tokens after the first that came after they were due
+    # Asked at every token, and so reckoned once. inf: nothing was promised.
+    beat: float = field(init=False)  # seconds per token that keep all promises about tokens
+    over_by: float = field(init=False)  # when all of it is due
+    paced_from: float = 0.0  # the moment that the times of its tokens count from; 0: there is none yet
     admitted: float = 0.0
     first_token: float = 0.0
     ran: bytearray = field(default_factory=bytearray)  # prompt positions the executor has run: 1
     reached: int = 0  # leading prompt tokens that had KV at some time
     computed: int = 0  # token rows run, recomputation included
     preemptions: int = 0
-
-    def __post_init__(self) -> None:
-        self.pace = self.slo.pace
+    swaps: int = 0  # of these: those for which its KV was to be moved out
 
     @property
     def cached(self) -> int:
         """Prompt tokens that the executor never ran for this turn, however often it was admitted."""
         return self.ran.count(0, 0, self.reached)
 
-    def usage(self, generated: int, now: float) -> TurnUsage:
-        """What it took, if it ends now."""
+    def usage(self, generated: int, now: float, *, whole: bool) -> TurnUsage:
+        """What it took, if it ends now. whole: nobody cut it off."""
+        course = Course(
+            self.arrived, self.first_token, now, generated, self.late, whole, moved=bool(self.given)
+        )
+        kept, missed = judged(self.slo, course)
         return TurnUsage(
             prompt=self.prompt,
             cached=self.cached,
@@ -60,7 +70,24 @@ class Turn:
             admitted=self.admitted,
             first_token=self.first_token,
             ended=now,
+            kept=kept,
+            missed=missed,
+            relegated=self.relegated,
+            swaps=self.swaps,
         )
+
+    def __post_init__(self) -> None:
+        pace, total = self.slo.pace, self.slo.total
+        self.beat = math.inf if pace is None else pace
+        self.over_by = math.inf if total is None else self.arrived + total
+
+    def wrote(self, index: int, now: float) -> None:
+        """Token `index` of the turn has come."""
+        if self.first_token == 0.0:
+            self.first_token = now
+            self.paced_from = paced_from(self.slo, self.arrived, now)
+        elif self.slo.tbt is not None:
+            self.late += now > self.paced_from + self.slo.tbt * (index - self.given)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,8 +180,7 @@ class SessionTable:
         """Add a generated token; returns its index within the turn."""
         turn = session.running_turn
         index = len(session.tokens) - turn.prompt
-        if not turn.first_token:
-            turn.first_token = now
+        turn.wrote(index, now)
         session.tokens.append(token)
         return index
 
@@ -164,6 +190,14 @@ class SessionTable:
         session.epoch += 1
         session.preemptions += 1
         session.running_turn.preemptions += 1
+
+    def relegate(self, session: Session) -> None:
+        """Its turn waits, and cannot be in time any more."""
+        session.running_turn.relegated = True
+
+    def swapped(self, session: Session) -> None:
+        """Its KV is to be moved out, for the last preemption."""
+        session.running_turn.swaps += 1
 
     def end_turn(self, session: Session, *, keep: bool) -> Turn:
         """The turn is over; `keep` its tokens, or roll back to before it."""

@@ -64,6 +64,14 @@ def within_limits(rig: Rig, plan: Plan) -> None:
     else:
         assert all(chunk.sample is not None for chunk in prompts), "a prompt was cut"
         assert plan.tokens <= config.max_batched_tokens or prompts, "decodes alone never pass the limit"
+    told = {session for session, _ in plan.reasons}
+    planned = {chunk.session for chunk in plan.chunks}
+    if form.decodes_ride:
+        for session in rig.core.scheduler.running:
+            assert session.lag != 1 or session.id in planned | told, "a decode was left out without a word"
+    if any(reason == "preempted" for _, reason in plan.reasons):
+        entered = [session for _, session in turns if session.running_turn.admitted == rig.now]
+        assert not entered, "admitted in a step with a preemption"
     if not form.decodes_ride:
         assert len(prompts) in (0, len(turns)), "prefill and decodes share a step"
 

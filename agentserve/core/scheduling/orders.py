@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, islice
 
+from agentserve.core.scheduling.deadlines import within
 from agentserve.core.scheduling.policy import Outlook, Ran
 from agentserve.core.session import Session
 from agentserve.types import SessionId
@@ -25,6 +26,13 @@ def arrival(session: Session, now: float = 0.0) -> Place:
 def urgency(session: Session, now: float = 0.0) -> Place:
     """Among turns of one tenant: by priority, then first come, first served."""
     return session.running_turn.rank
+
+
+def promised(session: Session, now: float = 0.0) -> Place:
+    """Among turns of one tenant: by priority, then who is wanted first. Where all were promised alike that is
+    first come, first served; and whoever has waited for a minute is passed by nobody who comes."""
+    turn = session.running_turn
+    return turn.rank[0], turn.arrived + within(turn.slo)
 
 
 class Keyed:
@@ -104,7 +112,7 @@ class ResumesFirst:
         self._patience = patience
         self._examined = examined
         self._tried = tried
-        self._arrivals = Keyed(urgency)
+        self._arrivals = Keyed(promised)
 
     def __len__(self) -> int:
         return len(self._arrivals)

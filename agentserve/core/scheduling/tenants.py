@@ -94,7 +94,8 @@ class FairShares:
         order = self._orders.get(tenant)
         if order is None:
             order = self._orders[tenant] = self._make()
-        if not session.running_turn.preemptions:
+        turn = session.running_turn
+        if not (turn.preemptions or turn.relegated):  # such a one comes back into line
             self._arrived(tenant)
         if not len(order):
             self._since[tenant] = now

@@ -32,6 +32,7 @@ from agentserve.messages import (
     WorkerView,
 )
 from agentserve.server.workers.exchange import Exchange
+from agentserve.server.workers.iterations import IterationLog
 from agentserve.server.workers.link import LinkError, WorkerLink
 from agentserve.server.workers.meanwhile import Meanwhile
 from agentserve.server.workers.recorder import Recorder
@@ -39,6 +40,7 @@ from agentserve.types import FinishReason
 
 log = logging.getLogger(__name__)
 
+STEP_FAILED = "The engine failed on this turn."
 FOR_LATER = (Shutdown, DefineGrammar, DropGrammar)  # the loop's and the executor's own
 STALL_TICK = 0.05  # seconds to wait when there is work but none of it can run now
 
@@ -69,17 +71,20 @@ class WorkerLoop:
         clock: Clock,
         recorder: Recorder,
         exchange: Exchange | None = None,
+        iterations: IterationLog | None = None,
         when_computing: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """exchange: with the tiers below the device; None when there are none.
-        when_computing: has the executor call what it is given in each run, when the model computes and
-        Python does not; None: nothing overlaps."""
+        """exchange: with the tiers below the device; None when there are none. iterations: where it is
+        written down what each step did. when_computing: has the executor call what it is given in each run,
+        when the model computes and Python does not; None: nothing overlaps."""
         self._core = core
         self._executor = executor
         self._link = link
         self._clock = clock
         self._recorder = recorder
         self._exchange = exchange
+        self._iterations = iterations
+        self._began = 0.0  # when the step that runs was begun
         self._grammars: set[str] = set()
         self._refused: list[CoreEvent] = []
         self._later: list[Command] = []  # arrived while a step ran, and are not for that time
@@ -194,7 +199,7 @@ class WorkerLoop:
 
     def _step(self) -> bool:
         """One plan, if there is one: whether a step ran."""
-        began = self._clock.now()
+        began = self._began = self._clock.now()
         plan = self._core.begin_step(began)
         self._recorder.planned(began, plan)
         if plan is None:
@@ -209,24 +214,33 @@ class WorkerLoop:
         """Run a plan and book what came of it; what is to be run in its place if it failed."""
         if self._meanwhile is not None:
             self._meanwhile.arm(self._while_computing)
-        outcome = self._outcome(plan)
+        result = self._result(plan)
         if self._meanwhile is not None:
             self._meanwhile.finish()
-        now = self._clock.now()
-        if isinstance(outcome, str):
-            self._recorder.add(Failed(now, outcome))
-            return self._core.fail_step(plan, outcome, now)
-        self._recorder.add(Finished(now, outcome))
-        self._core.finish_step(outcome, now)
-        return None
+        now, again = self._clock.now(), None
+        if result is None:
+            self._recorder.add(Failed(now, STEP_FAILED))
+            again = self._core.fail_step(plan, STEP_FAILED, now)
+        else:
+            self._recorder.add(Finished(now, result))
+            self._core.finish_step(result, now)
+        self._write_down(plan, result)
+        return again
 
-    def _outcome(self, plan: Plan) -> StepResult | str:
-        """What the executor makes of it: a result, or why there is none."""
+    def _result(self, plan: Plan) -> StepResult | None:
+        """What the executor makes of it; None: it raised."""
         try:
             return self._executor.run(plan)
-        except Exception as error:  # whatever a kernel or torch raises: only this plan's turns fail
-            log.exception("step %d failed", plan.step)
-            return f"{type(error).__name__}: {error}".splitlines()[0]
+        except Exception:  # whatever a kernel or torch raises: only this plan's turns fail
+            # What was raised may be about any of them: it is for the log, and for no client.
+            log.exception("step %d failed, of %s", plan.step, [str(chunk.session) for chunk in plan.chunks])
+            return None
+
+    def _write_down(self, plan: Plan, result: StepResult | None) -> None:
+        if self._iterations is not None:
+            now = self._clock.now()
+            self._iterations.ran(plan, result.seconds if result is not None else None, self._began, now)
+            self._began = now
 
     def _report(self, news: bool) -> None:
         self._recorder.flush()  # what was told is in the log
@@ -234,4 +248,7 @@ class WorkerLoop:
         self._refused = []
         if events or news or self._unreported:
             self._unreported = False
-            self._link.send(StepDone(events, self._core.view()))
+            view = self._core.view()
+            if self._iterations is not None:
+                events, view = self._iterations.reported(events, view)
+            self._link.send(StepDone(events, view))

@@ -57,6 +57,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_num_seqs: int
     max_batched_tokens: int
     trace: Lengths
+    fitted: StepCost | None = None  # of recorded steps; it then says what a step takes, in place of the above
 
     @property
     def block_bytes(self) -> int:
@@ -72,6 +73,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def step(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Seconds of a step of chunks (start, count)."""
+        if self.fitted is not None:
+            return self.fitted.step(chunks)
         seconds = self.fixed
         for start, count in chunks:
             seconds += (
@@ -83,7 +86,9 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return seconds
 
     def step_cost(self) -> StepCost:
-        """The same as the core predicts it: reading a context is left out."""
+        """The same as the core predicts it: reading a context is left out, unless steps were fitted."""
+        if self.fitted is not None:
+            return self.fitted
         return StepCost(
             fixed=self.fixed,
             per_row=self.per_row,
@@ -94,14 +99,15 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def prices(self) -> Prices:
         """What policies are told at the start."""
         size = self.block_bytes
-        chunks = self.fixed / self.max_batched_tokens  # a prefill is so many steps
+        cost = self.step_cost()
+        chunks = cost.fixed / self.max_batched_tokens  # a prefill is so many steps
         return Prices(
             block_bytes=size,
             save=(self.copy_latency, size / self.save_rate),
             load=(self.copy_latency, size / self.load_rate),
             write=(self.disk_latency, size / self.write_rate),
             fetch=(self.disk_latency, size / self.fetch_rate),
-            prefill=(self.fixed, self.per_token + chunks, self.per_context),
+            prefill=(cost.fixed, cost.per_token + chunks, cost.per_context),
             page_size=self.page_size,
         )
 

@@ -1,4 +1,4 @@
-"""Line charts as SVG, with nothing but text: one line per policy over oversubscription."""
+"""Line charts as SVG, with nothing but text: one line per policy over what was varied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ COLOURS = ("#1b6ac9", "#d1495b", "#2e8b57", "#8e5ea2", "#e08e0b", "#4a4e69", "#0
 Points = Sequence[tuple[float, float]]
 
 
-def chart(title: str, y_title: str, lines: Mapping[str, Points], *, log_y: bool = False) -> str:
+def chart(
+    title: str,
+    y_title: str,
+    lines: Mapping[str, Points],
+    *,
+    log_y: bool = False,
+    x_title: str = "oversubscription of the device pool",
+    x_unit: str = "×",
+) -> str:
     """An SVG document. x is on a logarithmic scale of base 2; points that have no place on a logarithmic
     y scale (0 and less) are left out. Without any point there is only the frame."""
     kept = {
@@ -31,9 +39,7 @@ def chart(title: str, y_title: str, lines: Mapping[str, Points], *, log_y: bool 
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         _text(LEFT, 22, title, size=15),
-        _text(
-            (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "oversubscription of the device pool", anchor="middle"
-        ),
+        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, x_title, anchor="middle"),
         f'<text transform="translate(16 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" '
         f'text-anchor="middle">{escape(y_title)}</text>',
     ]
@@ -41,7 +47,7 @@ def chart(title: str, y_title: str, lines: Mapping[str, Points], *, log_y: bool 
         at = axis_y(y)
         parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
         parts.append(_text(LEFT - 6, at + 4, f"{y:.3g}", anchor="end"))
-    parts += [_text(axis_x(x), HEIGHT - BOTTOM + 18, f"{x:g}×", anchor="middle") for x in xs]
+    parts += [_text(axis_x(x), HEIGHT - BOTTOM + 18, f"{x:g}{x_unit}", anchor="middle") for x in xs]
     for number, (name, points) in enumerate(kept.items()):
         colour = COLOURS[number % len(COLOURS)]
         places = [(axis_x(x), axis_y(y)) for x, y in points]

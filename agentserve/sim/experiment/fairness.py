@@ -1,0 +1,109 @@
+"""Who got how much, from the iterations of a run. Pure functions.
+
+Service is work: tokens of input that were computed (not those found in the cache), and tokens that were
+written at twice that (VTC, OSDI'24). A tenant is backlogged while turns of its wait to be admitted, and
+active while any of its turns wait or run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+import msgspec
+
+from agentserve.sim.experiment.record import IterationRecord, RequestRecord
+
+INPUT, OUTPUT = 1.0, 2.0
+
+
+class Fairness(msgspec.Struct, frozen=True):
+    """None: nobody was backlogged, or never two at once."""
+
+    jain: float | None
+    largest_gap: float | None  # weighted tokens
+    shares: dict[str, float]  # by tenant that was backlogged: of what it was entitled to
+
+    @property
+    def least_share(self) -> float | None:
+        return min(self.shares.values(), default=None)
+
+
+def fairness(
+    iterations: Sequence[IterationRecord], tenants: Sequence[str], weights: Sequence[float]
+) -> Fairness:
+    """tenants, weights: in the order of the records'."""
+    shares = {
+        tenant: share
+        for number, tenant in enumerate(tenants)
+        if (share := share_while_backlogged(iterations, number, weights)) is not None
+    }
+    together = [each for each in iterations if all(each.backlogged)] if len(tenants) > 1 else []
+    served = [sum(each.served[number] for each in together) / weight for number, weight in enumerate(weights)]
+    return Fairness(jain(served) if together else None, largest_gap(iterations, weights), shares)
+
+
+def jain(values: Sequence[float]) -> float | None:
+    """Jain's index: (sum x)^2 / (n sum x^2). 1: all alike; 1/n: one has all. None of nothing."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else None
+
+
+def share_while_backlogged(
+    iterations: Sequence[IterationRecord], tenant: int, weights: Sequence[float]
+) -> float | None:
+    """What a tenant got in the iterations in which it was backlogged, over what it was entitled to there: its
+    weight's part of all that was served, among the tenants that were active. None: it never was."""
+    got = entitled = 0.0
+    for each in iterations:
+        if not each.backlogged[tenant]:
+            continue
+        active = sum(weight for weight, is_active in zip(weights, each.active, strict=True) if is_active)
+        got += each.served[tenant]
+        entitled += sum(each.served) * weights[tenant] / active
+    return got / entitled if entitled else None
+
+
+def largest_gap(iterations: Sequence[IterationRecord], weights: Sequence[float]) -> float | None:
+    """The most that two tenants' weighted services grew apart within a stretch of time in which both were
+    backlogged throughout: the bound that VTC gives is on this. None: there was no such stretch."""
+    found = None
+    for one, other in combinations(range(len(weights)), 2):
+        apart = low = high = 0.0
+        for each in iterations:
+            if not (each.backlogged[one] and each.backlogged[other]):
+                apart = low = high = 0.0
+                continue
+            apart += each.served[one] / weights[one] - each.served[other] / weights[other]
+            low, high = min(low, apart), max(high, apart)
+            found = max(high - low, found or 0.0)
+    return found
+
+
+def longest_wait(requests: Sequence[RequestRecord], end: float) -> float:
+    """The longest that a request waited to be admitted; who never was waited until its end, or `end`."""
+
+    def left(each: RequestRecord) -> float:
+        if each.admit_ts is not None:
+            return each.admit_ts
+        return end if each.finish_ts is None else each.finish_ts
+
+    return max((left(each) - each.arrival_ts for each in requests), default=0.0)
+
+
+def longest_overtaking(requests: Sequence[RequestRecord]) -> float:
+    """By how many seconds, at most, a request had come later than one of the same tenant that it was admitted
+    before. 0: first come, first served. With each tenant's share this bounds waiting: nobody waits for more
+    than what its tenant had brought before it, and for what came within so many seconds after it."""
+    most = 0.0
+    for tenant in {each.tenant for each in requests}:
+        own = sorted(
+            (each for each in requests if each.tenant == tenant and each.admit_ts is not None),
+            key=lambda each: each.admit_ts or 0.0,
+        )
+        latest = -math.inf  # arrival of those admitted so far
+        for each in own:
+            most = max(most, latest - each.arrival_ts)
+            latest = max(latest, each.arrival_ts)
+    return most
