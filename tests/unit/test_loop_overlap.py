@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentserve.core.plan import Plan, StepResult
-from agentserve.core.record import Commanded, decode_entries
+from agentserve.core.record import Commanded, Planned, decode_entries
 from agentserve.messages import Abort, Command, Describe
 from agentserve.types import FinishReason, SessionId, TurnId
 from tests.unit.test_loop import Executor, Worker, submit
@@ -39,7 +39,7 @@ def test_what_could_take_pages_waits_for_the_step_and_what_comes_after_it_too() 
     worker.peer.close()
     worker.thread.join(20)
     worker.link.close()
-    kinds = [type(entry).__name__ if not isinstance(entry, Commanded) else type(entry.command).__name__
-             for entry in decode_entries(worker.log.getvalue())]  # fmt: skip
-    second = [place for place, kind in enumerate(kinds) if kind == "Planned"][1]
-    assert kinds[second : second + 6] == ["Planned", "Submit", "Finished", "Abort", "Submit", "Describe"]
+    entries = list(decode_entries(worker.log.getvalue()))
+    steps = [place for place, entry in enumerate(entries) if isinstance(entry, Planned) and entry.plan]
+    kinds = [type(each.command if isinstance(each, Commanded) else each).__name__ for each in entries]
+    assert kinds[steps[1] :][:6] == ["Planned", "Submit", "Finished", "Abort", "Submit", "Describe"]
