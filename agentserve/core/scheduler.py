@@ -275,10 +275,13 @@ class Scheduler:
         place = next((place for place in line if place.limit not in PASSED), None)
         if place is None or not place.limit:
             return
+        outranks = self.policy.order.outranks
+        if not any(outranks(place.session, session) for session in self.running):
+            return  # who stands last need not be found
         needed = self._kv.needed_blocks(place.session.namespace, place.session.tokens)
         while self.running:
             victim = next(session for session in reversed(standing) if session not in draft.preempted)
-            if not self.policy.order.outranks(place.session, victim):
+            if not outranks(place.session, victim):
                 return
             self._preempt(victim, draft, now, Why.SEAT)
             if needed <= self._admission.room(self.running):
