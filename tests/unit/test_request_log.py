@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 
 from agentserve.messages import PreemptionCounts, StateChange, Submit, Token, TurnEnded, TurnUsage
 from agentserve.metrics import Metrics
-from agentserve.records.lines import Line, RequestRecord, Status
+from agentserve.records.lines import Line, Opened, RequestRecord, Status
+from agentserve.records.reader import read_records
+from agentserve.records.writer import Bounds, LineWriter
 from agentserve.request_metrics import OTHER
 from agentserve.server.engine_port import TurnEvent
 from agentserve.server.sessions.errors import TurnRefused
@@ -228,6 +231,17 @@ async def test_each_tenant_has_its_own_row_and_the_sum_is_what_was_recorded() ->
         assert "tenant" not in reply.text.replace("tenant_key", "").replace("a tenant", "").replace(
             "tenant's", ""
         )
+
+
+async def test_what_was_told_is_on_disk_when_the_application_has_ended(tmp_path: Path) -> None:
+    def opened() -> Opened:
+        return Opened(at_ts=0.0, unix=0.0, model="m", policy="p")
+
+    rig = Tenants(ScriptedEngine(), recording=LineWriter(tmp_path / "requests.jsonl", Bounds(), opened))
+    async with rig.app.router.lifespan_context(rig.app):
+        for _ in range(5):
+            await rig.a.post(CHAT, json=body())
+    assert len(read_records(tmp_path).requests) == 5
 
 
 # --- one turn by hand ---------------------------------------------------------------------------
