@@ -54,9 +54,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tenant: str = ""  # whose it is: order, share of the machine and what is learned are each tenant's own
     program: str = ""  # turns of one agent, whose service counts together; empty: the session's own
     slo: Slo = NO_SLO  # what was promised for it
+    generated: int = 0  # how many of the last `tokens` this turn has generated already (a moved turn)
     shed: bool = False  # refuse it at once if the queue cannot keep that
     arrived: float | None = None  # when its client asked, monotonic seconds; None: now
-    generated: int = 0  # how many of the last `tokens` this turn has generated already (a moved turn)
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -54,6 +54,9 @@ def traces(
     patience: Annotated[
         float | None, typer.Option(min=1e-3, help="Seconds after which clients give a request up.")
     ] = None,
+    page: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per page.", show_default="the machine's")
+    ] = None,
     host: Annotated[
         float, typer.Option(min=0.0, help="Seconds that the scheduler takes for a step.")
     ] = 0.0003,
@@ -82,7 +85,8 @@ def traces(
             drawn, trace or (), sessions=sessions, weights=options.tenants(tenants), seed=seed, scale=scale
         )
         entrants = [entrant_named(name) for name in options.names(policies)] or list(LADDER)
-        stage = Imagined(hardware_named(hardware), host)
+        imagined = hardware_named(hardware)
+        stage = Imagined(msgspec.structs.replace(imagined, page_size=page or imagined.page_size), host)
         rule = SloRule(ttft=ttft, tbt=tbt)
         plan = Plan(
             knees=knees,

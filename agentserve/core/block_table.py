@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentserve.core.nodes import Node
+from agentserve.core.pages import PagePool
 
 
 @dataclass(slots=True)
@@ -38,6 +40,16 @@ class BlockTable:
         for pages, page in zip(self.pages, block, strict=True):
             pages.append(page)
         self._shown = None
+
+    def freed(self, pools: Sequence[PagePool], most: int) -> tuple[int, ...]:
+        """Per KV group: how many of its pages, from the last on, nobody else holds; at most `most`."""
+        counts = []
+        for pool, pages in zip(pools, self.pages, strict=True):
+            count = 0
+            while count < min(most, len(pages)) and pool.holds(pages[-1 - count]) == 1:
+                count += 1
+            counts.append(count)
+        return tuple(counts)
 
     def shown(self) -> tuple[array[int], ...]:
         """The pages as they are now, for plans: nobody changes them, and who asks again gets the same."""

@@ -26,3 +26,6 @@ def check_queues(sessions: SessionTable, scheduler: Scheduler, kv: KVManager, ah
     assert all(session in waiting for session in line), "a turn stands in line that does not wait"
     assert bool(line) == bool(waiting), "turns wait, but nobody stands in line"
     ahead.check()
+    if not running and not ahead.any_flying:
+        kept = kv.moving + kv.copied
+        assert all(pool.live <= kept for pool in kv.pools), "pages are live but nobody runs or moves them"

@@ -125,6 +125,16 @@ class EngineCore:
             case _:  # grammars belong to the executor, Shutdown to the worker's loop
                 pass
 
+    def must_wait(self, command: Command) -> bool:
+        """Whether it is not to be handled while a plan runs: it could let go of pages that the plan uses."""
+        match command:
+            case Abort() | Fork() | Close() | ResetPrefixCache():
+                return True
+            case Submit(session=name) | Park(session=name) | ToolSignal(session=name) | Devalue(session=name):
+                return self.ahead.flying(name)
+            case _:
+                return False
+
     def _abort(self, name: SessionId, turn: TurnId, now: float) -> None:
         session = self.sessions.get(name)
         if session is None or session.last_turn != turn:
@@ -238,9 +248,8 @@ class EngineCore:
             self.tiers.begin(now)
         plan, preempted, admitted = self.scheduler.plan(now)
         for session in preempted:
-            wish = self._leaving.displaced(session, now)
+            self._events += self._leaving.displaced(session, now)
             self._show(session, now, PRESSURE)
-            self._events += wish
         self._planned = plan
         for session in admitted:  # of the others none has changed
             self._show(session, now)
@@ -253,45 +262,35 @@ class EngineCore:
             chunks = [(chunk.start, len(chunk.tokens)) for chunk in self._planned.chunks]
             self.tiers.stepped([chunk.session for chunk in result.chunks], chunks, result.seconds)
             self._planned = None
-        fresh = [
-            (session, chunk)
-            for chunk in result.chunks
-            if (chunk.sampled is not None or not self.ahead.finished(chunk))
-            and (session := self._fresh(chunk)) is not None
-        ]
+        fresh: list[tuple[Session, ChunkResult]] = []
+        ran: list[Ran] = []
+        for chunk in result.chunks:
+            if chunk.sampled is None and self.ahead.finished(chunk):
+                continue
+            session = self.sessions.get(chunk.session)
+            if session is None or session.epoch != chunk.epoch or session.phase is not Phase.RUNNING:
+                continue
+            read = chunk.computed if len(session.tokens) - session.computed > 1 else 0
+            fresh.append((session, chunk))
+            ran.append(Ran(session, read, 0 if chunk.sampled is None else 1))
         # Charged before it is booked: afterwards no turn lags any more, and some have ended.
-        ran = [
-            Ran(
-                session,
-                chunk.computed if len(session.tokens) - session.computed > 1 else 0,
-                0 if chunk.sampled is None else 1,
-            )
-            for session, chunk in fresh
-        ]
         self.scheduler.stepped(ran, result.seconds, now)
         for session, chunk in fresh:
             if chunk.error:
                 reason = FinishReason.REFUSED if chunk.refused else FinishReason.ERROR
                 self._end(session, reason, now, chunk.error)
-                continue
-            self._advance(session, chunk, now)
-
-    def _fresh(self, chunk: ChunkResult) -> Session | None:
-        """Whose result this is; None if it is stale."""
-        session = self.sessions.get(chunk.session)
-        if session is None or session.phase is not Phase.RUNNING or session.epoch != chunk.epoch:
-            return None
-        return session
+            else:
+                self._advance(session, chunk, now)
 
     def _advance(self, session: Session, chunk: ChunkResult, now: float) -> None:
-        self.sessions.advance(session, chunk.computed)
-        if chunk.computed > 1 or not session.computed % self.config.page_size:
-            self.kv.seal(session.id, session.tokens, session.computed)
-        sampled = chunk.sampled
+        sampled, turn = chunk.sampled, session.running_turn
+        computed = self.sessions.advance(session, chunk.computed)
+        if chunk.computed > 1 or not computed % self.config.page_size:
+            self.kv.seal(session.id, session.tokens, computed)
         if sampled is None:
             self._show(session, now)
             return
-        turn, token = session.running_turn, sampled.token
+        token = sampled.token
         index = self.sessions.append(session, token, now)
         self._events.append(Token(session.id, turn.id, index, token, sampled.logprob, sampled.top))
         if sampled.ended or (token in turn.ends and index + 1 >= turn.sampling.min_tokens):
@@ -394,10 +393,5 @@ class EngineCore:
         """Raise AssertionError if any invariant is broken (INVARIANTS.md). For tests: O(pages)."""
         self.kv.check()
         check_queues(self.sessions, self.scheduler, self.kv, self.ahead)
-        if not self.scheduler.running and not self.ahead.any_flying:
-            kept = self.kv.moving + self.kv.copied
-            assert all(pool.live <= kept for pool in self.kv.pools), (
-                "pages are live but nobody runs or moves them"
-            )
         if self.tiers is not None:
             self.tiers.check()

@@ -66,18 +66,7 @@ class KVManager:
     def freed(self, session: SessionId, most: int) -> tuple[int, ...]:
         """Per KV group: pages that could be had if the session let go of its own, from its last one on; at
         most `most`. What somebody else or a transfer holds stays, and so does all before it."""
-        counts = []
-        for pool, pages in zip(self.pools, self._tables[session].pages, strict=True):
-            count = 0
-            while count < min(most, len(pages)) and pool.holds(pages[-1 - count]) == 1:
-                count += 1
-            counts.append(count)
-        return tuple(counts)
-
-    @property
-    def scarcest(self) -> int:
-        """The KV group of which least is to be had."""
-        return min(range(len(self.pools)), key=lambda group: self.pools[group].available)
+        return self._tables[session].freed(self.pools, most)
 
     # --- a session becomes active ------------------------------------------------------------
 

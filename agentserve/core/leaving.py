@@ -55,4 +55,6 @@ class Leaving:
 
     def counts(self) -> PreemptionCounts:
         tiers = self._tiers
-        return self._pressure.counts(*tiers.swaps) if tiers is not None else self._pressure.counts()
+        if tiers is None:
+            return self._pressure.counts()
+        return self._pressure.counts(tiers.spills.swapped, tiers.returned)

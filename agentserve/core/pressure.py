@@ -7,8 +7,10 @@ loss from then on (`core/spill.py`), so nobody waits for a copy.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agentserve.core.kv import KVManager
 from agentserve.core.lengths import Lengths
@@ -33,6 +35,15 @@ class Verdict:
     asks: int = 0
 
 
+class Ends(NamedTuple):
+    """When those who run are likely to end, in tokens that they will write."""
+
+    turns: int
+    session: SessionId  # that ends first
+    first: float
+    second: float
+
+
 class Pressure:
     def __init__(self, kv: KVManager, quotes: Quotes, *, by_price: bool) -> None:
         """by_price: else who stands last goes, and the tier policy says how, as in the systems that a policy
@@ -43,6 +54,8 @@ class Pressure:
         self._kv = kv
         self._by_price = by_price
         self._pace = 0.0
+        self._lefts: dict[SessionId, float] = {}  # as they were reckoned since the last step
+        self._chosen: Candidate | None = None  # who is about to be judged, if the price chose
         self._verdicts: dict[SessionId, Verdict] = {}
         self._made: dict[str, dict[str, int]] = {}
         self._asked = 0
@@ -50,6 +63,7 @@ class Pressure:
 
     def stepped(self, seconds: float) -> None:
         """A step took so long."""
+        self._lefts.clear()
         self._pace += (seconds - self._pace) / FADE if self._pace else seconds
 
     # --- whom ------------------------------------------------------------------------------
@@ -62,16 +76,18 @@ class Pressure:
         alike = [session for session in among if _class(session) == _class(last)][-EXAMINED:]
         if len(alike) == 1:
             return last
-        lefts = self._lefts(running)
-        chosen = choose([self._candidate(session, lefts) for session in alike])
-        return next(session for session in alike if session.id == chosen.session)
+        ends = self._ends(running)
+        self._chosen = choose([self._candidate(session, ends) for session in alike])
+        return next(session for session in alike if session.id == self._chosen.session)
 
     def judge(self, victim: Session, running: Sequence[Session], why: Why) -> None:
         """It is about to be preempted. Ask before it lets go of its pages."""
         if not self._by_price:
             self._verdicts[victim.id] = Verdict(why, None)
             return
-        candidate = self._candidate(victim, self._lefts(running))
+        candidate, self._chosen = self._chosen, None
+        if candidate is None or candidate.session != victim.id:
+            candidate = self._candidate(victim, self._ends(running))
         best, asks = cheapest(candidate.offers), 0
         if best.way is Way.MIGRATE:
             asks = self._needed(victim)
@@ -89,18 +105,28 @@ class Pressure:
     def _seconds(self) -> float:
         return max(self._pace, NO_TIME)
 
-    def _lefts(self, running: Sequence[Session]) -> dict[SessionId, float]:
-        return {session.id: self._left(session) for session in running}
+    def _ends(self, running: Sequence[Session]) -> Ends:
+        """The first turn to end, and how far away that and the next end are."""
+        known = self._lefts
+        for session in running:
+            if session.id not in known:
+                known[session.id] = self._left(session)
+        lefts = [known[session.id] for session in running]
+        soonest, *others = heapq.nsmallest(2, range(len(lefts)), key=lefts.__getitem__)
+        second = lefts[others[0]] if others else 1.0
+        return Ends(len(lefts), running[soonest].id, lefts[soonest], second)
 
     def _left(self, session: Session) -> float:
         turn = session.running_turn
         most = turn.limit - len(session.tokens)
         return self.lengths.left(session.tenant, session.generated, most)
 
-    def _candidate(self, session: Session, lefts: dict[SessionId, float]) -> Candidate:
+    def _candidate(self, session: Session, ends: Ends) -> Candidate:
         kv = self._kv
-        lack = shortage([other for name, other in lefts.items() if name != session.id], kv.page_size)
-        freed = kv.freed(session.id, lack.pages)[kv.scarcest]
+        first_end = ends.second if session.id == ends.session else ends.first
+        lack = shortage(ends.turns - 1, first_end, kv.page_size)
+        scarcest = min(range(len(kv.pools)), key=lambda group: kv.pools[group].available)
+        freed = kv.freed(session.id, lack.pages)[scarcest]
         first = kv.blocks_of(session.id) - freed if kv.prefix_cache else 0
         offers = self._offers(session, first, lack.steps * self._seconds)
         return Candidate(session.id, freed, lack.pages, session.running_turn.preemptions, offers)

@@ -130,8 +130,8 @@ class Scheduler:
         if not self.has_work and not (self.filler is not None and self.filler.wants):
             return None, [], []
         self.seen = now
-        self._relegate(now)
         seconds = self.time.step_seconds(self.running, self.waiting, now)
+        self._relegate(now)
         draft = Draft(self.config.max_batched_tokens, seconds, self.cost.fixed)
         line = self._admission.line_up(self.running, self.waiting, now)
         standing = Standing(self.policy.order, self.running, now)
@@ -247,7 +247,7 @@ class Scheduler:
 
     def _relegate(self, now: float) -> None:
         """Turns that cannot be in time any more stand behind those of their tenant that can."""
-        for session in self.time.hopeless(self.running, now):
+        for session in self.time.hopeless(now):
             self.policy.order.left(session, now)
             self._sessions.relegate(session)
             self.policy.order.entered(session, now)
@@ -281,7 +281,8 @@ class Scheduler:
     def _victim(self, standing: Sequence[Session], draft: Draft, needy: Session | None = None) -> Session:
         """Who gives up its pages for `needy`, or for whoever stands first: one of those behind it, or, but
         for who stands first while others are there, itself."""
-        left = [session for session in standing if session not in draft.preempted]
+        gone = set(draft.preempted)
+        left = [session for session in standing if session not in gone]
         among = left[max(left.index(needy), 1) if needy is not None else 1 :]
         return self.pressure.victim(among, self.running) if among else left[-1]
 

@@ -7,11 +7,12 @@ table: every scheduling question is "how far does computed lag behind len(tokens
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from agentserve.core.scheduling.deadlines import Course, judged, token_due
+from agentserve.core.scheduling.deadlines import Course, judged, paced_from
 from agentserve.core.states import Happening, Phase, after, public_state
 from agentserve.messages import TurnUsage
 from agentserve.types import NO_SLO, Sampling, SessionId, SessionState, Slo, TurnId
@@ -34,9 +35,12 @@ class Turn:
     slo: Slo = NO_SLO
     ends: frozenset[int] = frozenset()  # tokens that end it, from `min_tokens` on
     given: int = 0  # tokens that it had generated on another worker
-    pace: float | None = field(init=False)  # seconds per token that were promised
     relegated: bool = False  # it could not be in time any more, and stood behind those that could
     late: int = 0  # tokens after the first that came after they were due
+    # Asked at every token, and so reckoned once. inf: nothing was promised.
+    beat: float = field(init=False)  # seconds per token that keep all promises about tokens
+    over_by: float = field(init=False)  # when all of it is due
+    paced_from: float = 0.0  # the moment that the times of its tokens count from; 0: there is none yet
     admitted: float = 0.0
     first_token: float = 0.0
     ran: bytearray = field(default_factory=bytearray)  # prompt positions the executor has run: 1
@@ -44,9 +48,6 @@ class Turn:
     computed: int = 0  # token rows run, recomputation included
     preemptions: int = 0
     swaps: int = 0  # of these: those for which its KV was to be moved out
-
-    def __post_init__(self) -> None:
-        self.pace = self.slo.pace
 
     @property
     def cached(self) -> int:
@@ -75,15 +76,18 @@ class Turn:
             swaps=self.swaps,
         )
 
+    def __post_init__(self) -> None:
+        pace, total = self.slo.pace, self.slo.total
+        self.beat = math.inf if pace is None else pace
+        self.over_by = math.inf if total is None else self.arrived + total
+
     def wrote(self, index: int, now: float) -> None:
         """Token `index` of the turn has come."""
-        slo = self.slo
         if self.first_token == 0.0:
             self.first_token = now
-        elif slo.tbt is not None:
-            steady = Slo(ttft=slo.ttft, tbt=slo.tbt)
-            due = token_due(steady, self.arrived, self.first_token, index - self.given)
-            self.late += now > due
+            self.paced_from = paced_from(self.slo, self.arrived, now)
+        elif self.slo.tbt is not None:
+            self.late += now > self.paced_from + self.slo.tbt * (index - self.given)
 
 
 @dataclass(slots=True, eq=False)
@@ -125,15 +129,13 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._sessions: dict[SessionId, Session] = {}
+        self.get = self._sessions.get  # the session of an id, or None
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
-
-    def get(self, session: SessionId) -> Session | None:
-        return self._sessions.get(session)
 
     def open(self, session: SessionId) -> Session:
         """The session of that id; a new one if there is none."""
@@ -163,8 +165,8 @@ class SessionTable:
             turn.admitted = now
             turn.ran = bytearray(turn.prompt)
 
-    def advance(self, session: Session, rows: int) -> None:
-        """`rows` more tokens have been computed."""
+    def advance(self, session: Session, rows: int) -> int:
+        """`rows` more tokens have been computed; returns how many are now."""
         turn, start = session.running_turn, session.computed
         end = session.computed = start + rows
         turn.computed += rows
@@ -172,6 +174,7 @@ class SessionTable:
             end = min(end, turn.prompt)
             turn.ran[start:end] = b"\x01" * (end - start)
             turn.reached = max(turn.reached, end)
+        return session.computed
 
     def append(self, session: Session, token: int, now: float) -> int:
         """Add a generated token; returns its index within the turn."""

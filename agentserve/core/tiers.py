@@ -63,7 +63,7 @@ class Tiers:
         self._timers = Timers(self.ledger)
         self._hits = dict.fromkeys(Tier, 0)
         self._choices = dict.fromkeys(Choice, 0)
-        self.returned = 0  # blocks that were brought for turns that had been preempted
+        self.returned = 0  # blocks brought for turns that had been preempted
         self.quotes = TierQuotes(kv, self.manager, self.ledger, parts.book.prices, peers=setup.peers)
 
     # --- what happens to sessions ----------------------------------------------------------
@@ -379,11 +379,6 @@ class Tiers:
         return tiers_view(
             self.policy, self.manager, self._kv, watched=self._watched, hits=self._hits, choices=self._choices
         )
-
-    @property
-    def swaps(self) -> tuple[int, int]:
-        """Blocks that were ordered out, and those brought back, for turns that were preempted."""
-        return self.spills.swapped, self.returned
 
     def describe(self, view: SessionView) -> SessionView:
         """A session's view with what the tiers know of it, if it is at rest."""

@@ -5,14 +5,16 @@ Everything here is a prediction by the cost model and moves no queue: the schedu
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
-from agentserve.core.scheduling.deadlines import first_due, least_slack, token_due, within
+from agentserve.core.load import Load, load_of
+from agentserve.core.scheduling.deadlines import first_due, least_slack, within
 from agentserve.core.scheduling.forecast import NOTHING, Pace, Room, Work, ahead_of, first_token
 from agentserve.core.scheduling.policy import Form
 from agentserve.core.session import Session, Turn
@@ -21,7 +23,7 @@ from agentserve.types import SessionId, Slo
 
 PATIENCE = 4.0  # seconds for which deadlines of tokens may keep prompts from being read
 REFRESHED = 16  # estimates that are made anew for a forecast: caches have changed meanwhile
-RELEGATED = 32  # turns that are looked at before a step
+RELEGATED = 16  # turns that are looked at before a step
 RECENT = 0.1  # what the last turn counts in the average
 
 
@@ -74,6 +76,8 @@ class Timekeeper:
             True: [],
             False: [],
         }  # with a promise: short ones, others
+        self._load = Load()
+        self._calm = -math.inf  # until then nobody is late who was not, if nothing else happens
         self._prefilled = 0.0  # when prompts were read last, or none waited
         self._lasting = 0.0
         self.unattainable = self.overruled = self.relegated = self.shed = 0
@@ -95,19 +99,12 @@ class Timekeeper:
         most = self._config.max_step_seconds
         if not self._form.keeps_deadlines:
             return most
-        decodes = [session for session in running if session.lag == 1]
-        if not waiting and len(decodes) == len(running):
+        self._load = load = load_of(running, self._cost(), self._config.max_batched_tokens)
+        least, dues = load.least, load.dues
+        if not (waiting or load.long.tokens):
             self._prefilled = now
-        dues = []
-        for session in decodes:
-            turn = session.running_turn
-            if turn.pace is not None and turn.first_token:
-                after = session.generated - turn.given
-                dues.append(token_due(turn.slo, turn.arrived, turn.first_token, after))
         if not dues:
             return most
-        context = [session.computed for session in decodes]
-        least = self._cost().fixed + self._cost().decodes(len(context), sum(context))
         safety = self._config.scheduling.safety
         slack, missed = least_slack(dues, now, least * safety)
         self.unattainable += missed
@@ -128,12 +125,14 @@ class Timekeeper:
     def lined_up(self, session: Session) -> None:
         turn = session.running_turn
         self._line[session.id] = session
+        self._calm = -math.inf
         promised = turn.slo.ttft is not None or turn.slo.total is not None
         if self._form.keeps_deadlines and promised and not turn.relegated and not turn.first_token:
             self._watch(self._estimated(session))
 
     def left(self, session: Session) -> None:
         self._line.pop(session.id, None)
+        self._calm = -math.inf
         estimate = self._estimates.pop(session.id, None)
         if estimate is not None:
             self._unwatch(estimate)
@@ -165,49 +164,54 @@ class Timekeeper:
 
     # --- who cannot be in time any more ------------------------------------------------------
 
-    def hopeless(self, running: Sequence[Session], now: float) -> list[Session]:
+    def hopeless(self, now: float) -> list[Session]:
         """Turns in line whose first token would be late, behind the prompts that are being read and the turns
-        of their tenant that must begin sooner and can be in time. They are not told again."""
-        if not any(self._latest.values()):
+        of their tenant that must begin sooner and can be in time. They are not told again. Asked after
+        `step_seconds`."""
+        if now < self._calm or not any(self._latest.values()):
             return []
-        pace, found, busy = self._pace(running), [], len(self._line) > 1
-        queue: dict[str, Work] = {}  # by tenant; short turns, which go first, are first in it
+        pace, found, busy = self._pace(self._load), [], len(self._line) > 1
+        queue: dict[
+            str, tuple[float, float]
+        ] = {}  # by tenant: tokens and seconds; short turns are first in it
+        margin = math.inf
         for short, line in self._latest.items():
-            begun = self._begun(running, short=short)
+            begun = self._load.before(short=short)
             for estimate in line[:RELEGATED]:
                 tenant = estimate.session.tenant
-                ahead = queue.get(tenant, begun)
-                if self._late(estimate, ahead, pace, now, busy=busy):
+                tokens, seconds = queue.get(tenant, (begun.tokens, begun.seconds))
+                left = self._left(estimate, tokens, seconds, pace, busy=busy) - now
+                if left < 0:
                     self._unwatch(estimate)
                     estimate = self._estimates[estimate.session.id] = self._estimated(estimate.session)
-                    if self._late(estimate, ahead, pace, now, busy=busy):
+                    left = self._left(estimate, tokens, seconds, pace, busy=busy) - now
+                    if left < 0:
                         found.append(estimate.session)
                         continue
                     self._watch(estimate)
-                queue[tenant] = ahead + estimate.work
+                margin = min(margin, left)
+                queue[tenant] = tokens + estimate.work.tokens, seconds + estimate.work.seconds
         self.relegated += len(found)
+        self._calm = now + margin / 2  # halved, as contexts grow meanwhile
         return found
 
-    def _late(self, estimate: _Estimate, ahead: Work, pace: Pace, now: float, *, busy: bool) -> bool:
-        """Whether its first token would be, were it read behind so much."""
-        busy = busy or ahead.tokens > 0
-        return now + pace.reading(ahead + estimate.work, busy=busy) > estimate.due
+    @staticmethod
+    def _left(estimate: _Estimate, tokens: float, seconds: float, pace: Pace, *, busy: bool) -> float:
+        """By when it must begin to be read, with so much before it."""
+        work = estimate.work
+        takes = pace.takes(tokens + work.tokens, seconds + work.seconds, busy=busy or tokens > 0)
+        return estimate.due - takes
 
-    def _pace(self, running: Iterable[Session]) -> Pace:
-        cost, decodes = self._cost(), 0
-        overhead, allowed = cost.fixed, self._config.max_step_seconds
-        for session in running:
-            if session.lag == 1:
-                decodes += 1
-                overhead += cost.chunk(session.computed, 1)
-                promised = session.running_turn.slo.pace
-                if self._form.keeps_deadlines and promised is not None:
-                    promised /= self._config.scheduling.safety
-                    allowed = promised if allowed is None else min(allowed, promised)
-        tokens = max(self._config.max_batched_tokens - decodes, 1)
-        if allowed is None or allowed <= overhead:  # nothing is cut for what cannot be kept anyway
-            return Pace(overhead, tokens)
-        return Pace(overhead, tokens, allowed - overhead)
+    def _pace(self, load: Load) -> Pace:
+        """How fast prompts are read beside those that run."""
+        config, allowed = self._config, self._config.max_step_seconds
+        if self._form.keeps_deadlines and load.beat < math.inf:
+            promised = load.beat / config.scheduling.safety
+            allowed = promised if allowed is None else min(allowed, promised)
+        tokens = max(config.max_batched_tokens - load.decodes, 1)
+        if allowed is None or allowed <= load.least:  # nothing is cut for what cannot be kept anyway
+            return Pace(load.least, tokens)
+        return Pace(load.least, tokens, allowed - load.least)
 
     # --- who need not begin ------------------------------------------------------------------
 
@@ -218,7 +222,8 @@ class Timekeeper:
         seconds = self._cost().chunk(asked.start, asked.lacking)
         own = Work(asked.lacking, seconds, 1.0, asked.blocks)
         short = self._form.short_first and asked.lacking <= self._config.max_batched_tokens
-        pace = self._pace(running)
+        load = load_of(running, self._cost(), self._config.max_batched_tokens)
+        pace = self._pace(load)
         work = self._waiting(asked, short=short)
         mine = work.pop(asked.tenant, NOTHING)
         if self._form.shares:
@@ -227,30 +232,26 @@ class Timekeeper:
             ahead = mine + ahead_of(mine + own, others)
         else:
             ahead = sum(work.values(), mine)
-        ahead += self._begun(running, short=short)
+        ahead += load.before(short=short)
         room = Room(seats, blocks, len(running), held, self._lasting)
         return Forecast(first_token(own, ahead, pace, room), self._alone(own))
-
-    def _begun(self, running: Sequence[Session], *, short: bool) -> Work:
-        tokens, seconds, cost = 0, 0.0, self._cost()
-        for session in running:
-            if session.lag > 1 and not (short and session.lag > self._config.max_batched_tokens):
-                tokens += session.lag
-                seconds += cost.chunk(session.computed, session.lag)
-        return Work(tokens, seconds)
 
     def _waiting(self, asked: Asked, *, short: bool) -> dict[str, Work]:
         """By tenant, what waits and would go before it."""
         self._refresh()
-        found: dict[str, Work] = {}
+        found: dict[str, list[float]] = {}
         due = asked.arrived + within(asked.slo)
         for estimate in self._estimates.values():
             session = estimate.session
             turn = session.running_turn
             if session.tenant == asked.tenant and self._goes_behind(turn, estimate, asked.rank, due, short):
                 continue
-            found[session.tenant] = found.get(session.tenant, NOTHING) + estimate.work
-        return found
+            sums = found.setdefault(session.tenant, [0.0, 0.0, 0.0, 0.0])
+            sums[0] += estimate.work.tokens
+            sums[1] += estimate.work.seconds
+            sums[2] += 1.0
+            sums[3] += estimate.work.blocks
+        return {tenant: Work(*sums) for tenant, sums in found.items()}
 
     def _goes_behind(self, turn: Turn, estimate: _Estimate, rank: int, due: float, short: bool) -> bool:
         if turn.rank[0] != rank:

@@ -81,10 +81,11 @@ class Candidate:
     offers: tuple[Offer, ...]  # at least one
 
 
-def shortage(stay: Sequence[float], page_size: int) -> Shortage:
-    """stay: tokens that each of those who stay is likely to write; a page is needed now in any case."""
-    steps = max(min(stay, default=1.0), 1.0)
-    return Shortage(steps, max(1, math.ceil(len(stay) * steps / page_size)))
+def shortage(turns: int, first: float, page_size: int) -> Shortage:
+    """turns: how many stay; first: tokens that the first of them to end is likely to write. A page is needed
+    now in any case."""
+    steps = max(first, 1.0)
+    return Shortage(steps, max(1, math.ceil(turns * steps / page_size)))
 
 
 def cheapest(offers: Sequence[Offer]) -> Offer:

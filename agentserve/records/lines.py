@@ -109,7 +109,7 @@ class IterationRecord(
     iteration_ms: float  # from planning to results: scheduling, copies, forward pass, sampling, booking
     model_ms: float  # of these, the executor's: what `predicted_ms` predicts
     predicted_ms: float  # 0: nothing is known of this machine
-    kv_pages: tuple[GroupPages, ...]  # after it, by KV group
+    kv_pages: tuple[GroupPages, ...]  # by KV group, after it (with overlap: once the next is planned)
     swapped_bytes: Swapped
     binding_limit: str  # the first that kept it from being larger or admitting more; empty: none did
     limits: dict[str, int]  # how many turns each held up or cut short

@@ -105,6 +105,7 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         api_keys=config.api_keys,
         admin_keys=config.http.admin_keys,
         tenants=config.tenants,
+        slo=config.slo,
         host=config.http.host,
         limits=Limits(body_bytes=config.http.max_body, body_seconds=config.http.body_seconds),
         force_usage=config.http.force_usage,

@@ -84,7 +84,7 @@ def run(operations: list, rig: Promised) -> None:  # type: ignore[type-arg]
         if usage.relegated:
             assert {"ttft", "total"} & promised
     time = rig.core.scheduler.time
-    assert not time._line and not time._estimates and not any(time._latest.values()), "kept after its end"
+    assert not any((time._line, time._estimates, *time._latest.values())), "kept after its end"
     rig.core.kv.evict_all()
     assert all(pool.free == pool.pages for pool in rig.core.kv.pools), "pages leaked"
 

@@ -83,6 +83,7 @@ max_batched_tokens = 99
 max_model_len = 1000
 device_kv = "2GB"
 kv_dtype = "fp16"
+overlap = false
 max_step_seconds = 0.25
 [workers]
 count = 4

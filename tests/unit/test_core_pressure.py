@@ -66,7 +66,6 @@ def test_only_pages_that_nobody_else_holds_become_free_from_the_tail_on() -> Non
     assert kv.freed(A, 99) == (3, 3)  # three full blocks of the prompt are b's as well
     assert kv.freed(B, 99) == (3, 3)
     assert kv.freed(B, 2) == (2, 2)
-    assert kv.scarcest == 0
     block = tuple(pages[4] for pages in kv._tables[A].pages)
     kv.pin(block)
     assert kv.freed(A, 99) == (1, 1), "what a transfer reads stays, and what is before it"

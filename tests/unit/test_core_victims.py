@@ -28,18 +28,18 @@ def candidate(
 
 
 @pytest.mark.parametrize(
-    ("stay", "steps", "pages"),
+    ("turns", "first", "steps", "pages"),
     [
-        ([], 1.0, 1),
-        ([10.0], 10.0, 1),  # 10 tokens fit into a page of 16
-        ([40.0, 90.0, 40.0], 40.0, 8),  # three that write 40 each: 120 tokens, 7.5 pages
-        ([0.2, 50.0], 1.0, 1),
+        (0, 1.0, 1.0, 1),
+        (1, 10.0, 10.0, 1),  # 10 tokens fit into a page of 16
+        (3, 40.0, 40.0, 8),  # three that write 40 each: 120 tokens, 7.5 pages
+        (2, 0.2, 1.0, 1),
     ],
 )
 def test_pages_lack_until_the_first_of_those_who_stay_ends(
-    stay: list[float], steps: float, pages: int
+    turns: int, first: float, steps: float, pages: int
 ) -> None:
-    assert shortage(stay, 16) == Shortage(steps, pages)
+    assert shortage(turns, first, 16) == Shortage(steps, pages)
 
 
 def test_the_cost_is_seconds_for_what_lacks() -> None:

@@ -6,7 +6,7 @@ import io
 import socket
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -48,7 +48,8 @@ from agentserve.messages import (
 from agentserve.records.lines import IterationRecord, Swapped
 from agentserve.server.workers.iterations import IterationLog
 from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
-from agentserve.server.workers.loop import STEP_FAILED, Recorder, WorkerLoop
+from agentserve.server.workers.loop import STEP_FAILED, WorkerLoop
+from agentserve.server.workers.recorder import Recorder
 from agentserve.types import FinishReason, KVGroup, Sampling, SessionId, TurnId
 from tiering.policy.base import Signal
 
@@ -63,8 +64,13 @@ class Executor:
         self.grammars: list[str] = []
         self.error = ""
         self.poison: int | None = None  # a step with this token fails
+        self.computing: Callable[[], None] = lambda: None
+
+    def when_computing(self, call: Callable[[], None]) -> None:
+        self.computing = call
 
     def run(self, plan: Plan) -> StepResult:
+        self.computing()
         if self.error:
             raise RuntimeError(self.error)
         if any(self.poison in chunk.tokens for chunk in plan.chunks):
@@ -109,7 +115,9 @@ class Lines:
 class Worker:
     """A loop in a thread, and the API process's end of its socket."""
 
-    def __init__(self, pages: tuple[int, ...] = PAGES, *, recorded: bool = False) -> None:
+    def __init__(
+        self, pages: tuple[int, ...] = PAGES, *, recorded: bool = False, overlap: bool = False
+    ) -> None:
         ours, self.peer = socket.socketpair(socket.AF_UNIX)
         self.peer.settimeout(20)
         self.executor = Executor()
@@ -122,6 +130,7 @@ class Worker:
         loop = WorkerLoop(
             self.core, self.executor, self.link, clock=Ticking(), recorder=Recorder(self.log),
             iterations=IterationLog(self.recorded) if recorded else None,  # type: ignore[arg-type]
+            when_computing=self.executor.when_computing if overlap else None,
         )  # fmt: skip
         self.thread = threading.Thread(target=loop.run)
         self.frames = FrameDecoder(msgspec.msgpack.Decoder(Event))
@@ -156,15 +165,15 @@ def running(worker: Worker) -> Iterator[Worker]:
     worker.link.close()
 
 
-@pytest.fixture
-def worker() -> Iterator[Worker]:
-    with running(Worker()) as worker:
+@pytest.fixture(params=[False, True], ids=["in turn", "overlap"])
+def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    with running(Worker(overlap=request.param)) as worker:
         yield worker
 
 
-@pytest.fixture
-def recorded() -> Iterator[Worker]:
-    with running(Worker(recorded=True)) as worker:
+@pytest.fixture(params=[False, True], ids=["in turn", "overlap"])
+def recorded(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    with running(Worker(recorded=True, overlap=request.param)) as worker:
         yield worker
 
 

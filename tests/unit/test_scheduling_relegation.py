@@ -45,9 +45,9 @@ def test_a_late_turn_waits_for_a_bounded_number_of_others(happenings: list[str])
         order.left(session, 0.0)
         line.remove(session)
         bounds.pop(session.id, None)
-        for name in bounds:
-            bounds[name] -= 1
-            assert bounds[name] >= 0, f"{name} was passed by more than it may be"
+        for name, left_over in bounds.items():
+            assert left_over > 0, f"{name} was passed by more than it may be"
+            bounds[name] = left_over - 1
 
     def is_late(session) -> None:  # type: ignore[no-untyped-def]
         bounds[session.id] = EVERY * (len(bounds) + 1)
@@ -75,7 +75,7 @@ def test_a_late_turn_waits_for_a_bounded_number_of_others(happenings: list[str])
 
 
 def test_turns_that_can_be_in_time_are_in_time_where_all_would_be_late() -> None:
-    """Twice as many turns as the machine can serve: in order of arrival, all but the first few would be late."""
+    """Twice as many turns as the machine can serve: as they came, all but the first few would be late."""
 
     def play(policy: str) -> PromisesRig:
         rig = PromisesRig((64,), max_num_seqs=2, scheduling=SchedulingConfig(policy=policy))

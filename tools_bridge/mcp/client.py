@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tools_bridge.mcp.network import PinnedBackend, Seen, Wire
 from tools_bridge.mcp.results import Unread, answer, reason, secrets_of, without
+from tools_bridge.mcp.sieve import sieve
 from tools_bridge.mcp.types import Answer, Fault, JsonObject, ListedTool, McpFailed, Place
 from tools_bridge.webhooks.address import AddressPolicy, Refused, parse
 from tools_bridge.webhooks.dial import NotResolved, Resolver, addresses_of
@@ -123,7 +124,7 @@ class McpClient:
             url = f"{target.scheme}://{target.authority}{target.target}"
             async with http:
                 transport = streamable_http_client(url, http_client=http, max_sse_event_size=most)
-                async with Client(transport, client_info=self._info, cache=None) as client:
+                async with Client(sieve(transport), client_info=self._info, cache=None) as client:
                     yield client
         except Exception as error:
             raise _failed(error, seen, secrets_of(place.headers)) from None

@@ -29,12 +29,16 @@ def first_due(slo: Slo, arrived: float) -> float:
     return arrived + min(promised, default=math.inf)
 
 
+def paced_from(slo: Slo, arrived: float, first_token: float) -> float:
+    """The moment that the times of later tokens count from. first_token: when that came."""
+    return max(first_token, arrived + slo.ttft) if slo.ttft is not None else first_token
+
+
 def token_due(slo: Slo, arrived: float, first_token: float, after_first: int) -> float:
     """When token number `after_first` after the first (1, 2, ...) is due. first_token: when that came."""
     due = math.inf
     if slo.pace is not None:
-        promised = arrived + slo.ttft if slo.ttft is not None else first_token
-        due = max(first_token, promised) + slo.pace * after_first
+        due = paced_from(slo, arrived, first_token) + slo.pace * after_first
     return min(due, arrived + slo.total) if slo.total is not None else due
 
 

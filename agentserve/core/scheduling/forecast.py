@@ -46,12 +46,14 @@ class Pace:
 
     def reading(self, work: Work, *, busy: bool = False) -> float:
         """Seconds until so much has been read. busy: others fill what it leaves of a step."""
-        steps = math.ceil(work.tokens / self.tokens)
+        return self.takes(work.tokens, work.seconds, busy=busy)
+
+    def takes(self, tokens: float, seconds: float, *, busy: bool) -> float:
+        steps = math.ceil(tokens / self.tokens)
         if self.seconds < math.inf:
-            steps = max(steps, math.ceil(min(work.seconds / self.seconds, 1e12)))
-        seconds = work.seconds
-        if busy and work.tokens:
-            full = min(seconds / work.tokens * self.tokens, self.seconds)
+            steps = max(steps, math.ceil(min(seconds / self.seconds, 1e12)))
+        if busy and tokens:
+            full = min(seconds / tokens * self.tokens, self.seconds)
             seconds = max(seconds, steps * full)
         return seconds + steps * self.overhead
 

@@ -29,7 +29,7 @@ def urgency(session: Session, now: float = 0.0) -> Place:
 
 
 def promised(session: Session, now: float = 0.0) -> Place:
-    """Among turns of one tenant: by priority, then who is wanted first. Where all were promised alike, that is
+    """Among turns of one tenant: by priority, then who is wanted first. Where all were promised alike that is
     first come, first served; and whoever has waited for a minute is passed by nobody who comes."""
     turn = session.running_turn
     return turn.rank[0], turn.arrived + within(turn.slo)

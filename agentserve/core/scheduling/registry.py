@@ -126,10 +126,15 @@ def objective_of(name: str) -> str:
     return _POLICIES[name].objective
 
 
+def check_policy(name: str) -> None:
+    """ValueError if there is no policy of that name."""
+    if name not in _POLICIES:
+        raise ValueError(f'no scheduling policy "{name[:80]}"; known: {", ".join(_POLICIES)}')
+
+
 def make_policy(settings: SchedulingConfig, step: int, outlook: Outlook) -> SchedulingPolicy:
     """step: tokens of a step. Raises ValueError if there is no policy of that name."""
-    entry = _POLICIES.get(settings.policy)
-    if entry is None:
-        raise ValueError(f'no scheduling policy "{settings.policy}"; known: {", ".join(_POLICIES)}')
+    check_policy(settings.policy)
+    entry = _POLICIES[settings.policy]
     order = entry.order(Making(outlook, settings, step))
     return SchedulingPolicy(settings.policy, entry.objective, entry.form, order)

@@ -13,6 +13,7 @@ from agentserve.core.scheduling.policy import Order, Outlook, Ran
 from agentserve.core.session import Session
 from agentserve.types import SessionId
 
+MOVED_EACH = 8  # a tenant that moves in a list takes as long as so many of one that is sorted anew
 MOST_IDLE = 10_000  # tenants with nothing in line whose past is remembered
 
 
@@ -151,22 +152,22 @@ class FairShares:
         charges: dict[str, float] = {}
         held = self._memory * seconds  # per token
         for each in ran:
-            session = each.session
+            tenant = each.session.tenant
             cost = INPUT_WEIGHT * each.read + OUTPUT_WEIGHT * each.written
             if held:
-                cost += INPUT_WEIGHT * held * len(session.tokens)
-            charges[session.tenant] = charges.get(session.tenant, 0.0) + cost
-        for tenant, cost in charges.items():
-            self._charge(tenant, cost)
-
-    def _charge(self, tenant: str, cost: float) -> None:
-        order = self._orders.get(tenant)
-        waits = order is not None and len(order) > 0
-        if waits:
+                cost += INPUT_WEIGHT * held * len(each.session.tokens)
+            charges[tenant] = charges.get(tenant, 0.0) + cost
+        moved = [tenant for tenant in charges if tenant in self._since]
+        few = len(moved) * MOVED_EACH < len(self._waiting)
+        for tenant in moved if few else ():
             del self._waiting[self._place(tenant)]
-        self._tokens.charge(tenant, other=cost)
-        if waits:
-            insort(self._waiting, self._key(tenant))
+        for tenant, cost in charges.items():
+            self._tokens.charge(tenant, other=cost)
+        if few:
+            for tenant in moved:
+                insort(self._waiting, self._key(tenant))
+        else:
+            self._waiting = sorted(map(self._key, self._since))
 
     def _key(self, tenant: str) -> tuple[float, float, str]:
         return self._tokens.counter(tenant), self._since[tenant], tenant

@@ -77,6 +77,7 @@ from agentserve.server.text_port import ChatTemplate, Tokenizer
 from agentserve.server.webhooks.hooks import Hooks
 from agentserve.server.webhooks.making import make_hooks
 from agentserve.server.webhooks.runner import WebhookTools
+from agentserve.slo_classes import Promises
 from agentserve.text.conversation import unread
 from agentserve.tools import Tool
 from tools_bridge.mcp.remote import RemoteMcp
@@ -197,6 +198,7 @@ def create_app(
         keyring=keys,
         accounts=accounts,
         terms=terms,
+        promises=Promises(options.slo, options.tenants.classes),
         text_pool=text_pool,
         journal=journal,
         responses=responses or Desk(wall),

@@ -41,6 +41,7 @@ from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.tenants.terms import Terms
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 from agentserve.server.webhooks.hooks import Hooks
+from agentserve.slo_classes import Promises, SloConfig
 from agentserve.tenant_limits import TenantsConfig
 from agentserve.tools import Tool
 from tools_bridge.mcp.types import Mcp
@@ -62,6 +63,7 @@ class ServerOptions:
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # of the default tenant
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     tenants: TenantsConfig = field(default_factory=TenantsConfig)  # what each may ask for
+    slo: SloConfig = field(default_factory=SloConfig)  # classes of promises
     host: str = "127.0.0.1"  # that the server is bound to
     force_usage: bool = False  # send the usage chunk although nobody asked
     reasoning_fields: tuple[str, ...] = REASONING_FIELDS  # where replies show it
@@ -98,6 +100,7 @@ class ServerContext:
     hooks: Hooks  # webhooks: endpoints, and what is delivered to them
     keyring: Keyring  # who is let in, and as whom
     accounts: Accounts  # what tenants have used of their limits
+    promises: Promises  # what turns are promised
     terms: Terms  # what each tenant may ask for
     agents: Office  # agents' sessions, and their turns
     telling: Telling  # the events of agents' sessions

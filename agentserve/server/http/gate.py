@@ -31,8 +31,9 @@ from agentserve.server.sessions.request_log import CLIENT_GONE, RequestLog
 from agentserve.server.tenants.accounts import Accounts, OverLimit
 from agentserve.server.tenants.audit import Audit, Entry
 from agentserve.server.tenants.keyring import Keyring
-from agentserve.server.tenants.keys import ANYBODY, Caller, is_key_id, is_tenant, may_be_secret
+from agentserve.server.tenants.keys import ANYBODY, Caller, is_key_id, may_be_secret
 from agentserve.server.webhooks.hooks import CALLBACKS
+from agentserve.tenant_names import is_tenant
 
 log = logging.getLogger(__name__)
 

@@ -247,6 +247,7 @@ async def metrics(request: Request) -> Response:
     context.metrics.set_responses(context.responses.counts())
     context.metrics.set_webhooks(context.hooks.metrics())
     context.metrics.tenants.set(context.accounts.counts())
+    context.metrics.tenants.set_promises(context.accounts.promises())
     context.metrics.set_sessions(context.directory.by_state(), context.directory.size_bytes)
     return Response(context.metrics.render(), media_type=CONTENT_TYPE)
 

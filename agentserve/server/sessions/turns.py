@@ -24,9 +24,11 @@ from agentserve.server.sessions.errors import (
     TurnCancelled,
     TurnFailed,
     TurnRefused,
+    TurnShed,
 )
 from agentserve.server.sessions.origin import asked_by
 from agentserve.server.sessions.request_log import Course, RequestLog
+from agentserve.slo_classes import NO_PROMISE, Promise
 from agentserve.types import FinishReason, Sampling, SessionId, TurnId
 
 
@@ -84,6 +86,10 @@ class Meter(Protocol):
         """Tokens: of a prompt when the engine has it, of an answer at its end."""
         ...
 
+    def judged(self, tenant: str, prompt: int, ended: TurnEnded) -> None:
+        """What became of a turn's promises. One that was shed costs nothing."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TurnSpec:
@@ -96,6 +102,7 @@ class TurnSpec:
     answer: Callable[[], Answer]
     namespace: str = ""
     priority: int = 0
+    promise: Promise = NO_PROMISE
     watch: Emit | None = None  # sees each piece when it is made, however slowly the pieces are read
 
 
@@ -139,7 +146,12 @@ class TurnRunner:
                     if spec.seat.live:
                         self._engine.fork(leader.seat.key, spec.seat.key, len(spec.prompt))
                 await self._run(
-                    spec, courses[index], lambda piece: emit(index, spec, piece), prompt_ready, check_room
+                    spec,
+                    courses[index],
+                    lambda piece: emit(index, spec, piece),
+                    prompt_ready,
+                    check_room,
+                    leads=spec is leader,
                 )
             except asyncio.CancelledError as error:
                 # Does nothing after an end of its own.
@@ -196,8 +208,11 @@ class TurnRunner:
         emit: Emit,
         first_token: asyncio.Event,
         check_room: Callable[[], None],
+        *,
+        leads: bool,
     ) -> None:
-        """One turn from submission to its outcome, which is the last piece emitted."""
+        """One turn from submission to its outcome, which is the last piece emitted. leads: nobody has been
+        told anything of its group yet."""
         seat = spec.seat
         submitted = False
         reason = FinishReason.ABORTED
@@ -205,7 +220,7 @@ class TurnRunner:
         try:
             if not seat.live:  # a Submit would open the session on the engine again
                 raise SessionClosed
-            command = self._command(spec)
+            command = self._command(spec, leads=leads)
             course.submit(command, self._clock.now())
             stream = self._engine.submit(command)
             submitted = True
@@ -215,6 +230,7 @@ class TurnRunner:
             answer, ended = await self._follow(spec, course, stream, emit, first_token, check_room=check_room)
             course.ended(ended)
             reason = ended.reason
+            self._meter.judged(spec.tenant, len(spec.prompt), ended)
             self._check(ended, answer.stopped)
             if answer.stopped and reason is FinishReason.ABORTED:
                 reason = FinishReason.STOP  # we ended it, at a stop string
@@ -303,13 +319,15 @@ class TurnRunner:
         """Endings that are not an answer become TurnErrors."""
         if ended.reason is FinishReason.REFUSED:
             raise TurnRefused(ended.error or "The request cannot run on this server.")
+        if ended.reason is FinishReason.SHED:
+            raise TurnShed(ended.error, ended.wait)
         if ended.reason is FinishReason.ERROR:
             raise TurnFailed(ended.error or "The engine failed on this turn.")
         if ended.reason is FinishReason.ABORTED and not stopped:
             raise TurnCancelled(ended.error or "The turn was cancelled.")
 
     @staticmethod
-    def _command(spec: TurnSpec) -> Submit:
+    def _command(spec: TurnSpec, *, leads: bool) -> Submit:
         return Submit(
             session=spec.seat.key,
             turn=spec.seat.turn,
@@ -318,6 +336,8 @@ class TurnRunner:
             namespace=spec.namespace,
             priority=spec.priority,
             tenant=spec.tenant,
+            slo=spec.promise.slo,
+            shed=spec.promise.shed and leads,
         )
 
 

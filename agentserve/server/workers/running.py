@@ -63,6 +63,8 @@ class RunningTurn:
             self.command,
             tokens=self.command.tokens + pack_tokens(self._generated),
             generated=self._done,
+            arrived=self._submitted,
+            shed=self.command.shed and not self.moves,  # what was begun is ended
         )
 
     def accept(self, event: TurnEvent, now: float) -> None:
@@ -78,7 +80,7 @@ class RunningTurn:
                 self._generated.append(event.token)
             case TurnEnded():
                 self.over = True
-                whole = self.moves or self.migrations
+                whole = self.moves or self._earlier
                 usage = self._whole_usage(event.usage) if whole else event.usage
                 event = msgspec.structs.replace(event, usage=self._timed(usage))
             case StateChange():

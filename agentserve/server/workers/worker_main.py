@@ -31,7 +31,8 @@ from agentserve.records.writer import Bounds
 from agentserve.server.workers.exchange import Exchange, Tiering
 from agentserve.server.workers.iterations import IterationLog
 from agentserve.server.workers.link import WorkerLink
-from agentserve.server.workers.loop import Core, Recorder, WorkerLoop
+from agentserve.server.workers.loop import Core, WorkerLoop
+from agentserve.server.workers.recorder import Recorder
 from agentserve.server.workers.spec import WorkerSpec
 from agentserve.types import KVGroup
 
@@ -53,6 +54,7 @@ class BuiltEngine:
     cost: StepCost
     tiering: Tiering | None = None  # the same core, and who moves its KV between tiers
     tiers: TierSetup | None = None  # what its tiers were built from, for the recorded log
+    when_computing: Callable[[Callable[[], None]], None] | None = None  # of the executor, if it has that
 
 
 EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
@@ -83,14 +85,9 @@ def main(build: EngineBuilder) -> int:
     exchange = Exchange(built.tiering, clock, recorder) if built.tiering is not None else None
     iterations = _iterations(spec, built, clock)
     loop = WorkerLoop(
-        built.core,
-        built.executor,
-        link,
-        clock=clock,
-        recorder=recorder,
-        exchange=exchange,
-        iterations=iterations,
-    )
+        built.core, built.executor, link, clock=clock, recorder=recorder, exchange=exchange,
+        iterations=iterations, when_computing=built.when_computing if spec.overlap else None,
+    )  # fmt: skip
     link.send(built.hello)
     freeze()
     try:

@@ -60,8 +60,8 @@ def met(request: RequestRecord) -> bool:
 
 
 def in_time(request: RequestRecord) -> bool:
-    """The promise as deadlines: token i (from 0) by arrival + TTFT + i x TBT. Who was early may pause: what a
-    reader at that pace would not notice. A request may keep this and have long gaps, or the other way round."""
+    """The promise as deadlines: token i (from 0) by arrival + TTFT + i x TBT. Who was early may pause: what
+    a reader at that pace would not notice. A request may keep this and have long gaps, or the reverse."""
     first, pace = request.arrival_ts + request.slo.ttft, request.slo.tbt
     return (
         request.status is Status.OK

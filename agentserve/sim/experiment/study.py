@@ -22,7 +22,7 @@ from agentserve.sim.experiment.run import Enough, Recorded
 from agentserve.sim.experiment.script import Trace
 from agentserve.sim.experiment.stage import Stage
 
-COARSE = 0.25  # precision of the knees by which a step's size is chosen
+COARSE = 0.1  # precision of the knees by which a step's size is chosen
 BEYOND = 1.25  # knees at which the cause is read
 MOVED = 0.05  # of a knee: twice what it is known to
 
@@ -113,8 +113,11 @@ class Study:
 
     def trace(self, trace: Trace, entrants: Sequence[Entrant], plan: Plan) -> TraceStudy:
         """All of a plan, for one trace."""
-        chosen = [self._best_step(trace, entrant, plan) for entrant in entrants]
-        knees = [self.knee(trace, entrant, plan) if plan.knees else None for entrant in chosen]
+        chosen, knees, near = [], [], plan
+        for each in entrants:
+            entrant, near = self._best_step(trace, each, near)
+            chosen.append(entrant)
+            knees.append(self.knee(trace, entrant, near) if plan.knees else None)
         best = max((knee.rate for knee in knees if knee is not None), default=0.0)
         unit = best if best else 1.0
         stands = []
@@ -137,7 +140,7 @@ class Study:
 
     def knee(self, trace: Trace, entrant: Entrant, plan: Plan, precision: float = PRECISION) -> Knee:
         def attainment(rate: float) -> float:
-            return self._probe(trace, entrant, Load(rate, None, plan.patience)).figures.attainment
+            return self._attained(trace, entrant, rate, plan)
 
         return find_knee(attainment, plan.guess, precision=precision)
 
@@ -162,12 +165,24 @@ class Study:
 
     # --- cells ---------------------------------------------------------------------------------
 
-    def _best_step(self, trace: Trace, entrant: Entrant, plan: Plan) -> Entrant:
-        """The entrant with the step at which its knee is highest; the first of equals."""
+    def _best_step(self, trace: Trace, entrant: Entrant, plan: Plan) -> tuple[Entrant, Plan]:
+        """The entrant with the step at which its knee is highest (the first of equals), and the plan with a
+        guess near it. Of a step that is no good a little above the best knee so far nothing more is asked."""
         if not plan.steps or entrant.tokens is not None:
-            return entrant
-        sized = [msgspec.structs.replace(entrant, tokens=tokens) for tokens in plan.steps]
-        return max(sized, key=lambda one: self.knee(trace, one, plan, COARSE).rate)
+            return entrant, plan
+        best, rate = entrant, 0.0
+        for tokens in plan.steps:
+            one = msgspec.structs.replace(entrant, tokens=tokens)
+            if rate and self._attained(trace, one, rate * (1 + COARSE), plan) < ATTAINED:
+                continue
+            near = msgspec.structs.replace(plan, guess=rate or plan.guess)
+            found = self.knee(trace, one, near, COARSE).rate
+            if found > rate or best is entrant:
+                best, rate = one, found
+        return best, msgspec.structs.replace(plan, guess=rate or plan.guess)
+
+    def _attained(self, trace: Trace, entrant: Entrant, rate: float, plan: Plan) -> float:
+        return self._probe(trace, entrant, Load(rate, None, plan.patience)).figures.attainment
 
     def _probe(self, trace: Trace, entrant: Entrant, load: Load) -> CellResult:
         """A run that ends when it is clear that too many have missed."""
