@@ -6,7 +6,6 @@ import asyncio
 import re
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,7 +18,6 @@ from agentserve.records.reader import read_records
 from agentserve.records.writer import Bounds, LineWriter
 from agentserve.request_metrics import OTHER
 from agentserve.server.engine_port import TurnEvent
-from agentserve.server.sessions.errors import TurnRefused
 from agentserve.server.sessions.origin import Origin
 from agentserve.server.sessions.request_log import RequestLog
 from agentserve.tenant_limits import TenantLimits, TenantsConfig
@@ -115,6 +113,7 @@ async def test_every_choice_has_a_line_and_one_arrival() -> None:
     [
         (Script([], FinishReason.REFUSED, "no"), Status.REJECTED, "request_refused"),
         (Script([1, 2], FinishReason.ERROR, "it broke"), Status.ERROR, "engine_error"),
+        (Script([], FinishReason.SHED, "too late"), Status.SHED, "shed"),
         (say("abc"), Status.COMPLETED, "stop"),
     ],
 )
@@ -286,7 +285,7 @@ def token(index: int) -> Token:
 
 
 def usage(generated: int, admitted: float, first: float, ended: float) -> TurnEnded:
-    told = TurnUsage(10, 4, generated, 8, 1, 100.5, admitted, first, ended, {"gate": 3, "pages": 1})
+    told = TurnUsage(10, 4, generated, 8, 1, 100.5, admitted, first, ended, held={"gate": 3, "pages": 1})
     return TurnEnded(SESSION, TURN, FinishReason.STOP, told)
 
 
@@ -341,14 +340,6 @@ def test_who_left_before_it_was_over_has_what_was_known_by_then() -> None:
     line = played(events, Slo(), asyncio.CancelledError(), 103.0)
     assert (line.admit_ts, line.first_token_ts, line.preemption_count) == (101.0, None, 1)
     assert (line.status, line.prefix_hit_tokens, line.prompt_tokens) == (Status.CANCELLED, None, 10)
-
-
-def test_what_was_shed_is_told_apart_from_what_was_refused() -> None:
-    ended = usage(0, 100.5, 100.5, 100.6)
-    shed = TurnEnded(SESSION, TURN, SimpleNamespace(value="shed"), ended.usage)  # type: ignore[arg-type]
-    for event, status in ((shed, Status.SHED), (ended, Status.REJECTED)):
-        line = played([(0, event)], Slo(ttft=1.0), TurnRefused("no"), 100.7)
-        assert (line.status, line.slo_met, line.admit_ts) == (status, False, None)
 
 
 def test_times_of_a_long_reply_do_not_drift() -> None:
