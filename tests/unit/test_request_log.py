@@ -403,7 +403,7 @@ def test_preemptions_are_told_by_why_and_way_and_never_fall() -> None:
         'preemption_reasons_total{reason="decode",way="swap"}': 4,
         'preemption_reasons_total{reason="decode",way="recompute"}': 1,
         'preemption_reasons_total{reason="seat",way="migrate"}': 2,
-        'preemption_reasons_total{reason="worker lost",way="recompute"}': 1,
+        'preemption_reasons_total{reason="worker_lost",way="recompute"}': 1,
         'preemption_blocks_total{what="swapped"}': 8,
         'preemption_blocks_total{what="returned"}': 5,
         'preemption_moves_total{what="asked"}': 2,
