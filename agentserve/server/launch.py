@@ -30,7 +30,8 @@ from agentserve.messages import Hello
 from agentserve.server.agents.remote import MOST_CALLS, MOST_LISTINGS
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import begin_drain
-from agentserve.server.http.wire_bounds import WireBounds, bounded_protocol
+from agentserve.server.http.connections import WireBounds
+from agentserve.server.http.wire_bounds import bounded_protocol
 from agentserve.server.workers.fleet import Fleet
 from agentserve.server.workers.spec import replacement, worker_spec
 from agentserve.server.workers.supervisor import (
