@@ -69,6 +69,7 @@ def traces(
     """Goodput, latency, fairness and knees of scheduling policies over traces. Resumable with --results."""
     from agentserve.bench import report as benchmark
     from agentserve.sim.experiment.cells import CellStore
+    from agentserve.sim.experiment.claims import claims
     from agentserve.sim.experiment.engines import LADDER, SloRule, entrant_named, promises
     from agentserve.sim.experiment.report import TracesReport
     from agentserve.sim.experiment.run import Standstill
@@ -122,6 +123,7 @@ def traces(
         plan=plan,
         studies=found,
         causes=due,
+        claims=claims(found),
     )
     options.finish(report, results, against)
 

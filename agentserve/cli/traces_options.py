@@ -124,13 +124,24 @@ def finish(report: TracesReport, results: Path | None, other: Path | None) -> No
     from agentserve.bench import report as benchmark
     from agentserve.sim.experiment.cells import Incomparable
     from agentserve.sim.experiment.page import write_report
-    from agentserve.sim.experiment.report import COLUMNS, SHOWN, against, load_report, row, title_of
+    from agentserve.sim.experiment.report import (
+        CLAIM_COLUMNS,
+        COLUMNS,
+        SHOWN,
+        against,
+        claim_row,
+        load_report,
+        row,
+        title_of,
+    )
 
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     for study in report.studies:
         kept = [COLUMNS.index(column) for column in SHOWN]
         rows = [[row(stand, study)[at] for at in kept] for stand in study.stands]
         console.print(_table(title_of(report, study), SHOWN, rows))
+    if report.claims:
+        console.print(_table("what was asked", CLAIM_COLUMNS, [claim_row(claim) for claim in report.claims]))
     for note in report.notes:
         console.print(note, highlight=False)
     if results is not None:

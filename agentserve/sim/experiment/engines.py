@@ -19,7 +19,7 @@ from agentserve.types import KVGroup
 from tiering.policy.registry import policy_named
 from tiering.prices import PriceBook
 
-OURS = "ours"
+OURS, OURS_ALONE = "ours", "ours-no-tiers"
 
 
 class Entrant(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ LADDER = (
     Entrant("chunked", "chunked"),
     Entrant("prefix-aware", "prefix-aware"),
     Entrant("chunked-tiers", "chunked", tiers=True),
-    Entrant("ours-no-tiers", DEFAULT_POLICY),
+    Entrant(OURS_ALONE, DEFAULT_POLICY),
     Entrant(OURS, DEFAULT_POLICY, tiers=True),
 )
 """Each step adds one thing; the two before the last tell what is the scheduler's and what the tiers'."""

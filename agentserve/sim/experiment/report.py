@@ -9,6 +9,7 @@ import msgspec
 
 from agentserve.sim.experiment.cause import Evidence
 from agentserve.sim.experiment.cells import CellResult, Incomparable, check_comparable
+from agentserve.sim.experiment.claims import Claim
 from agentserve.sim.experiment.engines import SloRule
 from agentserve.sim.experiment.metrics import Spread
 from agentserve.sim.experiment.study import KneeCause, Plan, Stand, TraceStudy
@@ -26,6 +27,7 @@ SHOWN = (  # where there is little room
 CAUSE_COLUMNS = (
     *("trace", "policy", "a quarter beyond the knee", "said", "evidence", "a quarter more of", "confirmed"),
 )
+CLAIM_COLUMNS = ("trace", "asked", "found", "holds")
 DEFINITIONS = (
     "TTFT counts from when a request was meant to arrive. TBT P99 is over all gaps between tokens. In SLO: "
     "its first token and the 99th percentile of its own gaps were in time, of all requests after the warm-up "
@@ -49,6 +51,7 @@ class TracesReport(msgspec.Struct, frozen=True):
     plan: Plan
     studies: Sequence[TraceStudy]
     causes: Sequence[KneeCause] = ()
+    claims: Sequence[Claim] = ()
     notes: Sequence[str] = ()
 
 
@@ -77,6 +80,8 @@ def markdown(report: TracesReport) -> str:
             *_table(CAUSE_COLUMNS, map(cause_row, report.causes)),
             "",
         ]
+    if report.claims:
+        parts += ["## What was asked", "", *_table(CLAIM_COLUMNS, map(claim_row, report.claims)), ""]
     parts += [f"- {note}" for note in report.notes]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -156,6 +161,11 @@ def cause_row(each: KneeCause) -> list[str]:
     moved = ", ".join(f"{one.more_of} {one.moved:+.0%}" for one in each.interventions)
     confirmed = "yes" if each.confirmed else "no"
     return [each.trace, each.entrant, f"{each.rate:.3g}", each.said, told(each.at.evidence), moved, confirmed]
+
+
+def claim_row(claim: Claim) -> list[str]:
+    """In the order of CLAIM_COLUMNS."""
+    return [claim.trace, claim.asked, claim.found, "yes" if claim.holds else "no"]
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

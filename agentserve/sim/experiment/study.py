@@ -42,6 +42,7 @@ class Plan(msgspec.Struct, frozen=True):
     steps: tuple[int, ...] = ()  # tokens per step, of which each entrant gets its best; empty: as it is
     patience: float | None = None
     attempts: int = 1  # of each cell of the sweeps
+    precision: float = PRECISION  # of knees
 
 
 class Stand(msgspec.Struct, frozen=True):
@@ -138,11 +139,11 @@ class Study:
             tuple(stands),
         )  # fmt: skip
 
-    def knee(self, trace: Trace, entrant: Entrant, plan: Plan, precision: float = PRECISION) -> Knee:
+    def knee(self, trace: Trace, entrant: Entrant, plan: Plan, precision: float | None = None) -> Knee:
         def attainment(rate: float) -> float:
             return self._attained(trace, entrant, rate, plan)
 
-        return find_knee(attainment, plan.guess, precision=precision)
+        return find_knee(attainment, plan.guess, precision=precision or plan.precision)
 
     def cell(self, trace: Trace, entrant: Entrant, load: Load, attempt: int = 0) -> CellResult:
         """A whole run, with its raw logs."""
