@@ -15,9 +15,11 @@ from typing import Literal, get_args
 
 import msgspec
 
+from agentserve.slo_classes import SloConfig, read_slo
 from agentserve.tenant_limits import TenantsConfig, read_tenants
 from agentserve.values import (
     ConfigError,
+    above_zero,
     at_least,
     boolean,
     budget,
@@ -31,6 +33,7 @@ from agentserve.values import (
     size,
     text,
     text_list,
+    within,
 )
 from tiering.policy.registry import policy_names
 from tools_bridge.registry import BY_NAME, REASONING
@@ -40,6 +43,7 @@ Weights = Literal["stored", "expanded"]
 Activations = Literal["float", "int8"]
 KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "int8")
 KEYS_FILE = "tenants/keys.json"  # below the data directory
+SMALLEST_RECORD_FILE = 1 << 20  # bytes
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -102,6 +106,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_step_seconds: float | None = None  # of a step's predicted time; None: no such limit
     kv_dtype: str = "auto"  # the model's
     device_kv: int | None = None  # bytes of KV pool per worker; None: from free memory
+    overlap: bool = True  # deliver results, and take in what arrives, while the next step computes
 
 
 class WorkersConfig(msgspec.Struct, frozen=True):
@@ -122,6 +127,29 @@ class StorageConfig(msgspec.Struct, frozen=True):
     tier_policy: str = "priced"  # who decides what is kept where
 
 
+class RecordingConfig(msgspec.Struct, frozen=True):
+    """What became of each request and what each iteration did, written down."""
+
+    dir: Path | None = None  # None: nowhere
+    file_size: int = 64 << 20  # bytes, of each file
+    files: int = 8  # of requests, and of each worker's iterations
+
+
+NOT_RECORDED = RecordingConfig()
+
+
+class SchedulingSection(msgspec.Struct, frozen=True):
+    """In which order turns run; None: as the scheduler has it."""
+
+    policy: str | None = None  # by name (`core/scheduling/registry.py`)
+    safety: float | None = None  # steps count as so many times as long, where deadlines are kept
+    memory_charge: float | None = None  # tokens charged to a tenant per token that it holds and second
+    quantum: float | None = None  # tokens per round of a tenant of weight 1 ("rounds")
+    feedback_quantum: float | None = None  # seconds at the top level ("feedback", "programs")
+    feedback_patience: float | None = None  # seconds of waiting after which a turn goes to the top
+    feedback_levels: int | None = None
+
+
 class ServeConfig(msgspec.Struct, frozen=True):
     """Everything `agentserve serve` can be told."""
 
@@ -130,12 +158,22 @@ class ServeConfig(msgspec.Struct, frozen=True):
     engine: EngineConfig = EngineConfig()
     workers: WorkersConfig = WorkersConfig()
     storage: StorageConfig = StorageConfig()
+    recording: RecordingConfig = NOT_RECORDED
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    scheduling: SchedulingSection = SchedulingSection()
+    slo: SloConfig = SloConfig()  # classes of promises
     tenants: TenantsConfig = TenantsConfig()  # what each may ask for; of the file's [limits] and [tenants]
 
     @property
     def api_keys(self) -> tuple[str, ...]:
         return self.http.api_keys
+
+
+def _record_file_size(raw: object) -> int:
+    value = size(raw)
+    if value < SMALLEST_RECORD_FILE:
+        raise ConfigError("expected at least 1MiB: the line of a long reply has to fit")
+    return value
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -153,6 +191,8 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "engine": EngineConfig,
     "workers": WorkersConfig,
     "storage": StorageConfig,
+    "recording": RecordingConfig,
+    "scheduling": SchedulingSection,
 }
 
 # Flag name (without dashes) -> where it lives. The file knows each setting by section and name.
@@ -189,6 +229,7 @@ _FLAGS: dict[str, _Key] = {
     "max_model_len": _Key("engine", "max_model_len", optional(at_least(1))),
     "max_step_ms": _Key("engine", "max_step_seconds", optional(positive_seconds), optional(milliseconds)),
     "kv_dtype": _Key("engine", "kv_dtype", choice(*KV_DTYPES)),
+    "overlap": _Key("engine", "overlap", boolean),
     "device_kv": _Key("engine", "device_kv", optional(size)),
     "workers": _Key("workers", "count", at_least(1, 1024)),
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
@@ -198,6 +239,8 @@ _FLAGS: dict[str, _Key] = {
     "disk_kv": _Key("storage", "disk_kv", budget),
     "data_dir": _Key("storage", "data_dir", optional(path)),
     "tier_policy": _Key("storage", "tier_policy", choice(*policy_names())),
+    "recording": _Key("recording", "dir", optional(path)),
+    "scheduling": _Key("scheduling", "policy", text),
     "log_level": _Key("", "log_level", choice(*LOG_LEVELS)),
 }
 
@@ -211,6 +254,14 @@ _FILE_ONLY = (
     _Key("http", "unread_seconds", positive_seconds),
     _Key("http", "max_connections", at_least(1, 1_000_000)),
     _Key("http", "max_connections_per_address", optional(at_least(1, 1_000_000))),
+    _Key("recording", "file_size", _record_file_size),
+    _Key("recording", "files", at_least(1, 1000)),
+    _Key("scheduling", "safety", within(1, 100)),
+    _Key("scheduling", "memory_charge", within(0, 1e6)),
+    _Key("scheduling", "quantum", above_zero),
+    _Key("scheduling", "feedback_quantum", positive_seconds),
+    _Key("scheduling", "feedback_patience", positive_seconds),
+    _Key("scheduling", "feedback_levels", at_least(1, 64)),
 )
 _KEY = re.compile(r"[!-~]{1,512}")
 _SECRET = frozenset({"api_keys", "admin_keys"})  # shown to nobody, not even where they are wrong
@@ -248,7 +299,8 @@ def _from_file(file: Path) -> dict[tuple[str, str], object]:
         raise ConfigError(f"{file}: not TOML: {error}") from None
     known = {(key.section, key.name): key for key in (*_FLAGS.values(), *_FILE_ONLY)}
     tenants = read_tenants(document.pop("limits", None), document.pop("tenants", None), str(file))
-    values: dict[tuple[str, str], object] = {("", "tenants"): tenants}
+    slo = read_slo(document.pop("slo", None), str(file))
+    values: dict[tuple[str, str], object] = {("", "tenants"): tenants, ("", "slo"): slo}
     for section, content in document.items():
         if section in _SECTIONS:
             if not isinstance(content, dict):
@@ -267,7 +319,7 @@ def _from_file(file: Path) -> dict[tuple[str, str], object]:
 
 def _unknown(raw: object, table: str, known: Mapping[tuple[str, str], _Key]) -> str:
     if isinstance(raw, dict):
-        return f"section; sections are {', '.join(_SECTIONS)}, limits, tenants"
+        return f"section; sections are {', '.join(_SECTIONS)}, limits, slo, tenants"
     names = [name for section, name in known if section == table]
     return f"setting; settings here are {', '.join(names)}"
 
@@ -324,11 +376,21 @@ def _check(config: ServeConfig) -> None:
     if config.model.device != "cpu" and not config.model.device.startswith("cuda"):
         raise ConfigError(f'device: expected "cpu", "cuda" or "cuda:N", got "{config.model.device}"')
     _check_storage(config.storage)
+    _check_classes(config)
 
 
 def _check_storage(storage: StorageConfig) -> None:
     if storage.disk_kv and storage.data_dir is None:
         raise ConfigError("disk_kv: say where (--data-dir, or [storage] data_dir)")
+
+
+def _check_classes(config: ServeConfig) -> None:
+    for tenant, name in config.tenants.classes.items():
+        found = config.slo.classes.get(name)
+        if found is None:
+            raise ConfigError(f'[tenants.{tenant}] slo: there is no class "{name}" in [slo]')
+        if not found.allows(tenant):
+            raise ConfigError(f"[tenants.{tenant}] slo: [slo.{name}] tenants has no {tenant}")
 
 
 def has_keys(storage: StorageConfig) -> bool:

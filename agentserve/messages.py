@@ -15,7 +15,7 @@ import msgspec
 from agentserve.types import NO_SLO, FinishReason, Sampling, SessionId, SessionState, Slo, TurnId
 from tiering.policy.base import Departure, Hints, Residency, Signal
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 def pack_tokens(tokens: array[int]) -> bytes:
@@ -55,6 +55,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     program: str = ""  # turns of one agent, whose service counts together; empty: the session's own
     slo: Slo = NO_SLO  # what was promised for it
     generated: int = 0  # how many of the last `tokens` this turn has generated already (a moved turn)
+    shed: bool = False  # refuse it at once if the queue cannot keep that
+    arrived: float | None = None  # when its client asked, monotonic seconds; None: now
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -62,6 +64,20 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
     session: SessionId
     turn: TurnId
+
+
+class Withdraw(msgspec.Struct, frozen=True, tag="withdraw"):
+    """Another worker would take this turn over, which was preempted: give it up, unless it runs again.
+    Answered by `Withdrawn`, or by the turn's end where that came first."""
+
+    session: SessionId
+    turn: TurnId
+
+
+class Neighbour(msgspec.Struct, frozen=True, tag="neighbour"):
+    """Another worker of this machine has room for a turn of so many pages; 0: none has."""
+
+    pages: int
 
 
 class Park(msgspec.Struct, frozen=True, tag="park"):
@@ -147,6 +163,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 Command = (
     Submit
     | Abort
+    | Withdraw
+    | Neighbour
     | Park
     | Hint
     | ToolSignal
@@ -185,6 +203,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     weight_bytes: int  # as kept
     weights_digest: str
     namespace: str  # digest of all that decides what KV holds: settings and kernels too
+    policy: str = ""  # in which order turns are served
 
 
 class StateChange(msgspec.Struct, frozen=True, tag="state"):
@@ -221,16 +240,42 @@ class TurnUsage(msgspec.Struct, frozen=True):
     admitted: float
     first_token: float
     ended: float
+    held: dict[str, int] = {}  # in how many steps each limit kept it out; counted where it is recorded
+    kept: tuple[
+        str, ...
+    ] = ()  # promises, by their names in `Slo`; those that nobody can tell of are in neither
+    missed: tuple[str, ...] = ()
+    relegated: bool = False  # it had to wait behind turns that could still be in time
+    swaps: int = 0  # of the preemptions: those for which its KV was to be moved out
+    migrations: int = 0  # of the preemptions: those after which another worker went on with it
 
 
 class TurnEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """The last message about a turn. `error` explains REFUSED and ERROR in one line."""
+    """The last message about a turn. `error` explains REFUSED, SHED and ERROR in one line."""
 
     session: SessionId
     turn: TurnId
     reason: FinishReason
     usage: TurnUsage
     error: str = ""
+    wait: float = 0.0  # of SHED: seconds after which the queue would have room, if nobody else came
+
+
+class Displaced(msgspec.Struct, frozen=True, tag="displaced"):
+    """A turn was preempted that would go on sooner on another worker, if that one has so many pages."""
+
+    session: SessionId
+    turn: TurnId
+    pages: int
+
+
+class Withdrawn(msgspec.Struct, frozen=True, tag="withdrawn"):
+    """The answer to `Withdraw`. All tokens of the turn were told before it. usage: what it took here; None:
+    it runs again, and stays."""
+
+    session: SessionId
+    turn: TurnId
+    usage: TurnUsage | None
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -300,6 +345,33 @@ class AheadCounts(msgspec.Struct, frozen=True):
     used: int = 0  # of these, those whose KV a turn then began with
 
 
+class GroupPages(msgspec.Struct, frozen=True):
+    """The pages of one KV group: each is one of these."""
+
+    used: int  # held by running turns or transfers
+    cached: int  # idle, evictable
+    free: int
+
+
+class PromiseCounts(msgspec.Struct, frozen=True):
+    """What became of promises on a worker. They only grow."""
+
+    relegated: int = 0  # turns that could not be in time any more, and went behind those that could
+    shed: int = 0  # turns that were not begun
+    unattainable: int = 0  # deadlines of tokens that no step could keep
+    overruled: int = 0  # steps not cut for deadlines, as prompts had waited for long
+
+
+class PreemptionCounts(msgspec.Struct, frozen=True):
+    """Preemptions of a worker. They only grow."""
+
+    made: dict[str, dict[str, int]] = {}  # by why (core.victims.Why), then by way (core.victims.Way)
+    swapped: int = 0  # blocks that were ordered to be moved out for them
+    returned: int = 0  # blocks that were brought back from below for turns that had been preempted
+    asked: int = 0  # turns that another worker was wanted for
+    migrated: int = 0  # of these: those that went
+
+
 class WorkerView(msgspec.Struct, frozen=True):
     """One worker's load and memory, for the router and /metrics. Page counts are of the tightest group."""
 
@@ -312,6 +384,10 @@ class WorkerView(msgspec.Struct, frozen=True):
     pages_live: int  # referenced by running turns
     tiers: TiersView | None = None
     ahead: AheadCounts = AheadCounts()
+    groups: tuple[GroupPages, ...] = ()  # all KV groups, in the model's order
+    unrecorded: int = 0  # lines of its recording that could not be written; they only grow
+    promises: PromiseCounts = PromiseCounts()
+    preempted: PreemptionCounts = PreemptionCounts()
 
 
 class Description(msgspec.Struct, frozen=True, tag="description"):
@@ -323,7 +399,7 @@ class Description(msgspec.Struct, frozen=True, tag="description"):
 class StepDone(msgspec.Struct, frozen=True, tag="step"):
     """Everything one step brought about, in order. One frame per step keeps IPC off the critical path."""
 
-    events: list[StateChange | Token | TurnEnded | Description | Decisions]
+    events: list[StateChange | Token | TurnEnded | Description | Decisions | Displaced | Withdrawn]
     worker: WorkerView | None = None
 
 

@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from agentserve.messages import TurnUsage, WorkerView
-from agentserve.tenant_metrics import TenantMetrics
+from agentserve.request_metrics import RequestMetrics
+from agentserve.tenant_metrics import PromiseMetrics, TenantMetrics
 from agentserve.tier_metrics import TierMetrics
 from agentserve.types import FinishReason, SessionState
 from agentserve.vllm_metrics import vllm_page
@@ -141,6 +142,8 @@ class Metrics:
         self._waiting = Gauge("agentserve_engine_waiting", "Turns in the queue", registry=made)
         self.tiers = TierMetrics(made)
         self.tenants = TenantMetrics(made)
+        self.requests = RequestMetrics(made)
+        self.promises = PromiseMetrics(made)
         self._stalls = Histogram(
             "agentserve_event_loop_stall_seconds",
             "Times that the API process' event loop was held up for 10 ms or more",
@@ -171,7 +174,7 @@ class Metrics:
         """A submitted turn is over; `usage` None when its end was not awaited."""
         self._active.dec()
         self._turns.labels(reason.value).inc()
-        if usage is None or reason is FinishReason.REFUSED:
+        if usage is None or reason in (FinishReason.REFUSED, FinishReason.SHED):
             return
         self._prompt.inc(max(usage.prompt, 0))
         self._cached.inc(max(usage.cached, 0))
@@ -227,6 +230,7 @@ class Metrics:
         self._running.set(sum(view.running for view in views))
         self._waiting.set(sum(view.waiting for view in views))
         self.tiers.set_workers(views)
+        self.promises.set([view.promises for view in views])
 
     def set_silence(self, ages: Mapping[int, float], silent: int) -> None:
         """ages: by worker, seconds since it told of itself."""

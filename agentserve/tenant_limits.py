@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from agentserve.values import ConfigError, at_least, size
+from agentserve.tenant_names import has_key, is_tenant
+from agentserve.values import ConfigError, above_zero, at_least, read, size, text
 
 
 class TenantLimits(msgspec.Struct, frozen=True):
@@ -25,6 +26,8 @@ class TenantsConfig(msgspec.Struct, frozen=True):
 
     all: TenantLimits = TenantLimits()
     named: dict[str, TenantLimits] = {}
+    weights: dict[str, float] = {}  # shares of the machine beside others; 1 for who is not named
+    classes: dict[str, str] = {}  # of promises (`slo_classes`), for requests that name none
 
     def of(self, tenant: str) -> TenantLimits:
         return self.named.get(tenant, self.all)
@@ -66,5 +69,23 @@ def read_tenants(limits: object, tenants: object, file: str) -> TenantsConfig:
         return TenantsConfig(of_all)
     if not isinstance(tenants, dict):
         raise ConfigError(f"{file}: [tenants]: expected a table for each tenant")
-    named = {name: read_limits(raw, f"{file}: [tenants.{name}]", of_all) for name, raw in tenants.items()}
-    return TenantsConfig(of_all, named)
+    if any(has_key(name) for name in tenants):  # which is not repeated here
+        raise ConfigError(f"{file}: [tenants.NAME]: a tenant cannot be called like a key")
+    for name in tenants:
+        if not is_tenant(name):
+            raise ConfigError(
+                f"{file}: [tenants.{name[:80]}]: a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ : -"
+            )
+    named: dict[str, TenantLimits] = {}
+    weights: dict[str, float] = {}
+    classes: dict[str, str] = {}
+    for name, raw in tenants.items():
+        where = f"{file}: [tenants.{name}]"
+        if isinstance(raw, dict):
+            raw = dict(raw)
+            if "weight" in raw:
+                weights[name] = read(above_zero, raw.pop("weight"), f"{where} weight")
+            if "slo" in raw:
+                classes[name] = read(text, raw.pop("slo"), f"{where} slo")
+        named[name] = read_limits(raw, where, of_all)
+    return TenantsConfig(of_all, named, weights, classes)

@@ -18,6 +18,7 @@ from tiering.types import Move, Tier, TierFault
 MOST_TOOLS = 50  # label values
 LONGEST_NAME = 64  # characters of a label
 OTHER = "(other)"
+_WAYS = {"in": (Move.LOAD, Move.FETCH, Move.BORROW), "out": (Move.SAVE,)}
 _WAITS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 3600)
 
 
@@ -82,6 +83,13 @@ class TierMetrics:
         self._hits = totals("hit_tokens", "Prompt tokens whose KV was found in a tier", "tier", tiers)
         self._moved = totals("moved_blocks", "Blocks moved between tiers", "move", moves)
         self._volume = totals("moved_bytes", "Bytes of KV moved between tiers, uncompressed", "move", moves)
+        self._swapped = _Totals(
+            "agentserve_swap_bytes",
+            "Bytes of KV that came onto the device and left it, uncompressed",
+            "direction",
+            registry,
+            ["in", "out"],
+        )
         self._seconds = totals("move_seconds", "Time spent moving, without waiting", "move", moves)
         self._failed = totals("failed_blocks", "Blocks that could not be moved", "move", moves)
         self._evicted = totals("evicted_blocks", "Blocks that made room for others", "tier", tiers)
@@ -142,6 +150,16 @@ class TierMetrics:
         self._moved.follow(_sum({name: n for name, (n, _) in view.moved.items()} for view in tiers))
         self._volume.follow(
             _sum({name: n * view.block_bytes for name, (n, _) in view.moved.items()} for view in tiers)
+        )
+        self._swapped.follow(
+            {
+                way: sum(
+                    view.moved.get(move.value, (0, 0.0))[0] * view.block_bytes
+                    for move in moves
+                    for view in tiers
+                )
+                for way, moves in _WAYS.items()
+            }
         )
         self._seconds.follow(_sum({name: s for name, (_, s) in view.moved.items()} for view in tiers))
         self._failed.follow(_sum(view.failed for view in tiers))

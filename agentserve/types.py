@@ -41,6 +41,7 @@ class FinishReason(Enum):
     LENGTH = "length"  # max_tokens, the context, or the whole KV pool is used up
     ABORTED = "aborted"  # the client went away or cancelled; the turn is rolled back
     REFUSED = "refused"  # could never run, or its grammar could not be followed; the turn is rolled back
+    SHED = "shed"  # its promise could not be kept, and it was not begun; the turn is rolled back
     ERROR = "error"  # the executor failed on this turn; the turn is rolled back
 
 
@@ -83,7 +84,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     """Promises for one turn, in seconds. None: none was made."""
 
     ttft: float | None = None  # to the first token, from arrival, queueing included
-    tbt: float | None = None  # between any two tokens
+    tbt: float | None = None  # from token to token; what one is early, those after it may use up
     tpot: float | None = None  # per token after the first, on average over the turn
     total: float | None = None  # to the last token
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 _UNITS = {
     "": 1, "B": 1,
@@ -116,6 +119,32 @@ def _above_zero(raw: object, per_second: float, expected: str) -> float:
     if isinstance(raw, bool) or not isinstance(raw, int | float) or not 0 < raw <= 86400 * per_second:
         raise ConfigError(f"expected {expected}")
     return raw / per_second
+
+
+def above_zero(raw: object) -> float:
+    """A number above 0, at most a million."""
+    return number(raw, 1e-6, 1e6)
+
+
+def number(raw: object, least: float, most: float) -> float:
+    if isinstance(raw, str) and re.fullmatch(r"\d{1,9}(\.\d{1,9})?", raw):
+        raw = float(raw)
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not least <= raw <= most:
+        raise ConfigError(f"expected a number from {least:g} to {most:g}")
+    return float(raw)
+
+
+def within(least: float, most: float) -> Callable[[object], float]:
+    """A reader of numbers from `least` to `most`."""
+    return lambda raw: number(raw, least, most)
+
+
+def read(reader: Callable[[object], Value], raw: object, where: str) -> Value:
+    """The value of one setting; ConfigError names the place and what was there."""
+    try:
+        return reader(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}, got {str(raw)[:80]}") from None
 
 
 def size(raw: object) -> int:

@@ -36,7 +36,14 @@ _TWICE = {
     "agentserve_prompt_tokens": ("vllm:prefix_cache_queries",),
     "agentserve_cached_tokens": ("vllm:prefix_cache_hits", "vllm:prompt_tokens_cached"),
 }
-_REASONS = {"stop": "stop", "length": "length", "aborted": "abort", "error": "error", "refused": "error"}
+_REASONS = {
+    "stop": "stop",
+    "length": "length",
+    "aborted": "abort",
+    "error": "error",
+    "refused": "error",
+    "shed": "error",
+}
 
 
 class VllmNames(Collector):

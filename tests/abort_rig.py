@@ -20,7 +20,7 @@ from agentserve.executor.runner import SamplerPort, TorchExecutor
 from agentserve.messages import Close, ResetPrefixCache
 from agentserve.models.decoder import Decoder
 from agentserve.server.workers.exchange import Exchange, Tiering
-from agentserve.server.workers.loop import Recorder
+from agentserve.server.workers.recorder import Recorder
 from agentserve.sim.mover import FixedPrices
 from agentserve.types import SessionId
 from tests.engines import PRICES, Rig

@@ -68,6 +68,7 @@ class Rig:
         wall: Any = time.time,
         now: Any = None,
         hooks: Any = None,
+        recording: Any = None,
         **options: Any,
     ) -> None:
         self.engine = engine or ScriptedEngine()
@@ -96,6 +97,7 @@ class Rig:
             wall=wall,
             now=now,
             hooks=hooks,
+            recording=recording,
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app, raise_app_exceptions=False), base_url="http://localhost"

@@ -64,6 +64,7 @@ class Rig:
         self.events: list[CoreEvent] = []
         self.plans: list[Plan] = []
         self._turns: dict[str, int] = {}
+        self.submits: dict[str, Submit] = {}  # the last of each session
 
     def submit(
         self,
@@ -74,6 +75,7 @@ class Rig:
         tenant: str = "",
         program: str = "",
         slo: Slo = NO_SLO,
+        shed: bool = False,
         **sampling: object,
     ) -> TurnId:
         turn = TurnId(self._turns.get(name, 0) + 1)
@@ -89,7 +91,9 @@ class Rig:
             tenant=tenant,
             program=program,
             slo=slo,
+            shed=shed,
         )
+        self.submits[name] = submit
         self.core.handle(submit, self.now)
         self._collect()
         return turn

@@ -166,6 +166,10 @@ class Script:
     ids: Sequence[int]
     reason: FinishReason = FinishReason.STOP
     error: str = ""
+    wait: float = 0.0  # with SHED
+    kept: tuple[str, ...] = ()  # promises
+    missed: tuple[str, ...] = ()
+    relegated: bool = False
     eos: bool = True  # an end token follows where the reason is STOP
     hold_at: int | None = None
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -287,12 +291,13 @@ class ScriptedEngine:
             if reason in (FinishReason.STOP, FinishReason.LENGTH):
                 self._cached.append((command.namespace, prompt + array("i", ids)))
             usage = TurnUsage(
-                len(prompt), cached, len(ids), len(prompt) - cached + len(ids), 0, 0.0, 0.5, 1.0, 2.0
-            )
-            return TurnEnded(session, turn, reason, usage, error)
+                len(prompt), cached, len(ids), len(prompt) - cached + len(ids), 0, 0.0, 0.5, 1.0, 2.0,
+                script.kept, script.missed, script.relegated,
+            )  # fmt: skip
+            return TurnEnded(session, turn, reason, usage, error, script.wait)
 
-        if script.reason is FinishReason.REFUSED:
-            yield ended(FinishReason.REFUSED, script.error)
+        if script.reason in (FinishReason.REFUSED, FinishReason.SHED):
+            yield ended(script.reason, script.error)
             return
         yield change(SessionState.WAITING)
         yield change(SessionState.PREFILLING)

@@ -20,6 +20,7 @@ from agentserve.cli.bench_grammar import grammar
 from agentserve.cli.bench_kernels import bench_kernels
 from agentserve.cli.bench_outside import outside
 from agentserve.cli.bench_quality import quality_bench
+from agentserve.cli.bench_scheduler import scheduler
 from agentserve.cli.bench_tiers import tiers_bench
 from agentserve.cli.bench_traces import traces
 from agentserve.cli.output import fail
@@ -42,6 +43,7 @@ bench.command("grammar")(grammar)
 bench.command("kernels")(bench_kernels)
 bench.command("outside")(outside)
 bench.command("quality")(quality_bench)
+bench.command("scheduler")(scheduler)
 bench.command("tiers")(tiers_bench)
 bench.command("traces")(traces)
 

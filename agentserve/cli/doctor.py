@@ -14,6 +14,7 @@ import typer
 
 from agentserve import __version__
 from agentserve.cli.packages import foreign_kernels
+from agentserve.core.scheduling.registry import objective_of, policy_names
 from agentserve.machine import available_memory, usable_cores
 from agentserve.values import show_size
 
@@ -57,6 +58,8 @@ def findings() -> Iterator[Finding]:
     yield from _torch()
     yield _model()
     yield Finding("compiler", _compiler())
+    for name in policy_names():
+        yield Finding("scheduling", f"{name}: {objective_of(name)}")
 
 
 def cpu_features(cpuinfo: Path | None = None) -> list[str]:

@@ -12,7 +12,8 @@ import typer
 
 from agentserve.cli.output import fail
 from agentserve.server.tenants.keyfile import FOLDER, MOST_GRACE, KeyFile, KeysError
-from agentserve.server.tenants.keys import KeyRecord, is_tenant
+from agentserve.server.tenants.keys import KeyRecord
+from agentserve.tenant_names import is_tenant
 
 DataDir = Annotated[Path, typer.Option(help="As the server's --data-dir.")]
 

@@ -19,6 +19,7 @@ from agentserve.cli.demo import demo
 from agentserve.cli.doctor import doctor
 from agentserve.cli.keys import keys
 from agentserve.cli.output import fail
+from agentserve.cli.records import records
 from agentserve.cli.serve import serve
 from agentserve.cli.sessions import sessions
 from agentserve.cli.sim import sim
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "chat": chat,
     "doctor": doctor,
+    "records": records,
 }
 
 app = typer.Typer(

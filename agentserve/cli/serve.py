@@ -13,6 +13,7 @@ import typer
 from agentserve.cli.output import fail
 from agentserve.cli.packages import foreign_kernels
 from agentserve.config import ServeConfig, StorageConfig, has_keys, load
+from agentserve.core.scheduling.settings import DEFAULT_POLICY
 from agentserve.values import show_size
 
 if TYPE_CHECKING:
@@ -64,6 +65,12 @@ def serve(
     tier_policy: Annotated[
         str | None,
         typer.Option(help="What decides where KV waits: priced, lru, ...", show_default="priced"),
+    ] = None,
+    scheduling: Annotated[
+        str | None,
+        typer.Option(
+            help="The order in which turns run: see `agentserve doctor`.", show_default=DEFAULT_POLICY
+        ),
     ] = None,
     page_size: Annotated[str | None, typer.Option(help="Token slots per page.", show_default="16")] = None,
     max_num_seqs: Annotated[str | None, typer.Option(help="Turns per step.", show_default="64")] = None,
@@ -138,7 +145,15 @@ def serve(
     hang_seconds: Annotated[
         str | None, typer.Option(help="A worker silent for so long is replaced.", show_default="120")
     ] = None,
+    overlap: Annotated[
+        bool | None,
+        typer.Option("--overlap/--no-overlap", help="Deliver results while the next step computes."),
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option(help="A folder: write down what became of requests and iterations.", show_default="off"),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
     ] = None,

@@ -5,7 +5,7 @@ Nobody passes a turn that lacks room, only one that waits for KV that is on its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,6 +18,7 @@ from agentserve.core.scheduling.policy import Reserve, SchedulingPolicy
 from agentserve.core.session import Session, SessionTable
 
 WAITING_EXAMINED = 64  # waiting sessions looked at per step: the rest stand behind them in order
+TOLD_EVERY = 16  # lines of which the tiers hear, where it is long
 PASSED = ("prefix", "loading")  # it waits for KV that is on its way: others may pass
 
 
@@ -47,11 +48,12 @@ class Admission:
         self._grants = grants
         self._policy = policy
         self.gate: Gate | None = None  # set when there are tiers below
+        self._lines = 0  # that were drawn
         self._reserve = int(config.page_reserve * min(pool.pages for pool in kv.pools))
 
     def spoken_for(self, running: Sequence[Session]) -> int:
         """Blocks that running sessions still need for their own input."""
-        lagging = (session for session in running if session.lag > 1)
+        lagging = [s for s in running if len(s.tokens) - s.computed > 1]
         return sum(self._kv.missing_blocks(session.id, len(session.tokens)) for session in lagging)
 
     def lacking(self, session: Session) -> int:
@@ -72,15 +74,14 @@ class Admission:
         order = self._policy.order.line(now)
         if seats < 1:
             return [Place(session, "seats", 0) for session in islice(order, 1)]
-        # Nobody enters twice, so no more than this can be passed over or enter.
-        candidates = list(islice(order, WAITING_EXAMINED + self._config.max_num_seqs))
         if self.gate is not None:
-            self.gate.lined_up(candidates)
+            order = self._told(self.gate, order, len(waiting), seats)
         line: list[Place] = []
         passed, room = 0, self.room(running)
-        for session in candidates:
+        lagging = [s for s in running if len(s.tokens) - s.computed > self._config.page_size]
+        for session in order:
             limit = ""
-            if self._config.prefix_cache and self._prefix_is_coming(session, running):
+            if self._config.prefix_cache and self._prefix_is_coming(session, lagging):
                 limit = "prefix"
             else:
                 needed = self._kv.needed_blocks(session.namespace, session.tokens)
@@ -94,6 +95,17 @@ class Admission:
             if (limit and limit not in PASSED) or passed == WAITING_EXAMINED or len(line) - passed == seats:
                 break
         return line
+
+    def _told(self, gate: Gate, order: Iterator[Session], waiting: int, seats: int) -> Iterator[Session]:
+        """The same, of which the tiers have heard. Of a long line that is not in every step: who stands where
+        far behind only says whose idle KV is needed last."""
+        self._lines += 1
+        if waiting > WAITING_EXAMINED and self._lines % TOLD_EVERY:
+            return order
+        # Nobody enters twice, so no more than this can be passed over or enter.
+        drawn = list(islice(order, WAITING_EXAMINED + seats))
+        gate.lined_up(drawn)
+        return iter(drawn)
 
     def room(self, running: Sequence[Session]) -> int:
         """Blocks that turns which wait may count on."""
@@ -118,16 +130,16 @@ class Admission:
         """Pages that it can ever hold in this turn."""
         return -(-session.running_turn.limit // self._config.page_size)
 
-    def _prefix_is_coming(self, session: Session, running: Sequence[Session]) -> bool:
+    def _prefix_is_coming(self, session: Session, lagging: Sequence[Session]) -> bool:
         """Is somebody else computing a prefix of this session that it could share a little later?
 
-        Worth waiting for when the running session will compute more full pages of it than are
-        cached now. Objective: compute each shared prefix once.
+        Worth waiting for when the other will compute more full pages of it than are cached now. lagging:
+        who runs and lags by more than a page. Objective: compute each shared prefix once.
         """
         size = self._config.page_size
         known = -1
-        for other in running:
-            if other.lag <= size or other.namespace != session.namespace:
+        for other in lagging:
+            if other.namespace != session.namespace:
                 continue
             shared = common_prefix(other.tokens, session.tokens) // size * size
             if shared <= other.computed // size * size:

@@ -163,7 +163,7 @@ class Ahead:
             kv.release(session.id)
             return False
         draft.copies.extend(copies)
-        table = kv.table(session.id, end)
+        table = kv.table(session.id)
         chunk = Chunk(session.id, session.last_turn, session.epoch, start, tokens[start:end], table, None)
         draft.chunks.append(chunk)
         draft.tokens -= count

@@ -37,6 +37,10 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         """What a chunk of `count` tokens at position `start` adds."""
         return self.per_row + self.per_token * count + self.per_context * pairs(start, count)
 
+    def decodes(self, count: int, context: int) -> float:
+        """What so many chunks of one token add, at positions that are `context` together."""
+        return (self.per_row + self.per_token + self.per_context) * count + self.per_context * context
+
     def largest_chunk(self, start: int, most: int, budget: float) -> int:
         """The largest count ≤ most that adds at most `budget` seconds."""
         if self.chunk(start, most) <= budget:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, overload
 
 from agentserve.core.plan import Chunk, PageCopy
+from agentserve.core.scheduling.policy import Order
 from agentserve.core.session import Session
 from agentserve.types import SessionId
 
@@ -21,8 +22,35 @@ class Draft:
     copies: list[PageCopy] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     reasons: list[tuple[SessionId, str]] = field(default_factory=list)
+    admitted: list[Session] = field(default_factory=list)
     preempted: list[Session] = field(default_factory=list)
     prefill: bool = False  # a chunk of a prompt was granted
+
+
+class Standing(Sequence[Session]):
+    """Turns that run, most deserving first. They are put in order when somebody looks: in most steps nothing
+    is short, and nobody does."""
+
+    def __init__(self, order: Order, running: list[Session], now: float) -> None:
+        self._order = order
+        self._running = running
+        self._now = now
+        self._found: Sequence[Session] | None = None
+
+    def _all(self) -> Sequence[Session]:
+        if self._found is None:
+            self._found = self._order.standing(tuple(self._running), self._now)
+        return self._found
+
+    @overload
+    def __getitem__(self, index: int) -> Session: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Session]: ...
+    def __getitem__(self, index: int | slice) -> Session | Sequence[Session]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
 
 
 class Gate(Protocol):

@@ -8,17 +8,20 @@ same object, and feeding it a recorded log again reproduces every plan.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+
+import msgspec
 
 from agentserve.core.ahead import Ahead
+from agentserve.core.checking import check_queues
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.kv import KVManager
+from agentserve.core.leaving import PRESSURE, Leaving
 from agentserve.core.market import TierParts
 from agentserve.core.namespaces import Namespaces
-from agentserve.core.plan import ChunkResult, Plan, Sampled, StepResult
+from agentserve.core.plan import ChunkResult, Plan, StepResult
+from agentserve.core.refusals import Refusals, arrival
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.session import Session, SessionTable, Turn
@@ -33,8 +36,10 @@ from agentserve.messages import (
     Describe,
     Description,
     Devalue,
+    Displaced,
     Fork,
     Hint,
+    Neighbour,
     Park,
     ResetPrefixCache,
     SessionView,
@@ -44,14 +49,16 @@ from agentserve.messages import (
     ToolSignal,
     TurnEnded,
     TurnUsage,
+    Withdraw,
+    Withdrawn,
     WorkerView,
     unpack_tokens,
 )
-from agentserve.types import FinishReason, KVGroup, SessionId, TurnId
+from agentserve.types import FinishReason, KVGroup, SessionId, SessionState, TurnId
 from tiering.policy.base import Signal
 from tiering.types import Change, Transfer, TransferDone
 
-CoreEvent = StateChange | Token | TurnEnded | Description | Decisions
+CoreEvent = StateChange | Token | TurnEnded | Description | Decisions | Displaced | Withdrawn
 
 
 class EngineCore:
@@ -75,6 +82,7 @@ class EngineCore:
         self.scheduler = Scheduler(config, self.sessions, self.kv, cost or StepCost())
         self.tiers = Tiers(tiers, self.kv, self.scheduler) if tiers is not None else None
         self.scheduler.gate = self.tiers
+        self._leaving = Leaving(self.sessions, self.scheduler, self.tiers)
         self._planned: Plan | None = None  # the one that runs
         self.limit = min(config.max_model_len, self.kv.capacity)
         self.ahead = Ahead(config, self.kv, self.scheduler, self.tiers, self.limit)
@@ -83,6 +91,7 @@ class EngineCore:
         self._events: list[CoreEvent] = []
         self._arrivals = 0
         self.namespaces = Namespaces(config.namespace)
+        self.refusals = Refusals(config, self.limit, self.kv, self.scheduler, self.tiers)
 
     # --- commands ----------------------------------------------------------------------------
 
@@ -93,6 +102,10 @@ class EngineCore:
                 self._submit(command, now)
             case Abort(session=name, turn=turn):
                 self._abort(name, turn, now)
+            case Withdraw(session=name, turn=turn):
+                self._events += self._leaving.withdraw(name, turn, now)
+            case Neighbour(pages=pages):
+                self.scheduler.pressure.elsewhere = pages
             case Park():
                 self._park(command, now)
             case Hint() | ToolSignal() | Devalue():
@@ -111,6 +124,16 @@ class EngineCore:
                 self._events.append(Description(request, self.view()))
             case _:  # grammars belong to the executor, Shutdown to the worker's loop
                 pass
+
+    def must_wait(self, command: Command) -> bool:
+        """Whether it is not to be handled while a plan runs: it could let go of pages that the plan uses."""
+        match command:
+            case Abort() | Fork() | Close() | ResetPrefixCache():
+                return True
+            case Submit(session=name) | Park(session=name) | ToolSignal(session=name) | Devalue(session=name):
+                return self.ahead.flying(name)
+            case _:
+                return False
 
     def _abort(self, name: SessionId, turn: TurnId, now: float) -> None:
         session = self.sessions.get(name)
@@ -146,11 +169,13 @@ class EngineCore:
     def _submit(self, command: Submit, now: float) -> None:
         tokens = unpack_tokens(command.tokens)
         sampling, prompt = command.sampling, len(tokens) - command.generated
-        refusal = self._refusal(command, tokens, prompt)
-        if refusal:
+        namespace = self.namespaces.of(command.namespace)
+        before = self.sessions.get(command.session)
+        refusal = self.refusals.of(command, tokens, before, namespace, now)
+        if refusal is not None:
             usage = TurnUsage(max(prompt, 0), 0, 0, 0, 0, now, now, now, now)
             self._events.append(
-                TurnEnded(command.session, command.turn, FinishReason.REFUSED, usage, refusal)
+                TurnEnded(command.session, command.turn, refusal.reason, usage, refusal.error, refusal.wait)
             )
             return
         session = self.sessions.open(command.session)
@@ -161,12 +186,14 @@ class EngineCore:
             sampling,
             min(prompt + sampling.max_tokens, self.limit),
             (-command.priority, self._arrivals),
-            now,
+            arrival(command, now),
             session.tokens,
             command.program or command.session,
             command.slo,
+            frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._ends),
+            command.generated,
         )
-        self.sessions.begin_turn(session, turn, tokens, self.namespaces.of(command.namespace), command.tenant)
+        self.sessions.begin_turn(session, turn, tokens, namespace, command.tenant)
         self.ahead.submitted(session)
         self.scheduler.enqueue(session)
         if self.tiers is not None:
@@ -184,20 +211,6 @@ class EngineCore:
         if self.tiers is not None:
             self.tiers.parked(session, now, command.tools, command.hints, waiting=command.waiting_tool)
         self._show(session, now)
-
-    def _refusal(self, command: Submit, tokens: array[int], prompt: int) -> str:
-        """Why this turn can never run; empty if it can."""
-        session = self.sessions.get(command.session)
-        if session is not None and session.turn is not None:
-            return f"session {command.session} has a running turn"
-        if prompt < 1:
-            return "the prompt is empty"
-        if len(tokens) >= self.limit:
-            bound = "context" if self.limit == self.config.max_model_len else "KV pool"
-            return f"{len(tokens)} tokens leave no room in the {bound}, which holds {self.limit}"
-        if command.sampling.max_tokens < command.generated + 1:
-            return "max_tokens leaves nothing to generate"
-        return ""
 
     def _fork(self, name: SessionId, child: SessionId, length: int, now: float) -> None:
         """A child at rest shares by content: its parent's pages are in the tree, the last one as a tail."""
@@ -233,16 +246,13 @@ class EngineCore:
         """The next plan to run, or None. Its pages are reserved until it is finished or has failed."""
         if self.tiers is not None:
             self.tiers.begin(now)
-        plan, preempted = self.scheduler.plan(now)
+        plan, preempted, admitted = self.scheduler.plan(now)
         for session in preempted:
-            if self.tiers is not None:
-                self.tiers.preempted(session, now)
-            self._show(session, now, "pages")
+            self._events += self._leaving.displaced(session, now)
+            self._show(session, now, PRESSURE)
         self._planned = plan
-        for chunk in plan.chunks if plan is not None else ():
-            planned = self.sessions.get(chunk.session)
-            assert planned is not None
-            self._show(planned, now)
+        for session in admitted:  # of the others none has changed
+            self._show(session, now)
         return plan
 
     def finish_step(self, result: StepResult, now: float) -> None:
@@ -252,59 +262,43 @@ class EngineCore:
             chunks = [(chunk.start, len(chunk.tokens)) for chunk in self._planned.chunks]
             self.tiers.stepped([chunk.session for chunk in result.chunks], chunks, result.seconds)
             self._planned = None
-        fresh = [
-            (session, chunk)
-            for chunk in result.chunks
-            if not self.ahead.finished(chunk) and (session := self._fresh(chunk)) is not None
-        ]
+        fresh: list[tuple[Session, ChunkResult]] = []
+        ran: list[Ran] = []
+        for chunk in result.chunks:
+            if chunk.sampled is None and self.ahead.finished(chunk):
+                continue
+            session = self.sessions.get(chunk.session)
+            if session is None or session.epoch != chunk.epoch or session.phase is not Phase.RUNNING:
+                continue
+            read = chunk.computed if len(session.tokens) - session.computed > 1 else 0
+            fresh.append((session, chunk))
+            ran.append(Ran(session, read, 0 if chunk.sampled is None else 1))
         # Charged before it is booked: afterwards no turn lags any more, and some have ended.
-        ran = [
-            Ran(session, chunk.computed if session.lag > 1 else 0, int(chunk.sampled is not None))
-            for session, chunk in fresh
-        ]
         self.scheduler.stepped(ran, result.seconds, now)
         for session, chunk in fresh:
             if chunk.error:
                 reason = FinishReason.REFUSED if chunk.refused else FinishReason.ERROR
                 self._end(session, reason, now, chunk.error)
-                continue
-            self._advance(session, chunk, now)
-
-    def _fresh(self, chunk: ChunkResult) -> Session | None:
-        """Whose result this is; None if it is stale."""
-        session = self.sessions.get(chunk.session)
-        if session is None or session.phase is not Phase.RUNNING or session.epoch != chunk.epoch:
-            return None
-        return session
+            else:
+                self._advance(session, chunk, now)
 
     def _advance(self, session: Session, chunk: ChunkResult, now: float) -> None:
-        self.sessions.advance(session, chunk.computed)
-        self.kv.seal(session.id, session.tokens, session.computed)
-        sampled = chunk.sampled
+        sampled, turn = chunk.sampled, session.running_turn
+        computed = self.sessions.advance(session, chunk.computed)
+        if chunk.computed > 1 or not computed % self.config.page_size:
+            self.kv.seal(session.id, session.tokens, computed)
         if sampled is None:
             self._show(session, now)
             return
-        index = self.sessions.append(session, sampled.token, now)
-        turn = session.running_turn
-        self._events.append(Token(session.id, turn.id, index, sampled.token, sampled.logprob, sampled.top))
-        reason = self._reason_to_end(session, turn, sampled)
-        if reason is None:
+        token = sampled.token
+        index = self.sessions.append(session, token, now)
+        self._events.append(Token(session.id, turn.id, index, token, sampled.logprob, sampled.top))
+        if sampled.ended or (token in turn.ends and index + 1 >= turn.sampling.min_tokens):
+            self._end(session, FinishReason.STOP, now)
+        elif len(session.tokens) >= turn.limit:
+            self._end(session, FinishReason.LENGTH, now)
+        elif session.shown is not SessionState.DECODING:
             self._show(session, now)
-        else:
-            self._end(session, reason, now)
-
-    def _reason_to_end(self, session: Session, turn: Turn, sampled: Sampled) -> FinishReason | None:
-        sampling, generated = turn.sampling, session.generated
-        if generated >= sampling.min_tokens:
-            if sampled.token in sampling.stop_token_ids:
-                return FinishReason.STOP
-            if sampled.token in self._ends and not sampling.ignore_eos:
-                return FinishReason.STOP
-        if sampled.ended:
-            return FinishReason.STOP
-        if generated >= sampling.max_tokens or len(session.tokens) >= turn.limit:
-            return FinishReason.LENGTH
-        return None
 
     def fail_step(self, plan: Plan, error: str, now: float) -> Plan | None:
         """The executor raised. Work ahead in the plan is given up, and what else is in it returned, to be run
@@ -312,7 +306,7 @@ class EngineCore:
         ahead = self.ahead.failed()
         turns = tuple(chunk for chunk in plan.chunks if chunk.session not in ahead)
         if ahead and turns:
-            self._planned = replace(plan, chunks=turns)
+            self._planned = msgspec.structs.replace(plan, chunks=turns)
             return self._planned
         self.kv.plan_done()
         for chunk in turns:
@@ -326,13 +320,17 @@ class EngineCore:
         keep = reason in (FinishReason.STOP, FinishReason.LENGTH)
         generated = session.generated
         self.scheduler.remove(session, now)
+        if keep:
+            self.scheduler.pressure.lengths.ended(session.tenant, generated)
         if reason is FinishReason.ERROR:
             self.kv.release(session.id)
         else:
             self.kv.park(session.id, session.tokens, session.computed)
         self.ahead.forget(session.id)
         turn = self.sessions.end_turn(session, keep=keep)
-        usage = turn.usage(generated, now)
+        usage = turn.usage(generated, now, whole=keep)
+        if keep:
+            self.scheduler.time.ended(turn, now)
         if self.tiers is not None:
             self.tiers.ended(session, now)
         self._show(session, now, reason.value)
@@ -388,30 +386,12 @@ class EngineCore:
 
     def view(self) -> WorkerView:
         tiers = self.tiers.view() if self.tiers is not None else None
-        return worker_view(self.scheduler, len(self.sessions), self.kv, tiers, self.ahead.counts)
+        counts = self.ahead.counts, self._leaving.counts()
+        return worker_view(self.scheduler, len(self.sessions), self.kv, tiers, counts)
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken (INVARIANTS.md). For tests: O(pages)."""
         self.kv.check()
-        running, waiting = self.scheduler.running, self.scheduler.waiting
-        for session in self.sessions:
-            queued = sum(session is other for other in running) + sum(session is other for other in waiting)
-            assert queued == (session.turn is not None), f"{session.id} is queued {queued} times"
-            assert 0 <= session.computed <= len(session.tokens), f"{session.id}: computed out of range"
-            if session.phase is Phase.RUNNING:
-                held = self.kv.blocks_of(session.id) * self.config.page_size
-                assert session.computed <= held, f"{session.id}: computed without pages"
-            elif not self.ahead.flying(session.id):
-                assert not self.kv.blocks_of(session.id), f"{session.id} holds pages at rest"
-        line = list(self.scheduler.policy.order.line(self.scheduler.seen))
-        assert len(line) == len({session.id for session in line}), "a turn stands in line twice"
-        assert all(session in waiting for session in line), "a turn stands in line that does not wait"
-        assert bool(line) == bool(waiting), "turns wait, but nobody stands in line"
-        self.ahead.check()
-        if not running and not self.ahead.any_flying:
-            kept = self.kv.moving + self.kv.copied
-            assert all(pool.live <= kept for pool in self.kv.pools), (
-                "pages are live but nobody runs or moves them"
-            )
+        check_queues(self.sessions, self.scheduler, self.kv, self.ahead)
         if self.tiers is not None:
             self.tiers.check()

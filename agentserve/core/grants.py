@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.draft import Draft
@@ -28,6 +30,31 @@ class Grants:
         if draft.seconds is None or not draft.chunks:
             return ""
         return "time" if draft.spent + self.cost.chunk(session.computed, 1) > draft.seconds else ""
+
+    def each_one(self, sessions: Sequence[Session], draft: Draft) -> bool:
+        """One token for each of these, all of which decode. False, and nothing granted, if any limit could
+        bind: then they are to be granted one by one, the most deserving first. This is the usual step, so
+        it looks at each of them only to write its chunk, and at pages where an edge is crossed."""
+        spent = self.cost.decodes(len(sessions), sum([session.computed for session in sessions]))
+        late = draft.seconds is not None and draft.spent + spent > draft.seconds
+        if late or len(sessions) > draft.tokens:
+            return False
+        tables = self._kv.tables
+        edges = [
+            (session.id, session.computed)
+            for session in sessions
+            if session.computed >= tables[session.id].writable
+        ]
+        if edges and not self._kv.extend(edges):
+            return False
+        write = draft.chunks.append
+        for session in sessions:
+            name, start, tokens, turn = session.id, session.computed, session.tokens, session.running_turn
+            sample = SampleSpec(turn.sampling, tokens, turn.prompt, start + 1)
+            write(Chunk(name, turn.id, session.epoch, start, tokens[start:], tables[name].shown(), sample))
+        draft.tokens -= len(sessions)
+        draft.spent += spent
+        return True
 
     def one(self, session: Session, draft: Draft) -> bool:
         """One token for a session that decodes. False, and nothing granted, if it lacks a page."""
@@ -83,7 +110,7 @@ class Grants:
                 session.epoch,
                 start,
                 session.tokens[start:end],
-                self._kv.table(session.id, end),
+                self._kv.table(session.id),
                 sample,
             )
         )

@@ -12,29 +12,14 @@ the plan has run.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
+from agentserve.core.block_table import BlockTable
 from agentserve.core.nodes import Node
 from agentserve.core.pages import PagePool
 from agentserve.core.plan import PageCopy
 from agentserve.core.radix import RadixTree
 from agentserve.types import SessionId
-
-
-@dataclass(slots=True)
-class BlockTable:
-    """The pages of one active session: `pages[g][i]` has its tokens i*page_size .. in KV group g."""
-
-    namespace: bytes
-    pages: tuple[array[int], ...]
-    sealed: int  # leading blocks that are in the tree
-    donor: tuple[int, ...] | None = None  # held until its slots are copied
-    donor_node: Node | None = None
-    extra: int = 0  # slots that the donor gives
-
-    @property
-    def blocks(self) -> int:
-        return len(self.pages[0])
 
 
 class KVManager:
@@ -46,6 +31,7 @@ class KVManager:
         self.prefix_cache = prefix_cache
         self.tree = RadixTree(page_size, len(pages), self._is_idle)
         self._tables: dict[SessionId, BlockTable] = {}
+        self.tables: Mapping[SessionId, BlockTable] = self._tables  # of active sessions; only to be looked at
         self._pins: list[tuple[int, ...]] = []  # sources of copies in plans that have not run yet
         self._moving: dict[tuple[int, ...], int] = {}  # blocks that transfers read or write: pins of each
         self._marked: dict[bytes, tuple[int, ...]] = {}  # key -> block, of blocks with a mark
@@ -76,6 +62,11 @@ class KVManager:
         """How many of the `available` blocks a session with these tokens would hold."""
         pages, pool = self.tree.match(namespace, tokens, len(tokens), touch=False).pages[0], self.pools[0]
         return -(-len(tokens) // self.page_size) - sum(pool.holds(page) > 0 for page in pages)
+
+    def freed(self, session: SessionId, most: int) -> tuple[int, ...]:
+        """Per KV group: pages that could be had if the session let go of its own, from its last one on; at
+        most `most`. What somebody else or a transfer holds stays, and so does all before it."""
+        return self._tables[session].freed(self.pools, most)
 
     # --- a session becomes active ------------------------------------------------------------
 
@@ -118,6 +109,7 @@ class KVManager:
         shared = partial is not None and partial < have and not self._is_private(table, partial)
         wanted = -(-length // self.page_size) - have
         if wanted <= 0 and not shared:
+            table.writable = have * self.page_size
             return []
         if table.donor is not None and self._adopt(table):
             wanted -= 1
@@ -126,18 +118,33 @@ class KVManager:
             return None
         copies: list[PageCopy] = []
         if shared and partial is not None:
-            source = tuple(pages[partial] for pages in table.pages)
-            target = fresh.pop()
-            for pages, page in zip(table.pages, target, strict=True):
-                pages[partial] = page
+            source, target = table.block(partial), fresh.pop()
+            table.put(partial, target)
             self._pin_copy(copies, source, target, computed % self.page_size)
         if table.donor is not None and fresh:
             self._pin_copy(copies, table.donor, fresh[0], table.extra)
             table.donor, table.donor_node, table.extra = None, None, 0
         for block in fresh:
-            for pages, page in zip(table.pages, block, strict=True):
-                pages.append(page)
+            table.append(block)
+        table.writable = table.blocks * self.page_size
         return copies
+
+    def extend(self, sessions: Sequence[tuple[SessionId, int]]) -> bool:
+        """`reserve` one token for each of these, with its computed tokens. False, and nothing was taken, if
+        pages lack or if it takes more than a fresh page each."""
+        tables = []
+        for session, computed in sessions:
+            table = self._tables[session]
+            if table.donor is not None or table.blocks * self.page_size != computed:
+                return False
+            tables.append(table)
+        fresh = self._take(len(tables))
+        if fresh is None:
+            return False
+        for table, block in zip(tables, fresh, strict=True):
+            table.append(block)
+            table.writable = table.blocks * self.page_size
+        return True
 
     def _adopt(self, table: BlockTable) -> bool:
         """Take over a donor that is a tail, given whole and wanted by nobody else: no copy needed."""
@@ -152,9 +159,9 @@ class KVManager:
         if any(pool.holds(page) != 1 for pool, page in zip(self.pools, donor, strict=True)):
             return False
         self.tree.remove_tail(node)
-        for pool, pages, page in zip(self.pools, table.pages, donor, strict=True):
+        for pool, page in zip(self.pools, donor, strict=True):
             pool.uncache(page)
-            pages.append(page)
+        table.append(donor)
         table.donor, table.donor_node, table.extra = None, None, 0
         return True
 
@@ -172,10 +179,9 @@ class KVManager:
             self._release_block(block)
         self._pins.clear()
 
-    def table(self, session: SessionId, length: int) -> tuple[array[int], ...]:
-        """A copy of the pages of positions 0 .. length-1, per group."""
-        blocks = -(-length // self.page_size)
-        return tuple(pages[:blocks] for pages in self._tables[session].pages)
+    def table(self, session: SessionId) -> tuple[array[int], ...]:
+        """Its pages, per group, as they are now. Not to be changed: who asks again gets the same."""
+        return self._tables[session].shown()
 
     def seal(self, session: SessionId, tokens: array[int], computed: int) -> None:
         """Enter pages that have become full into the tree. A twin found there replaces our own page."""
@@ -185,7 +191,7 @@ class KVManager:
         size = self.page_size
         for index in range(table.sealed, computed // size):
             before = table.pages[0][index - 1] if index else None
-            mine = tuple(pages[index] for pages in table.pages)
+            mine = table.block(index)
             if self.pools[0].is_cached(mine[0]):  # lent as a tail while the step that filled it ran
                 self.tree.remove_tail(self.tree.node_of(mine[0]))
                 for pool, page in zip(self.pools, mine, strict=True):
@@ -196,8 +202,7 @@ class KVManager:
                     pool.cache(page)
                 continue
             self._hold_block(theirs)
-            for pages, page in zip(table.pages, theirs, strict=True):
-                pages[index] = page
+            table.put(index, theirs)
             self._release_block(mine)
         table.sealed = computed // size
 
@@ -211,8 +216,9 @@ class KVManager:
         if not self.prefix_cache or not used or index >= table.blocks or not self._is_private(table, index):
             return
         before = table.pages[0][index - 1] if index else None
-        block = tuple(pages[index] for pages in table.pages)
+        block = table.block(index)
         if self.tree.attach_tail(table.namespace, before, tokens[index * self.page_size : computed], block):
+            table.writable = 0
             for pool, page in zip(self.pools, block, strict=True):
                 pool.cache(page)
 
@@ -231,7 +237,7 @@ class KVManager:
         if table.donor is not None:
             self._release_block(table.donor)
         for index in range(table.blocks - 1, -1, -1):
-            self._release_block(tuple(pages[index] for pages in table.pages))
+            self._release_block(table.block(index))
 
     def evict_all(self) -> int:
         """Drop every idle block; returns how many."""

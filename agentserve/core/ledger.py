@@ -20,7 +20,7 @@ from agentserve.messages import Decided, pack_tokens
 from agentserve.types import SessionId, TurnId
 from tiering.copies import Losers, Standing
 from tiering.keys import block_key
-from tiering.policy.base import Choice, Decision, Hints, Residency, Rest
+from tiering.policy.base import Choice, Decision, Hints, Park, Residency, Rest
 from tiering.retention import Runs, runs_of, weight_at
 from tiering.types import Tier
 
@@ -54,6 +54,7 @@ class Known:
     tools: tuple[str, ...] = ()
     hints: Hints = NO_HINTS
     runs: Runs = ()  # what its blocks weigh beside each other, if its client said
+    leaves: bool = False  # preempted, to be moved out: what has a copy below goes first
     told: bool = False  # the policy knows that it is at rest
     devalued: bool = False
     cleared: int = 0  # leading keys that bear no mark of lost worth, as long as it is of worth
@@ -187,7 +188,11 @@ class Ledger:
         """The place in line of the first waiting turn that is about to read the block; None if none is."""
         sharers = (self.known[sharer] for sharer in self._sharers.get(key, ()))
         return min(
-            (known.place for known in sharers if known.stage is Stage.WAITING and not known.devalued),
+            (
+                known.place
+                for known in sharers
+                if known.stage is Stage.WAITING and not known.devalued and not known.leaves
+            ),
             default=None,
         )
 
@@ -240,6 +245,25 @@ class Ledger:
                     if seen[key] < sharers:
                         continue
                 yield key
+
+    def park_of(self, known: Known, cached: int) -> Park:
+        """What a policy is told of it when it comes to rest. cached: tokens that have KV now."""
+        blocks = len(known.tokens) // self._size
+        self.keys(known, blocks)
+        return Park(
+            known.id,
+            known.since,
+            known.rest,
+            known.turn,
+            known.tools,
+            cached,
+            blocks,
+            self.private(known),
+            known.program,
+            known.service,
+            known.hints,
+            known.tenant,
+        )
 
     def private(self, known: Known) -> int:
         """Its blocks that no other known session shares."""

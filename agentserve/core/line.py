@@ -7,6 +7,7 @@ turns. With one tenant alone this is the order that was wanted.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +16,11 @@ from agentserve.core.session import Session
 
 def arrival(session: Session) -> int:
     return session.running_turn.rank[1]
+
+
+def place_of(session: Session, queue: Sequence[Session]) -> int:
+    """Where it stands in a queue by arrival, in which it is."""
+    return bisect_left(queue, arrival(session), key=arrival)
 
 
 def exchanged(places: Sequence[Session], wanted: Iterable[Session]) -> list[Session]:
@@ -27,7 +33,7 @@ def exchanged(places: Sequence[Session], wanted: Iterable[Session]) -> list[Sess
 
 def by_priority(places: Sequence[Session]) -> Sequence[Session]:
     """Each tenant's more urgent turns first, and those that are alike as they stand."""
-    if not any(session.running_turn.rank[0] for session in places):
+    if not any(_priority(session) for session in places):
         return places
     return exchanged(places, sorted(places, key=_priority))
 

@@ -15,10 +15,13 @@ from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known, Ledger, Stage
 from agentserve.core.line import arrival, exchanged
 from agentserve.core.nodes import Node
+from agentserve.core.pages import COPIED
+from agentserve.core.pressure import Verdict
 from agentserve.core.session import Session
+from agentserve.core.victims import Way
 from agentserve.types import SessionId
 from tiering.manager import TierManager
-from tiering.policy.base import Market, Policy, Prices, Residency
+from tiering.policy.base import Choice, Decision, Market, Policy, Prices, Residency
 from tiering.types import DiskEntry, Move, Tier, TierFault
 
 STALE = 1.0  # seconds for which a session's residency serves to rank it
@@ -94,6 +97,23 @@ class Valuation:
         self._market = None
         self._worths.clear()
 
+    def sync(self) -> None:
+        """Pass on what the owners of the books have noted for each other."""
+        manager, ledger = self._manager, self.ledger
+        for key in ledger.adopted:
+            if ledger.owned(key):
+                manager.touch(key)
+        for key in ledger.orphaned:
+            if not ledger.owned(key):
+                manager.neglect(key)
+        for key in manager.lost:
+            if not manager.copied(key):
+                self._kv.unmark(key, COPIED)
+        ledger.adopted.clear()
+        ledger.orphaned.clear()
+        manager.lost.clear()
+        self.changed()
+
     # --- the market ------------------------------------------------------------------------
 
     def market(self) -> Market:
@@ -151,6 +171,16 @@ class Valuation:
         known.residency = self._manager.residency(keys[:blocks], device)
         known.measured = self._now
         return known.residency
+
+    def under_pressure(self, known: Known, verdict: Verdict) -> Decision:
+        """What becomes of the KV of a turn that was preempted, as its price says. Where the host is short of
+        slots its copies go on to the disk, so that they can leave without loss, too."""
+        if verdict.way is not Way.SWAP:
+            return Decision(Choice.HOLD, math.inf, "pressure: cheaper to compute again", verdict.seconds)
+        manager, residency = self._manager, self.measure(known)
+        short = manager.disk_bytes > 0 and residency.device - residency.copied > manager.host_free
+        choice = Choice.DISK if manager.staging or short else Choice.HOST
+        return Decision(choice, math.inf, "pressure: cheaper to move out", verdict.seconds)
 
     def ranked(self, waiting: Sequence[Session]) -> list[Session]:
         """Waiting turns as they came; those of one tenant by priority, then as the policy says."""

@@ -1,7 +1,11 @@
 """The plan: one step's frozen work order, and what comes back from running it.
 
 The core writes a `Plan`, an executor (real or simulated) runs it, the core reads the
-`StepResult`. Everything the executor needs is in the plan; nobody owns or changes it.
+`StepResult`. Everything the executor needs is in the plan; nobody owns or changes it. Plans that
+follow each other share what has not changed, as the page tables of a turn that decodes.
+
+All of it is structs without cycles, which the collector need not look at: a plan of hundreds of
+rows is made and booked in each step.
 
 Contract for executors:
 - run `copies` first, then `chunks`;
@@ -15,13 +19,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from agentserve.types import Sampling, SessionId, TurnId
 
 
-@dataclass(frozen=True, slots=True)
-class PageCopy:
+class PageCopy(msgspec.Struct, frozen=True, gc=False):
     """Copy the first `slots` token slots, all layers of KV group `group`, between two pages."""
 
     group: int
@@ -30,8 +34,7 @@ class PageCopy:
     slots: int
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
+class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     """What sampling needs. Penalties, grammar and stop strings are folds over `history`.
 
     `history` is the session's live token array: valid to read up to `length` until the step's
@@ -45,8 +48,7 @@ class SampleSpec:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """A run of one session's uncomputed tokens."""
 
     session: SessionId
@@ -58,8 +60,7 @@ class Chunk:
     sample: SampleSpec | None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, gc=False):
     step: int
     copies: tuple[PageCopy, ...]
     chunks: tuple[Chunk, ...]
@@ -73,8 +74,7 @@ class Plan:
         return sum(len(chunk.tokens) for chunk in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """One sampled token; `ended` says that a stop string or the grammar ended the turn with it."""
 
     token: int
@@ -83,8 +83,7 @@ class Sampled:
     ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkResult:
+class ChunkResult(msgspec.Struct, frozen=True, gc=False):
     session: SessionId
     turn: TurnId
     epoch: int
@@ -94,8 +93,7 @@ class ChunkResult:
     refused: bool = False  # it failed for what its request asks
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True, gc=False):
     step: int
     chunks: tuple[ChunkResult, ...]
     seconds: float

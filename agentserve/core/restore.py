@@ -197,27 +197,11 @@ class Restores:
         return True
 
     def _worthwhile(self, prices: Prices, start: int, tiers: Sequence[Tier], *, urgent: bool) -> int:
-        """How many of the blocks to bring: the cut, where the tier changes, that saves most time against
-        computing the same tokens; 0 if none saves any. The two lanes work at the same time."""
-        size, manager = self._kv.page_size, self._manager
-        host_queue = manager.flights.queue(prices, Tier.HOST, urgent=urgent)
-        disk_queue = manager.flights.queue(prices, Tier.DISK, urgent=urgent)
-        best, best_gain = 0, 0.0
-        host = disk = 0
-        for index, tier in enumerate(tiers):
-            host += tier is Tier.HOST
-            disk += tier is Tier.DISK
-            count = index + 1
-            if count < len(tiers) and tiers[count] is tier:
-                continue
-            bring = max(
-                host_queue + prices.seconds(prices.load, host) if host else 0.0,
-                disk_queue + prices.seconds(prices.fetch, disk) if disk else 0.0,
-            )
-            gain = prices.recompute(start * size, count * size) - bring
-            if gain > best_gain:
-                best, best_gain = count, gain
-        return best
+        """How many of the blocks to bring: 0 if none saves any time."""
+        flights = self._manager.flights
+        host = flights.queue(prices, Tier.HOST, urgent=urgent)
+        disk = flights.queue(prices, Tier.DISK, urgent=urgent)
+        return best_cut(prices, start, tiers, self._kv.page_size, (host, disk))[0]
 
     def _order(self, job: Restore, before: bytes) -> None:
         """before: the key of the block that its first one follows."""
@@ -284,3 +268,27 @@ class Restores:
             back = [self._manager.flights.recalled(at) for at in job.transfers if at in self._transfers]
             current = self._jobs.get(job.session) is job
             assert not any(back) if current else all(back), f"{job.session}: what was not taken back"
+
+
+def best_cut(
+    prices: Prices, start: int, tiers: Sequence[Tier], size: int, queues: tuple[float, float]
+) -> tuple[int, float]:
+    """How many of the blocks from block `start` on to bring, and the seconds that it saves: the cut, where
+    the tier changes, that saves most time against computing the same tokens; 0 if none saves any. The two
+    lanes work at the same time. tiers: where each is; size: tokens of a block; queues: of host and disk."""
+    best, best_gain = 0, 0.0
+    host = disk = 0
+    for index, tier in enumerate(tiers):
+        host += tier is Tier.HOST
+        disk += tier is Tier.DISK
+        count = index + 1
+        if count < len(tiers) and tiers[count] is tier:
+            continue
+        bring = max(
+            queues[0] + prices.seconds(prices.load, host) if host else 0.0,
+            queues[1] + prices.seconds(prices.fetch, disk) if disk else 0.0,
+        )
+        gain = prices.recompute(start * size, count * size) - bring
+        if gain > best_gain:
+            best, best_gain = count, gain
+    return best, best_gain

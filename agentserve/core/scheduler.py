@@ -3,13 +3,13 @@
 It knows no phases. A session whose `computed` lags behind its tokens wants that many tokens
 computed; a step hands out tokens until a limit binds:
 
-1. running sessions that lag by one token. Each must get its page; if none can be had, the running
-   session that stands last is preempted, and if that is the session itself, it waits.
+1. running sessions that lag by one token. Each must get its page; if none can be had, a running session
+   that stands behind it is preempted, or it itself (`victims.py` says whom), but never who stands first.
 2. running sessions that lag by more: a chunk as large as the limits allow.
 3. unless somebody was preempted in this step, waiting sessions as the policy lines them up.
 
 Objectives: (1) keeps the time between tokens short and, because who stands first can always take from
-who stands last, makes some session finish whatever the load; (2) bounds the step; (3) fills it. Whom
+those behind it, makes some session finish whatever the load; (2) bounds the step; (3) fills it. Whom
 order and form of the step are to serve, each policy says (`scheduling/registry.py`).
 """
 
@@ -21,16 +21,19 @@ from collections.abc import Sequence
 from agentserve.core.admission import PASSED, Admission, Place
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
-from agentserve.core.draft import Draft, Filler, Gate
+from agentserve.core.draft import Draft, Filler, Gate, Standing
 from agentserve.core.grants import Grants
 from agentserve.core.kv import KVManager
-from agentserve.core.line import arrival
+from agentserve.core.line import arrival, place_of
 from agentserve.core.plan import Plan
-from agentserve.core.scheduling.deadlines import least_slack, token_due
+from agentserve.core.pressure import Pressure
+from agentserve.core.quotes import ComputedQuotes
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.scheduling.registry import PATIENCE, make_policy
 from agentserve.core.session import Session, SessionTable
 from agentserve.core.states import Phase
+from agentserve.core.timekeeper import Asked, Forecast, Timekeeper
+from agentserve.core.victims import Why
 
 
 class Scheduler:
@@ -43,8 +46,10 @@ class Scheduler:
         self.policy = make_policy(config.scheduling, config.max_batched_tokens, self)
         self._grants = Grants(config, kv, cost, self.policy.form)
         self._admission = Admission(config, sessions, kv, self._grants, self.policy)
+        quotes = ComputedQuotes(config.page_size, lambda: self.cost)
+        self.pressure = Pressure(kv, quotes, by_price=self.policy.form.victims_by_price)
         self.filler: Filler | None = None  # set by the engine
-        self.unattainable = 0  # deadlines of tokens that no step could keep
+        self.time = Timekeeper(config, self.policy.form, lambda: self.cost, self.lacking)
         self._decoded = 0.0  # the time of the last step without prefill
         self.seen = 0.0  # the time of the last plan
         self._step = 0
@@ -74,18 +79,24 @@ class Scheduler:
     def line_up(self, session: Session, now: float) -> None:
         """Give a turn that was enqueued its place in line, now that the tiers know it."""
         self.policy.order.entered(session, now)
+        self.time.lined_up(session)
 
     def remove(self, session: Session, now: float) -> None:
         """The turn is over, wherever it stood. Call it before the turn is ended."""
         if session.phase is Phase.RUNNING:
-            self.running.remove(session)
+            del self.running[place_of(session, self.running)]
         else:
-            self.waiting.remove(session)
-            self.policy.order.left(session, now)
+            del self.waiting[place_of(session, self.waiting)]
+            self._leave_line(session, now)
         self.policy.order.ended(session, now)
+
+    def _leave_line(self, session: Session, now: float) -> None:
+        self.policy.order.left(session, now)
+        self.time.left(session)
 
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         """A step has run: what it did for each turn is charged."""
+        self.pressure.stepped(seconds)
         self.policy.order.stepped(ran, seconds, now)
 
     @property
@@ -114,14 +125,16 @@ class Scheduler:
 
     # --- one step ----------------------------------------------------------------------------
 
-    def plan(self, now: float) -> tuple[Plan | None, list[Session]]:
-        """The next plan, and the sessions that were preempted for it."""
+    def plan(self, now: float) -> tuple[Plan | None, list[Session], list[Session]]:
+        """The next plan, and the sessions that were preempted and that were admitted for it."""
         if not self.has_work and not (self.filler is not None and self.filler.wants):
-            return None, []
+            return None, [], []
         self.seen = now
-        draft = Draft(self.config.max_batched_tokens, self._seconds(now), self.cost.fixed)
+        seconds = self.time.step_seconds(self.running, self.waiting, now)
+        self._relegate(now)
+        draft = Draft(self.config.max_batched_tokens, seconds, self.cost.fixed)
         line = self._admission.line_up(self.running, self.waiting, now)
-        standing = self.policy.order.standing(self.running, now)
+        standing = Standing(self.policy.order, self.running, now)
         if self.policy.form.decodes_ride:
             self._grant_all(standing, line, draft, now)
         else:
@@ -129,10 +142,11 @@ class Scheduler:
         if self.filler is not None and not self.waiting:
             self.filler.fill(draft)
         if not draft.chunks:
-            return None, draft.preempted
+            return None, draft.preempted, draft.admitted
         self._step += 1
+        self.time.planned(now, prefill=draft.prefill)
         plan = Plan(self._step, tuple(draft.copies), tuple(draft.chunks), draft.spent, tuple(draft.reasons))
-        return plan, draft.preempted
+        return plan, draft.preempted, draft.admitted
 
     def _grant_all(
         self, standing: Sequence[Session], line: Sequence[Place], draft: Draft, now: float
@@ -146,7 +160,7 @@ class Scheduler:
             self._grant_chunks(standing, sum(place.short for place in line if not place.limit), draft, now)
             if draft.chunks or len(self.running) < 2:
                 break
-            self._preempt(self._last(standing, draft), draft, now)
+            self._preempt(self._victim(standing, draft), draft, now, Why.STUCK)
         if draft.preempted and draft.chunks:
             draft.reasons.extend((session.id, "a preemption in this step") for session in self.waiting[:1])
         else:
@@ -165,30 +179,14 @@ class Scheduler:
             self._grant_decodes(standing, draft, now)
             if draft.chunks or len(self.running) < 2:
                 break
-            self._preempt(self._last(standing, draft), draft, now)
+            self._preempt(self._victim(standing, draft), draft, now, Why.STUCK)
         if not draft.prefill:
             self._decoded = now
 
-    def _seconds(self, now: float) -> float | None:
-        """How long the step may be predicted to take."""
-        most, settings = self.config.max_step_seconds, self.config.scheduling
-        if not self.policy.form.keeps_deadlines:
-            return most
-        dues, least = [], self.cost.fixed
-        for session in self.running:
-            if session.lag == 1:
-                turn = session.running_turn
-                least += self.cost.chunk(session.computed, 1)
-                if turn.first_token and turn.slo.pace is not None:
-                    dues.append(token_due(turn.slo, turn.arrived, turn.first_token, session.generated))
-        if not dues:
-            return most
-        slack, missed = least_slack(dues, now, least * settings.safety)
-        self.unattainable += missed
-        allowed = slack / settings.safety
-        return min(allowed, most) if most is not None else allowed
-
     def _grant_decodes(self, standing: Sequence[Session], draft: Draft, now: float) -> None:
+        decodes = [s for s in self.running if len(s.tokens) - s.computed == 1]
+        if not decodes or self._grants.each_one(decodes, draft):
+            return
         for session in [session for session in standing if session.lag == 1]:
             if session in draft.preempted:
                 continue
@@ -199,24 +197,30 @@ class Scheduler:
             self._grant_one(session, standing, draft, now)
 
     def _grant_one(self, session: Session, standing: Sequence[Session], draft: Draft, now: float) -> None:
-        """One token for a session that must not wait: pages come from who stands last, if need be."""
+        """One token for a session that must not wait: pages come from one behind it, if need be."""
         while not self._grants.one(session, draft):
             if len(self.running) == 1:
                 draft.reasons.append((session.id, "pages"))
                 return
-            victim = self._last(standing, draft)
-            self._preempt(victim, draft, now)
+            victim = self._victim(standing, draft, session)
+            self._preempt(victim, draft, now, Why.DECODE)
             if victim is session:
                 return
 
     def _grant_chunks(self, standing: Sequence[Session], wanted: int, draft: Draft, now: float) -> None:
-        """wanted: tokens for short turns that wait; they are left half of the step, but for one page."""
-        kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
-        draft.tokens -= kept
-        lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
+        """wanted: tokens for short turns that wait; long ones leave them half of the step but for a page."""
+        lagging = [s for s in self.running if len(s.tokens) - s.computed > 1]
+        if len(lagging) > 1:
+            lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
+        short: list[Session] = []  # a turn that was begun is ended before another one is
         if self.policy.form.short_first:
+            short = [session for session in lagging if session.lag <= self.config.max_batched_tokens]
             lagging.sort(key=lambda s: s.lag > self.config.max_batched_tokens and not _impatient(s, now))
+        kept = 0
         for session in lagging:
+            if not kept and session not in short:
+                kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
+                draft.tokens -= kept
             self._grants.chunk(session, session.computed, draft)
         draft.tokens += kept
 
@@ -234,9 +238,29 @@ class Scheduler:
                 return  # nobody passes a session that lacks pages
             if self.filler is not None:
                 self.filler.admitted(session, hit)
-            self.waiting.remove(session)
-            self.policy.order.left(session, now)
+            del self.waiting[place_of(session, self.waiting)]
+            self._leave_line(session, now)
             insort(self.running, session, key=arrival)
+            draft.admitted.append(session)
+
+    # --- promises ----------------------------------------------------------------------------
+
+    def _relegate(self, now: float) -> None:
+        """Turns that cannot be in time any more stand behind those of their tenant that can."""
+        for session in self.time.hopeless(now):
+            self.policy.order.left(session, now)
+            self._sessions.relegate(session)
+            self.policy.order.entered(session, now)
+
+    def forecast(self, asked: Asked) -> Forecast:
+        """When a turn would write its first token, were it submitted now."""
+        return self.time.forecast(
+            asked,
+            self.running,
+            seats=self.config.max_num_seqs - len(self.running),
+            blocks=self._admission.room(self.running),
+            held=sum(self._kv.blocks_of(session.id) for session in self.running),
+        )
 
     # --- preemption --------------------------------------------------------------------------
 
@@ -247,23 +271,28 @@ class Scheduler:
             return
         needed = self._kv.needed_blocks(place.session.namespace, place.session.tokens)
         while self.running:
-            victim = self._last(standing, draft)
+            victim = next(session for session in reversed(standing) if session not in draft.preempted)
             if not self.policy.order.outranks(place.session, victim):
                 return
-            self._preempt(victim, draft, now)
+            self._preempt(victim, draft, now, Why.SEAT)
             if needed <= self._admission.room(self.running):
                 return
 
-    @staticmethod
-    def _last(standing: Sequence[Session], draft: Draft) -> Session:
-        return next(session for session in reversed(standing) if session not in draft.preempted)
+    def _victim(self, standing: Sequence[Session], draft: Draft, needy: Session | None = None) -> Session:
+        """Who gives up its pages for `needy`, or for whoever stands first: one of those behind it, or, but
+        for who stands first while others are there, itself."""
+        gone = set(draft.preempted)
+        left = [session for session in standing if session not in gone]
+        among = left[max(left.index(needy), 1) if needy is not None else 1 :]
+        return self.pressure.victim(among, self.running) if among else left[-1]
 
-    def _preempt(self, victim: Session, draft: Draft, now: float) -> None:
+    def _preempt(self, victim: Session, draft: Draft, now: float, why: Why) -> None:
         """Take seat and pages from a running session; it keeps its tokens and its rank.
 
         Its sealed pages stay in the tree, evictable: if nobody takes them, it resumes from them.
         """
-        self.running.remove(victim)
+        self.pressure.judge(victim, self.running, why)
+        del self.running[place_of(victim, self.running)]
         self._kv.park(victim.id, victim.tokens, victim.computed)
         self._sessions.preempt(victim)
         self.enqueue(victim)

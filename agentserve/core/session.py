@@ -7,10 +7,12 @@ table: every scheduling question is "how far does computed lag behind len(tokens
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from agentserve.core.scheduling.deadlines import Course, judged, paced_from
 from agentserve.core.states import Happening, Phase, after, public_state
 from agentserve.messages import TurnUsage
 from agentserve.types import NO_SLO, Sampling, SessionId, SessionState, Slo, TurnId
@@ -31,20 +33,33 @@ class Turn:
     before: array[int]  # the tokens to go back to if the turn is rolled back
     program: str = ""  # turns of one agent share it
     slo: Slo = NO_SLO
+    ends: frozenset[int] = frozenset()  # tokens that end it, from `min_tokens` on
+    given: int = 0  # tokens that it had generated on another worker
+    relegated: bool = False  # it could not be in time any more, and stood behind those that could
+    late: int = 0  # tokens after the first that came after they were due
+    # Asked at every token, and so reckoned once. inf: nothing was promised.
+    beat: float = field(init=False)  # seconds per token that keep all promises about tokens
+    over_by: float = field(init=False)  # when all of it is due
+    paced_from: float = 0.0  # the moment that the times of its tokens count from; 0: there is none yet
     admitted: float = 0.0
     first_token: float = 0.0
     ran: bytearray = field(default_factory=bytearray)  # prompt positions the executor has run: 1
     reached: int = 0  # leading prompt tokens that had KV at some time
     computed: int = 0  # token rows run, recomputation included
     preemptions: int = 0
+    swaps: int = 0  # of these: those for which its KV was to be moved out
 
     @property
     def cached(self) -> int:
         """Prompt tokens that the executor never ran for this turn, however often it was admitted."""
         return self.ran.count(0, 0, self.reached)
 
-    def usage(self, generated: int, now: float) -> TurnUsage:
-        """What it took, if it ends now."""
+    def usage(self, generated: int, now: float, *, whole: bool) -> TurnUsage:
+        """What it took, if it ends now. whole: nobody cut it off."""
+        course = Course(
+            self.arrived, self.first_token, now, generated, self.late, whole, moved=bool(self.given)
+        )
+        kept, missed = judged(self.slo, course)
         return TurnUsage(
             prompt=self.prompt,
             cached=self.cached,
@@ -55,7 +70,24 @@ class Turn:
             admitted=self.admitted,
             first_token=self.first_token,
             ended=now,
+            kept=kept,
+            missed=missed,
+            relegated=self.relegated,
+            swaps=self.swaps,
         )
+
+    def __post_init__(self) -> None:
+        pace, total = self.slo.pace, self.slo.total
+        self.beat = math.inf if pace is None else pace
+        self.over_by = math.inf if total is None else self.arrived + total
+
+    def wrote(self, index: int, now: float) -> None:
+        """Token `index` of the turn has come."""
+        if self.first_token == 0.0:
+            self.first_token = now
+            self.paced_from = paced_from(self.slo, self.arrived, now)
+        elif self.slo.tbt is not None:
+            self.late += now > self.paced_from + self.slo.tbt * (index - self.given)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,15 +129,13 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._sessions: dict[SessionId, Session] = {}
+        self.get = self._sessions.get  # the session of an id, or None
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
-
-    def get(self, session: SessionId) -> Session | None:
-        return self._sessions.get(session)
 
     def open(self, session: SessionId) -> Session:
         """The session of that id; a new one if there is none."""
@@ -135,22 +165,22 @@ class SessionTable:
             turn.admitted = now
             turn.ran = bytearray(turn.prompt)
 
-    def advance(self, session: Session, rows: int) -> None:
-        """`rows` more tokens have been computed."""
+    def advance(self, session: Session, rows: int) -> int:
+        """`rows` more tokens have been computed; returns how many are now."""
         turn, start = session.running_turn, session.computed
-        session.computed += rows
+        end = session.computed = start + rows
         turn.computed += rows
         if start < turn.prompt:
-            end = min(session.computed, turn.prompt)
+            end = min(end, turn.prompt)
             turn.ran[start:end] = b"\x01" * (end - start)
             turn.reached = max(turn.reached, end)
+        return session.computed
 
     def append(self, session: Session, token: int, now: float) -> int:
         """Add a generated token; returns its index within the turn."""
         turn = session.running_turn
-        index = session.generated
-        if turn.first_token == 0.0:
-            turn.first_token = now
+        index = len(session.tokens) - turn.prompt
+        turn.wrote(index, now)
         session.tokens.append(token)
         return index
 
@@ -160,6 +190,14 @@ class SessionTable:
         session.epoch += 1
         session.preemptions += 1
         session.running_turn.preemptions += 1
+
+    def relegate(self, session: Session) -> None:
+        """Its turn waits, and cannot be in time any more."""
+        session.running_turn.relegated = True
+
+    def swapped(self, session: Session) -> None:
+        """Its KV is to be moved out, for the last preemption."""
+        session.running_turn.swaps += 1
 
     def end_turn(self, session: Session, *, keep: bool) -> Turn:
         """The turn is over; `keep` its tokens, or roll back to before it."""

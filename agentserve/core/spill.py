@@ -4,15 +4,20 @@ HOST: every full block on the device gets a copy in the host. DISK: and from the
 spill goes on as transfers end: saves pin at most a share of the pool, writes a share of the host, and
 neither waits for the other. What finds no room below stays where it is; dropping it is safe. What a disk
 that fails did not take is tried again when writes are.
+
+What a turn that was preempted has is saved from its head, while who needs pages takes them from its tail: and
+never so much at once that those who run could lack one for it (`headroom`), or saving it would cost another
+turn its seat.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentserve.core.kv import KVManager
-from agentserve.core.ledger import Known, Ledger
+from agentserve.core.ledger import Known, Ledger, Stage
 from agentserve.core.pages import COPIED
 from agentserve.core.restore import LOAD_SHARE
 from agentserve.messages import pack_tokens
@@ -29,6 +34,7 @@ class Spill:
     known: Known
     to_disk: bool
     free_only: bool = False  # only into slots that are free
+    pressed: bool = False  # of a turn that was preempted
     saved: int = 0  # leading blocks that need no save any more
     written: int = 0  # leading blocks that need no write any more
     full: bool = False  # nothing is left to save, or the host has no room for it
@@ -41,14 +47,22 @@ class Spills:
         self._manager = manager
         self._ledger = ledger
         self._spills: dict[SessionId, Spill] = {}
+        self.headroom = 0  # blocks that are not to be pinned for turns that were preempted: one each may need
+        self.swapped = 0  # blocks that were ordered to be saved for these
         self.next_try: float | None = None  # when to go on, if nothing happens before
 
     def begin(self, known: Known, choice: Choice, now: float, *, free_only: bool = False) -> None:
         """free_only: nobody else's copies make room for these. Where the host only stages, to the disk."""
         if self._manager.host_slots:
             to_disk = choice is Choice.DISK or self._manager.staging
-            spill = self._spills[known.id] = Spill(known, to_disk, free_only)
+            pressed = known.stage is Stage.WAITING
+            spill = self._spills[known.id] = Spill(known, to_disk, free_only, pressed)
             self._order((spill,), now)  # for the others nothing has happened
+
+    @property
+    def pressed(self) -> bool:
+        """Is there one of a turn that was preempted that has not been saved yet?"""
+        return any(spill.pressed and not spill.full for spill in self._spills.values())
 
     def stop(self, session: SessionId) -> None:
         """Order nothing more for it. What is in flight arrives."""
@@ -86,8 +100,11 @@ class Spills:
             self._save(spill, min(room, manager.host_free) if spill.free_only else room)
         self._close(spills)
         if not manager.moving:  # nothing will end that could make room
-            kept = {name: spill for name, spill in self._spills.items() if spill.to_disk and paused}
-            self._spills = kept
+            self._spills = {
+                name: spill
+                for name, spill in self._spills.items()
+                if (spill.to_disk and paused) or (spill.pressed and not spill.full)
+            }
         waits = paused and any(spill.to_disk for spill in self._spills.values())
         self.next_try = manager.disk_back if waits else None
 
@@ -119,6 +136,10 @@ class Spills:
         path = kv.matched(known.namespace, known.tokens, len(known.tokens))
         have, end = len(path[0]), spill.saved
         first = end
+        if spill.pressed:
+            room = min(room, self._room_beside(path[0][:end]))
+            if room < 1:
+                return
         keys = self._ledger.keys(known, have)
         fresh: list[Block] = []
         places: list[int] = []
@@ -141,10 +162,18 @@ class Spills:
             accepted = manager.save(fresh, self._ledger.standing_of(known, first, Tier.HOST))
         for block in fresh[:accepted]:
             kv.pin(block.pages)
+        if spill.pressed:
+            self.swapped += accepted
         short = accepted < len(fresh)
         spill.saved = places[accepted] if short else end
         # A staging area has room again as writes end.
         spill.full = not manager.staging if short else end >= have
+
+    def _room_beside(self, before: array[int]) -> int:
+        """Blocks that can be pinned so that each turn that runs still finds a page. before: pages that these
+        would keep from being evicted, too."""
+        idle = sum(self._kv.pools[0].holds(page) == 0 for page in before)
+        return self._kv.available - self._kv.stuck - idle - self.headroom
 
     def _write(self, spill: Spill, room: int, now: float) -> bool:
         """Write the next blocks that are in the host, at most `room`. True if nothing is left to write."""

@@ -15,17 +15,19 @@ from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known, Stage
 from agentserve.core.market import Queues, TierParts, Valuation
 from agentserve.core.news import DecisionNews
-from agentserve.core.pages import COPIED
+from agentserve.core.pressure import Verdict
 from agentserve.core.probe import Probes
+from agentserve.core.quotes import TierQuotes
 from agentserve.core.restore import Begun, Restores
 from agentserve.core.session import Session
 from agentserve.core.spill import Spills
 from agentserve.core.timers import Timers
+from agentserve.core.victims import Way
 from agentserve.core.views import resting_view, tiers_view
 from agentserve.messages import SessionView, TiersView
 from agentserve.types import SessionId
 from tiering.manager import TierManager
-from tiering.policy.base import Choice, Departure, Hints, Park, Rest, Signal, Watched
+from tiering.policy.base import Choice, Decision, Departure, Hints, Rest, Signal, Watched
 from tiering.types import Move, Tier, TransferDone
 
 SETTLE = 0.05  # seconds after a turn's end in which the API process says what the end means
@@ -61,6 +63,8 @@ class Tiers:
         self._timers = Timers(self.ledger)
         self._hits = dict.fromkeys(Tier, 0)
         self._choices = dict.fromkeys(Choice, 0)
+        self.returned = 0  # blocks brought for turns that had been preempted
+        self.quotes = TierQuotes(kv, self.manager, self.ledger, parts.book.prices, peers=setup.peers)
 
     # --- what happens to sessions ----------------------------------------------------------
 
@@ -84,9 +88,9 @@ class Tiers:
         known.turn = session.last_turn
         self.restores.expect(session.id)
         self.restores.begin(known, self._book.prices(), now, self.room_without_loss, waits=True)
-        if new and self.setup.peers:
+        if (new or session.generated) and self.setup.peers:  # generated: its turn was begun elsewhere
             self.probes.ask(known, self._book.prices(), now)
-        self._sync()
+        self._value.sync()
 
     def admitted(self, session: Session, hit: int, now: float) -> None:
         self._at(now)
@@ -94,10 +98,12 @@ class Tiers:
         if known.told:  # it was preempted: the policy thinks that it rests
             self.policy.resumed(session.id, now, 0.0)
         known.devalued = False
-        known.stage, known.since, known.told = Stage.RUNNING, now, False
+        known.stage, known.since, known.told, known.leaves = Stage.RUNNING, now, False, False
         self.probes.dismiss(session.id)
+        self.spills.stop(session.id)
         brought, left = self.restores.dismiss(session.id), hit
         if session.running_turn.preemptions:
+            self.returned += len(brought)
             return
         for tier in (Tier.HOST, Tier.DISK):
             tokens = min(left, brought.count(tier) * self._kv.page_size)
@@ -105,16 +111,31 @@ class Tiers:
             left -= tokens
         self._hits[Tier.DEVICE] += left
 
-    def preempted(self, session: Session, now: float) -> None:
-        """It lost its seat and waits to go on: at rest, but not for long."""
+    def preempted(self, session: Session, now: float, verdict: Verdict) -> Way:
+        """It lost its seat and waits to go on: parked with the reason `pressure`. Returns the way it went."""
         self._at(now)
         known = self.ledger.known[session.id]
         known.stage, known.since, known.rest, known.tools = Stage.WAITING, now, Rest.PRESSURE, ()
         known.place = math.inf
         self._tell(known)
-        self._decide(known)
+        self.spills.headroom = len(self._queues.running)
+        if verdict.way is None:
+            self._decide(known)
+        else:
+            self._carry_out(known, self._value.under_pressure(known, verdict))
         self.restores.expect(session.id)
-        self._sync()
+        self._value.sync()
+        return Way.SWAP if known.leaves else Way.RECOMPUTE
+
+    def withdrawn(self, session: Session, now: float) -> None:
+        """Another worker goes on with its turn, and reads what is on disk here: it stays somebody's."""
+        self._at(now)
+        known = self.ledger.known[session.id]
+        self.probes.dismiss(session.id)
+        self.restores.dismiss(session.id)
+        self.spills.stop(session.id)
+        known.stage, known.since = Stage.RESTING, now
+        self._value.sync()
 
     def ended(self, session: Session, now: float) -> None:
         """Its turn is over, or it was forked off: what that means is said in a moment (`parked`)."""
@@ -129,7 +150,7 @@ class Tiers:
         self._timers.set(known, now + SETTLE)
         if self.policy.eager:
             self._copy_early(known, now)
-        self._sync()
+        self._value.sync()
 
     def _copy_early(self, known: Known, now: float) -> None:
         """Copies into free host slots, before it is known what the turn's end means. Steps are long: by
@@ -149,7 +170,7 @@ class Tiers:
         self.ledger.hinted(known, hints)
         self._tell(known)
         self._decide(known)
-        self._sync()
+        self._value.sync()
 
     def signalled(self, session: SessionId, signal: Signal, now: float, hints: Hints | None = None) -> None:
         """News of a session: a tool's, or (EXPECTED, with hints) its client's."""
@@ -162,7 +183,7 @@ class Tiers:
         self.policy.signalled(session, signal, now, known.hints)
         if known.stage is Stage.RESTING and known.told:
             self._decide(known)
-        self._sync()
+        self._value.sync()
 
     def departed(self, session: SessionId, why: Departure, now: float) -> None:
         """Nobody is likely to come back to its KV. A turn that waits still wants all of it; one that runs
@@ -178,7 +199,7 @@ class Tiers:
             self._give_up(known)
         if known.stage is Stage.RESTING:
             self._decide(known)
-        self._sync()
+        self._value.sync()
 
     def closed(self, session: SessionId, now: float) -> None:
         self._at(now)
@@ -190,34 +211,21 @@ class Tiers:
         self.restores.dismiss(session)
         self._give_up(known)
         self.ledger.forget(session)
-        self._sync()
+        self._value.sync()
 
     # --- decisions -------------------------------------------------------------------------
 
     def _tell(self, known: Known) -> None:
-        size = self._kv.page_size
-        self.ledger.keys(known, len(known.tokens) // size)
-        self.policy.parked(
-            Park(
-                known.id,
-                known.since,
-                known.rest,
-                known.turn,
-                known.tools,
-                self._kv.cached_tokens(known.namespace, known.tokens),
-                len(known.tokens) // size,
-                self.ledger.private(known),
-                known.program,
-                known.service,
-                known.hints,
-                known.tenant,
-            )
-        )
+        cached = self._kv.cached_tokens(known.namespace, known.tokens)
+        self.policy.parked(self.ledger.park_of(known, cached))
         known.told = True
 
     def _decide(self, known: Known) -> None:
         known.timer = 0
         decision = self.policy.decide(known.id, self._value.measure(known), self._value.market())
+        self._carry_out(known, decision)
+
+    def _carry_out(self, known: Known, decision: Decision) -> None:
         if known.decided(decision, self._now):
             self.news.add(known, known.decisions[-1])
         self._choices[decision.choice] += 1
@@ -237,6 +245,7 @@ class Tiers:
                 self.spills.stop(known.id)
         if math.isfinite(decision.until) and known.stage is Stage.RESTING:
             self._timers.set(known, max(decision.until, self._now + SOONEST))
+        known.leaves = known.stage is Stage.WAITING and decision.choice in (Choice.HOST, Choice.DISK)
         self._value.changed()
 
     def _give_up(self, known: Known) -> None:
@@ -252,6 +261,10 @@ class Tiers:
         """A step begins: what idle blocks are worth may have changed."""
         self._at(now)
         self._kv.tree.queue.age()
+        self.spills.headroom = len(self._queues.running)
+        if self.spills.pressed:
+            self.spills.go_on(now)
+            self._value.sync()
 
     def stepped(
         self, sessions: Iterable[SessionId], chunks: Sequence[tuple[int, int]], seconds: float
@@ -282,7 +295,7 @@ class Tiers:
             if all(ok) and not done.cancelled:
                 self._book.moved(transfer.move, len(ok), done.seconds)
         self.spills.go_on(now)
-        self._sync()
+        self._value.sync()
 
     def tick(self, now: float) -> None:
         """Look again at decisions whose time has come; end waits that have lasted too long."""
@@ -295,7 +308,7 @@ class Tiers:
             self._decide(known)
         if self.spills.next_try is not None and self.spills.next_try <= now:
             self.spills.go_on(now)
-        self._sync()
+        self._value.sync()
 
     def next_timer(self) -> float | None:
         """When `tick` or the next plan has something to look at; None: not before something happens."""
@@ -310,23 +323,6 @@ class Tiers:
     def _at(self, now: float) -> None:
         self._now = now
         self._value.at(now)
-
-    def _sync(self) -> None:
-        """Pass on what the owners of the books have noted for each other."""
-        manager, ledger = self.manager, self.ledger
-        for key in ledger.adopted:
-            if ledger.owned(key):
-                manager.touch(key)
-        for key in ledger.orphaned:
-            if not ledger.owned(key):
-                manager.neglect(key)
-        for key in manager.lost:
-            if not manager.copied(key):
-                self._kv.unmark(key, COPIED)
-        ledger.adopted.clear()
-        ledger.orphaned.clear()
-        manager.lost.clear()
-        self._value.changed()
 
     # --- what the scheduler asks -----------------------------------------------------------
 
@@ -347,11 +343,12 @@ class Tiers:
         if self.manager.empty:
             return ""
         known = self.ledger.known[session.id]
+        known.leaves = False  # from now on it is to come back
         if not self.restores.holds_up(session.id, now):
             waited = self.probes.waited(session.id, now)
             begun = self.restores.begin(known, self._book.prices(), now, room, waits=True, waited=waited)
             if begun is Begun.ORDERED:
-                self._sync()
+                self._value.sync()
             elif begun is Begun.NO_ROOM and (self._queues.running or self.restores.under_way):
                 return "pages"
         return "loading" if self.restores.holds_up(session.id, now) else ""
@@ -375,7 +372,7 @@ class Tiers:
     def reset(self) -> None:
         """Forget what is below, but for what a transfer needs now."""
         self.manager.clear()
-        self._sync()
+        self._value.sync()
 
     def view(self) -> TiersView:
         """Figures for operators."""

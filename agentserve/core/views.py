@@ -11,14 +11,18 @@ from agentserve.core.kv import KVManager
 from agentserve.core.ledger import Known
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.session import Session
-from agentserve.messages import AheadCounts, SessionView, TiersView, WorkerView
+from agentserve.messages import AheadCounts, GroupPages, PreemptionCounts, SessionView, TiersView, WorkerView
 from tiering.manager import TierManager
 from tiering.policy.base import Choice, Policy, Residency, Watched
 from tiering.types import Tier
 
 
 def worker_view(
-    scheduler: Scheduler, sessions: int, kv: KVManager, tiers: TiersView | None, ahead: AheadCounts
+    scheduler: Scheduler,
+    sessions: int,
+    kv: KVManager,
+    tiers: TiersView | None,
+    counts: tuple[AheadCounts, PreemptionCounts],
 ) -> WorkerView:
     """Page counts are of the tightest group; pages that only transfers hold are neither live nor cached."""
     pool = min(kv.pools, key=lambda pool: pool.available)
@@ -31,7 +35,10 @@ def worker_view(
         pages_cached=pool.idle,
         pages_live=pool.live - kv.pinned,
         tiers=tiers,
-        ahead=ahead,
+        ahead=counts[0],
+        groups=tuple(GroupPages(pool.live, pool.idle, pool.free) for pool in kv.pools),
+        promises=scheduler.time.counts(),
+        preempted=counts[1],
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -53,11 +53,17 @@ class TorchExecutor:
         self._pool = pool
         self._sampler = sampler
         self._most_rows = most_rows
+        self._computing: Callable[[], None] | None = None
 
     @property
     def decoder(self) -> Decoder:
         """The model that it runs."""
         return self._decoder
+
+    def when_computing(self, call: Callable[[], None]) -> None:
+        """Have `call` called in each run, before the first kernel of its model: for what follows Python's
+        lock is free, but for moments."""
+        self._computing = call
 
     @property
     def pool(self) -> KVPool:
@@ -122,6 +128,8 @@ class TorchExecutor:
         broken: set[int] = set()
         for pieces in split_rows([len(chunk.tokens) for chunk in chunks], self._most_rows):
             batch = build_batch(pieces, chunks, self._decoder.config, self._pool, self._decoder.ops)
+            if self._computing is not None and not ends:
+                self._computing()
             hidden = self._decoder.forward(batch)
             finite = hidden.finite.tolist()
             last: list[int] = []

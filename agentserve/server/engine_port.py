@@ -30,6 +30,7 @@ from agentserve.types import SessionId, TurnId
 
 TurnEvent = StateChange | Token | TurnEnded
 News = Hint | ToolSignal | Devalue
+WORKER_LOST = "worker lost"  # the reason of a turn's change of state where its worker died
 Hear = Callable[[Decisions], None]
 
 

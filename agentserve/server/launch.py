@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,15 +25,24 @@ import uvloop
 from starlette.types import ASGIApp
 
 from agentserve.config import HttpConfig, ServeConfig
-from agentserve.heap import freeze
+from agentserve.heap import (
+    FullCollections,
+    PythonsCollector,
+    bound_pieces,
+    freeze,
+    give_back,
+    resident,
+)
 from agentserve.machine import available_memory, usable_cores
 from agentserve.messages import Hello
+from agentserve.records.series import FolderTaken, claimed
 from agentserve.server.agents.remote import MOST_CALLS, MOST_LISTINGS
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import begin_drain
 from agentserve.server.http.wire_bounds import WireBounds, bounded_protocol
+from agentserve.server.tidying import Memory, Tidying
 from agentserve.server.workers.fleet import Fleet
-from agentserve.server.workers.spec import replacement, worker_spec
+from agentserve.server.workers.spec import replacement, scheduling_of, worker_spec
 from agentserve.server.workers.supervisor import (
     WORKER_COMMAND,
     WorkerFailed,
@@ -91,6 +101,24 @@ def run(
     runs the service starts it anew, rather than have it answer 503 for good.
     """
     check_memory(config, available_memory())
+    try:
+        scheduling_of(config)
+    except ValueError as error:
+        raise LaunchError(f"--scheduling: {error}") from None
+    try:
+        with claimed(config.recording.dir):
+            _run(config, factory, on_ready, worker_command)
+    except FolderTaken as error:
+        raise LaunchError(str(error)) from None
+
+
+def _run(
+    config: ServeConfig,
+    factory: AppFactory,
+    on_ready: Callable[[Ready], None],
+    worker_command: Sequence[str],
+) -> None:
+    bound_pieces()
     if (data_dir := config.storage.data_dir) is not None:
         for name in ("kv", "sessions", "tenants", "audit"):  # all else that may lie there is not ours
             close_to_others(data_dir / name)
@@ -272,12 +300,15 @@ class _Launch:
         ready = self._ready(prepared, fleet, listener)
         self._server = _Server(settings, lambda: self._on_ready(ready))
         lost = asyncio.create_task(self._leave_when_lost(fleet, self._server))
+        tidying = Tidying(FullCollections(PythonsCollector()), Memory(resident, give_back), time.thread_time)
         freeze()
+        tidying.start()
         try:
             await self._server.serve(sockets=[listener])
         except SystemExit:
             raise LaunchError("the API could not start; the log above says why") from None
         finally:
+            await tidying.stop()
             lost.cancel()
             await asyncio.wait((lost,))
         if not lost.cancelled() and not self._signals:

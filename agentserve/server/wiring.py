@@ -13,8 +13,11 @@ from starlette.applications import Starlette
 
 from agentserve import __version__
 from agentserve.clock import WallClock
-from agentserve.config import HttpConfig, ServeConfig
+from agentserve.config import NOT_RECORDED, HttpConfig, RecordingConfig, ServeConfig
+from agentserve.messages import Hello
 from agentserve.models.source import resolve
+from agentserve.records.series import requests_writer
+from agentserve.records.writer import Bounds, LineWriter
 from agentserve.server.agents.disk import Disk
 from agentserve.server.agents.shelf import Shelf
 from agentserve.server.engine_port import Engine
@@ -30,6 +33,7 @@ from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.events import EventLogs
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal, OpenStore
+from agentserve.server.sessions.room import owners
 from agentserve.server.sessions.store import SessionStore
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.tenants.accounts import quotas
@@ -101,6 +105,7 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         api_keys=config.api_keys,
         admin_keys=config.http.admin_keys,
         tenants=config.tenants,
+        slo=config.slo,
         host=config.http.host,
         limits=Limits(body_bytes=config.http.max_body, body_seconds=config.http.body_seconds),
         force_usage=config.http.force_usage,
@@ -134,7 +139,10 @@ def prepare_app(config: ServeConfig, open_store: OpenStore = SessionStore) -> Pr
         callback_url=config.http.callback_url or _listening(config.http),
         patience=options.limits.storage_seconds,
     )
-    app = http_app(text, options, kept, desk, guards, agents=shelf, tools=tools, hooks=hooks, mcp=mcp)
+    app = http_app(
+        text, options, kept, desk, guards,
+        agents=shelf, tools=tools, hooks=hooks, mcp=mcp, recording=config.recording,
+    )  # fmt: skip
     return Prepared(names[0], app)
 
 
@@ -166,7 +174,7 @@ def open_sessions(
     if len(directory) or journal.skipped:
         log.info("%d session(s) are back, %d could not be read", len(directory), journal.skipped)
     transcripts = Transcripts()
-    transcripts.on_drop = journal.drop_words
+    transcripts.on_drop, transcripts.owner_of = journal.drop_words, owners(directory.find)
     for transcript in journal.transcripts:
         transcripts.restore(transcript)
     journal.words_of = transcripts.export
@@ -203,6 +211,7 @@ def http_app(
     tools: Mapping[str, Tool] | None = None,
     mcp: Mcp | None = None,
     hooks: Hooks | None = None,
+    recording: RecordingConfig = NOT_RECORDED,
 ) -> Callable[[Engine], Starlette]:
     """In two steps: this one may run in a thread while workers start, the result takes the engine."""
     shown = shown_bytes(text.tokenizer)
@@ -230,10 +239,18 @@ def http_app(
             tools=tools,
             mcp=mcp,
             hooks=hooks,
+            recording=_requests(recording, engine.hello, options.model),
             now=None if hooks is None else hooks.now,
         )
 
     return build
+
+
+def _requests(recording: RecordingConfig, hello: Hello, model: str) -> LineWriter | None:
+    if recording.dir is None:
+        return None
+    bounds = Bounds(recording.file_size, recording.files)
+    return requests_writer(recording.dir, bounds, hello, model, WallClock())
 
 
 def chain(parent: bytes, message: JsonObject) -> bytes:

@@ -19,10 +19,10 @@ from agentserve.text.control import ControlMatcher
 from agentserve.text.detokenizer import Detokenizer
 from agentserve.text.errors import TextError
 from agentserve.text.hiding import find_characters
+from agentserve.text.pieces import encode
 from agentserve.text.run_cache import RunCache
 from agentserve.text.vocabulary import Vocabulary
 
-_LONG_RUN = 4096  # characters
 _NO_STRINGS: Mapping[int, str] = MappingProxyType({})
 _NO_IDS: Mapping[str, Sequence[int]] = MappingProxyType({})
 
@@ -148,7 +148,7 @@ class Tokenizer:
         ids = self._cache.get(key)
         if ids is None:
             try:
-                ids = array("i", _encoded(encoder, text))
+                ids = encode(text, encoder, self._encoders.joined)
             except (TypeError, UnicodeEncodeError):
                 raise TextError("text holds a lone surrogate, which no UTF-8 text can") from None
             self._cache.put(key, ids)
@@ -166,12 +166,3 @@ class Tokenizer:
         """The text of `ids`; special control tokens are dropped, or shown literally."""
         fold = self.detokenizer(skip_control=skip_control)
         return "".join([*map(fold.push, ids), fold.flush()])
-
-
-def _encoded(encoder: Encoder, text: str) -> list[int]:
-    """The library holds the interpreter's lock while it encodes one text, not while it encodes a
-    batch: a long run goes as a batch of one, so that other threads go on. The ids are the same."""
-    if len(text) < _LONG_RUN:
-        return encoder.encode(text, add_special_tokens=False).ids
-    [encoded] = encoder.encode_batch_fast([text], add_special_tokens=False)
-    return encoded.ids

@@ -3,11 +3,7 @@ no package would make. The model is scripted; everything between it and the serv
 
 from __future__ import annotations
 
-import asyncio
-import gzip
-import json
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,7 +20,6 @@ from tools_bridge.webhooks.address import AddressPolicy
 pytestmark = [pytest.mark.process, needs_mcp]
 
 LOCAL = AddressPolicy(hosts=("127.0.0.1",))
-Reply = Callable[[dict[str, Any]], bytes]
 
 
 @pytest.fixture(scope="module")
@@ -171,160 +166,3 @@ async def test_a_name_at_a_private_address_is_not_dialled(url: str) -> None:
     remote = RemoteMcp(AddressPolicy(allow_http=True), unread, resolver=Rebound())
     with pytest.raises(McpFailed, match="private address"):
         await remote.list_tools(Place("http://mcp.example.com:8080/mcp"), 5)
-
-
-# --- servers that no package would make ------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def odd_server(reply: Reply) -> AsyncIterator[tuple[str, list[str]]]:
-    """Answers each request with bytes; its URL, and the heads of the requests."""
-    heads: list[str] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            heads.append(head)
-            length = next(
-                (
-                    int(line.split(":")[1])
-                    for line in head.split("\r\n")
-                    if line.lower().startswith("content-length")
-                ),
-                0,
-            )
-            asked = json.loads(await reader.readexactly(length) or b"{}")
-            writer.write(reply(asked))
-            await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}/mcp", heads
-
-
-def http(body: bytes, status: str = "200 OK", kind: str = "application/json", more: str = "") -> bytes:
-    head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
-    return f"{head}connection: close\r\n{more}\r\n".encode() + body
-
-
-def rpc(asked: dict[str, Any], result: Any) -> bytes:
-    return http(json.dumps({"jsonrpc": "2.0", "id": asked.get("id"), "result": result}).encode())
-
-
-def older(asked: dict[str, Any], tools: Any) -> bytes:
-    """A server that knows only the version of June 2025."""
-    match asked.get("method"):
-        case "initialize":
-            info = {"name": "old", "version": "1"}
-            version = "2025-06-18"
-            return rpc(asked, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info})
-        case "tools/list":
-            return rpc(asked, tools)
-        case "tools/call":
-            return rpc(asked, {"content": [{"type": "text", "text": "hello"}]})
-        case "notifications/initialized":
-            return http(b"", "202 Accepted")
-    return http(b"", "405 Method Not Allowed")
-
-
-TOOLS = {"tools": [{"name": "hi", "inputSchema": {"type": "object"}}]}
-
-
-async def test_an_older_server_is_spoken_to_in_its_version() -> None:
-    async with odd_server(lambda asked: older(asked, TOOLS)) as (url, heads):
-        _, call = await asked(rig_of(), calc(url), "hi")
-        assert call["output"] == "hello"
-        versions = {
-            line for head in heads for line in head.lower().split("\r\n") if "protocol-version" in line
-        }
-        assert "mcp-protocol-version: 2025-06-18" in versions
-        assert "mcp-protocol-version: 2026-07-28" in heads[0].lower()  # the newest is asked for first
-        assert all("accept-encoding: identity" in head.lower() for head in heads)
-
-
-LARGE = b"x" * (3 << 20)
-PACKED = gzip.compress(b"[" + b" " * (1 << 20) + b"]")
-ERROR = {"jsonrpc": "2.0", "error": {"code": -32000, "message": "key very-secret-key"}}
-ELSEWHERE = "location: http://169.254.169.254/\r\n"
-STREAM = "text/event-stream"
-PAGE = {"tools": [], "nextCursor": "again"}
-HOSTILE: dict[str, tuple[Reply, str]] = {
-    "no JSON": (lambda _: http(b"<html>"), "not what the protocol says"),
-    "HTML": (lambda _: http(b"<html>", kind="text/html"), "error|protocol"),
-    "no HTTP": (lambda _: b"SSH-2.0-OpenSSH\r\n\r\n", "broke off|cannot be reached"),
-    "nothing": (lambda _: b"", "broke off|cannot be reached"),
-    "a redirect": (lambda _: http(b"", "307 Temporary Redirect", more="location: /other\r\n"), "redirect"),
-    "a redirect elsewhere": (lambda _: http(b"", "302 Found", more=ELSEWHERE), "redirect"),
-    "a refusal": (lambda _: http(b"no", "401 Unauthorized"), "401"),
-    "a failure": (lambda _: http(b"no", "500 Internal Server Error"), "500"),
-    "too much": (lambda asked: http(LARGE), "too large"),
-    "too much of a head": (lambda _: b"HTTP/1.1 200 OK\r\nx: " + LARGE, "too large|cannot be reached"),
-    "too much of an event": (lambda _: http(b"data: " + LARGE, kind="text/event-stream"), "too large"),
-    "too many tools": (lambda asked: older(asked, {"tools": TOOLS["tools"] * 24_000}), "too large"),
-    "a bomb": (lambda _: http(PACKED, more="content-encoding: gzip\r\n"), "compressed"),
-    "tools that are none": (lambda asked: older(asked, {"tools": [{"name": 5}]}), "protocol"),
-    "streams without end": (lambda _: http(b"id: 1\nretry: 0\ndata:\n\n", kind=STREAM), "broke off|error"),
-    "no list": (lambda asked: older(asked, "tools"), "protocol"),
-    "pages without end": (lambda asked: older(asked, PAGE), "pages"),
-    "an error": (lambda asked: http(json.dumps({**ERROR, "id": asked.get("id")}).encode()), "[secret]"),
-}  # fmt: skip
-
-
-BLOCKS = {"content": [{"type": "text", "text": ""}] * 60_000}
-LISTS: dict[str, Any] = {"content": [], "structuredContent": {"a": [[]] * 60_000}}
-PLAIN = {"content": [{"type": "text", "text": '{[,\\"' * 60_000}]}
-
-
-@pytest.mark.parametrize(("result", "fits"), [(BLOCKS, False), (LISTS, False), (PLAIN, True)])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_result_of_too_many_parts(result: Any, fits: bool, stream: bool) -> None:
-    """It is not parsed: that would hold up everybody. Characters are no parts."""
-
-    def reply(asked: dict[str, Any]) -> bytes:
-        if asked.get("method") != "tools/call":
-            return older(asked, TOOLS)
-        if not stream:
-            return rpc(asked, result)
-        said = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}).encode()
-        return http(b': "\ndata: ' + said + b"\n\n", kind=STREAM)
-
-    async with odd_server(reply) as (url, _):
-        place, client = Place(url), RemoteMcp(LOCAL, unread)
-        if fits:
-            assert (await client.call(place, "hi", {}, 30.0)).text == result["content"][0]["text"]
-        else:
-            with pytest.raises(McpFailed, match="too large"):
-                await client.call(place, "hi", {}, 30.0)
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-async def test_a_listing_that_is_none(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    reply, words = HOSTILE[name]
-    async with odd_server(reply) as (url, heads):
-        rig = rig_of()
-        headers = {"x-key": "very-secret-key"}
-        given = calc(url, transport={"type": "http", "server_url": url, "headers": headers})
-        agent = await created(rig, "Hello.", agent={"tools": [given]}, input="Hi")
-        await agent.until("idle")
-        listing = (await agent.items())[0]
-        assert listing["tools"] == []
-        assert len(heads) <= 101
-        assert any(word in listing["error"] for word in words.split("|")), listing["error"]
-        assert (await agent.items())[-1]["content"][0]["text"] == "Hello."
-        assert "very-secret-key" not in json.dumps([listing, agent.events()]) + caplog.text
-        assert all("/other" not in head for head in heads)
-
-
-async def test_a_schema_that_is_odd_takes_nothing_from_others() -> None:
-    odd = {"type": "object", "properties": {"x": {"$ref": "#/nowhere"}}, "patternProperties": {"(": {}}}
-    tools = {
-        "tools": [{"name": "odd", "inputSchema": odd}, {"name": "hi", "inputSchema": {"type": "object"}}]
-    }
-    async with odd_server(lambda asked: older(asked, tools)) as (url, _):
-        _, call = await asked(rig_of(), calc(url), "hi")
-        assert call["output"] == "hello"

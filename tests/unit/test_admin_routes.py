@@ -145,6 +145,23 @@ async def test_an_open_server_has_no_admin(tmp_path: Path) -> None:
     assert (await rig.client.get("/metrics")).status_code == 200
 
 
+async def test_keys_of_the_start_make_an_admins_key_first(tmp_path: Path) -> None:
+    """They open admin routes only until there is a key: made for a tenant, it left nobody to make another."""
+    file = KeyFile(tmp_path)
+    rig = Rig(keyring=Keyring(("given",), file=file), terms=Terms(CONFIG, tmp_path))
+    given = {"x-api-key": "given"}
+    early = await rig.client.post(KEYS, json={"tenant": "acme"}, headers=given)
+    assert (early.status_code, early.json()["error"]["code"]) == (409, "admin_key_first")
+    assert not file.records()
+    assert (await rig.client.get(TENANTS, headers=given)).status_code == 200
+    made = await rig.client.post(KEYS, json={"admin": True}, headers=given)
+    assert made.status_code == 200
+    assert (await rig.client.get(TENANTS, headers=given)).status_code == 403
+    assert (await rig.client.get("/v1/models", headers=given)).status_code == 200
+    boss = {"x-api-key": made.json()["key"]}
+    assert (await rig.client.post(KEYS, json={"tenant": "acme"}, headers=boss)).status_code == 200
+
+
 async def test_tenants_are_listed(admins: Admins) -> None:
     await admins.made("acme")
     listed = (await admins.ask("GET", TENANTS)).json()["data"]

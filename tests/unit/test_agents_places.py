@@ -12,7 +12,7 @@ from tests.mcp_rig import URL, FakeMcp
 
 
 async def test_one_owner_has_his_share_and_others_theirs() -> None:
-    places, go = Places(2, 3), asyncio.Event()
+    places, go = Places(2, 4), asyncio.Event()
     running: list[str] = []
 
     async def work(owner: str) -> None:
@@ -32,8 +32,9 @@ async def test_one_owner_has_his_share_and_others_theirs() -> None:
     go.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert sorted(running) == ["a"] * 4 + ["b"] * 2
-    assert not places._own
-    assert not places._known
+    assert not places._held
+    assert not places._waiting
+    assert not places._all
 
 
 async def test_an_old_agents_call_takes_no_longer_than_any() -> None:

@@ -78,6 +78,37 @@ def test_bytes_are_bounded_and_counted() -> None:
     assert shelf.size_bytes == 0
 
 
+def test_all_that_a_session_was_made_of_counts() -> None:
+    shelf = Shelf(AgentsBounds(bytes=100_000))
+    for field in ("instructions", "name"):
+        before = shelf.size_bytes
+        config = AgentConfig("", "tiny", **{field: "x" * 20_000})
+        shelf.open(Head(field, "default", config, 1.0, 1.0))
+        assert 20_000 < shelf.size_bytes - before < 24_000
+
+
+def test_saved_agents_are_bounded_in_bytes_each_tenants_and_all() -> None:
+    shelf = Shelf(AgentsBounds(agents_bytes=80_000))
+
+    def save(tenant: str, id_: str, size: int) -> None:
+        config = AgentConfig(id_, "tiny", instructions="x" * size)
+        shelf.save_agent(SavedAgent(tenant, config, 0.0, 0.0, {}))
+
+    for n in range(6):
+        save("a", f"a{n}", 10_000)
+    with pytest.raises(Full):
+        save("a", "a6", 10_000)  # of eight places the last is for others
+    with pytest.raises(Full):
+        save("a", "a0", 20_000)
+    assert shelf.agents["a0"].config.instructions == "x" * 10_000  # as it was
+    save("b", "b0", 15_000)
+    with pytest.raises(Full):
+        save("c", "c0", 10_000)
+    shelf.drop_agent("a0")
+    save("c", "c0", 8_000)
+    save("b", "b0", 16_000)
+
+
 def test_what_is_dropped_is_not_written_again() -> None:
     book = MemoryBook()
     shelf = Shelf(book=book)

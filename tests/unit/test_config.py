@@ -83,6 +83,7 @@ max_batched_tokens = 99
 max_model_len = 1000
 device_kv = "2GB"
 kv_dtype = "fp16"
+overlap = false
 max_step_seconds = 0.25
 [workers]
 count = 4
@@ -94,6 +95,10 @@ host_kv = "1GiB"
 disk_kv = "20GB"
 data_dir = "d"
 tier_policy = "lru"
+[recording]
+dir = "r"
+file_size = "2MiB"
+files = 3
 """))  # fmt: skip
     assert config.model.served_names == ("x", "y")
     assert config.model.chat_template == Path("t.jinja")
@@ -117,7 +122,7 @@ tier_policy = "lru"
     default = ServeConfig()
     other = load({}, write(tmp_path, '[model]\nweights = "expanded"'))  # goes with float activations only
     assert other.model.weights == "expanded"
-    for part in ("model", "http", "engine", "workers", "storage"):
+    for part in ("model", "http", "engine", "workers", "storage", "recording"):
         for name in getattr(config, part).__struct_fields__:
             found = {getattr(getattr(each, part), name) for each in (config, other)}
             assert found != {getattr(getattr(default, part), name)}, name
@@ -175,6 +180,8 @@ def test_flags_override_the_file_and_none_means_not_given(tmp_path: Path) -> Non
         ),
         ("[storage]\nhost_kv = false", "[storage] host_kv: expected a size"),
         ('[storage]\ntier_policy = "best"', "[storage] tier_policy: expected one of priced, lru, "),
+        ('[recording]\nfile_size = "1000KB"', "[recording] file_size: expected at least 1MiB: the line"),
+        ("[recording]\nfiles = 0", "[recording] files: expected an integer ≥ 1 and ≤ 1000, got 0"),
         ('[model]\nname = ""', "[model] name: expected a text that is not empty"),
         ("x = [", "not TOML"),
     ],

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost

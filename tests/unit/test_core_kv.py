@@ -93,7 +93,7 @@ def test_twins_computed_at_once_end_in_one_page() -> None:
     kv.seal(A, run, 8)
     kv.seal(B, run, 8)
     kv.check()
-    assert kv.table(A, 8) == kv.table(B, 8)
+    assert kv.table(A) == kv.table(B)
     assert kv.pools[0].live == 2
 
 

@@ -21,7 +21,8 @@ from agentserve.messages import Command, Event, Shutdown, StepDone, Submit, Turn
 from agentserve.server.workers.exchange import SHORTEST_SLEEP, Exchange, Tiering
 from agentserve.server.workers.fault_log import BURST
 from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
-from agentserve.server.workers.loop import Recorder, WorkerLoop
+from agentserve.server.workers.loop import WorkerLoop
+from agentserve.server.workers.recorder import Recorder
 from agentserve.types import KVGroup, Sampling, SessionId, TurnId
 from tests.tiers import FakeMover, FakeTierCore, done, transfer
 from tests.unit.test_loop import Executor

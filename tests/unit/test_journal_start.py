@@ -120,7 +120,7 @@ async def test_a_start_reads_words_within_a_bound_and_those_used_last() -> None:
 async def test_words_that_have_no_room_in_memory_have_none_on_disk() -> None:
     async with kept() as k:
         transcripts = k.rig.context.chronicle.transcripts
-        transcripts._max_bytes = 5000
+        transcripts._held.most_size = 5000
         for i in range(6):
             await k.rig.chat([user(f"{i}" + "x" * 1000)], session_id=f"n{i}")
         await k.journal.ready()
@@ -133,7 +133,7 @@ async def test_settings_are_bounded_and_so_is_what_siblings_keep() -> None:
         reply = await k.rig.post("/v1/chat/completions", body)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "chat_template_kwargs")
         assert not k.rig.engine.submits
-        k.rig.context.chronicle.transcripts._max_bytes = 8 * 10_000
+        k.rig.context.chronicle.transcripts._held.most_size = 8 * 10_000
         await k.rig.chat([user("x" * 1500)], n=12)
         assert len(k.rig.context.chronicle.transcripts) == 4
     written = [len(c.content) for group in k.store.groups for c in group if isinstance(c, Put)]

@@ -6,7 +6,9 @@ import io
 import socket
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -37,13 +39,17 @@ from agentserve.messages import (
     Shutdown,
     StepDone,
     Submit,
+    TiersView,
     Token,
     ToolSignal,
     TurnEnded,
     pack_tokens,
 )
+from agentserve.records.lines import IterationRecord, Swapped
+from agentserve.server.workers.iterations import IterationLog
 from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
-from agentserve.server.workers.loop import Recorder, WorkerLoop
+from agentserve.server.workers.loop import STEP_FAILED, WorkerLoop
+from agentserve.server.workers.recorder import Recorder
 from agentserve.types import FinishReason, KVGroup, Sampling, SessionId, TurnId
 from tiering.policy.base import Signal
 
@@ -58,8 +64,13 @@ class Executor:
         self.grammars: list[str] = []
         self.error = ""
         self.poison: int | None = None  # a step with this token fails
+        self.computing: Callable[[], None] = lambda: None
+
+    def when_computing(self, call: Callable[[], None]) -> None:
+        self.computing = call
 
     def run(self, plan: Plan) -> StepResult:
+        self.computing()
         if self.error:
             raise RuntimeError(self.error)
         if any(self.poison in chunk.tokens for chunk in plan.chunks):
@@ -89,18 +100,38 @@ class Ticking(VirtualClock):
         return super().now()
 
 
+class Lines:
+    """A recording, in place of a file."""
+
+    lost = 0
+
+    def __init__(self) -> None:
+        self.lines: list[IterationRecord] = []
+
+    def add(self, line: IterationRecord) -> None:
+        self.lines.append(line)
+
+
 class Worker:
     """A loop in a thread, and the API process's end of its socket."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, pages: tuple[int, ...] = PAGES, *, recorded: bool = False, overlap: bool = False
+    ) -> None:
         ours, self.peer = socket.socketpair(socket.AF_UNIX)
         self.peer.settimeout(20)
         self.executor = Executor()
         self.log = io.BytesIO()
-        self.core = EngineCore(CONFIG, GROUPS, PAGES)
+        groups = GROUPS * len(pages)
+        self.core = EngineCore(CONFIG, groups, pages)
         self.link = WorkerLink(ours)
-        self.log.write(encode_entry(Opened(1, msgspec.msgpack.encode(CONFIG), GROUPS, PAGES)))
-        loop = WorkerLoop(self.core, self.executor, self.link, clock=Ticking(), recorder=Recorder(self.log))
+        self.log.write(encode_entry(Opened(1, msgspec.msgpack.encode(CONFIG), groups, pages)))
+        self.recorded = Lines()
+        loop = WorkerLoop(
+            self.core, self.executor, self.link, clock=Ticking(), recorder=Recorder(self.log),
+            iterations=IterationLog(self.recorded) if recorded else None,  # type: ignore[arg-type]
+            when_computing=self.executor.when_computing if overlap else None,
+        )  # fmt: skip
         self.thread = threading.Thread(target=loop.run)
         self.frames = FrameDecoder(msgspec.msgpack.Decoder(Event))
         self.steps: list[StepDone] = []
@@ -124,15 +155,26 @@ class Worker:
         return [event for step in self.steps for event in step.events]
 
 
-@pytest.fixture
-def worker() -> Iterator[Worker]:
-    worker = Worker()
+@contextmanager
+def running(worker: Worker) -> Iterator[Worker]:
     worker.thread.start()
     yield worker
     worker.peer.close()
     worker.thread.join(20)
     assert not worker.thread.is_alive()
     worker.link.close()
+
+
+@pytest.fixture(params=[False, True], ids=["in turn", "overlap"])
+def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    with running(Worker(overlap=request.param)) as worker:
+        yield worker
+
+
+@pytest.fixture(params=[False, True], ids=["in turn", "overlap"])
+def recorded(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    with running(Worker(recorded=True, overlap=request.param)) as worker:
+        yield worker
 
 
 def submit(session: str, prompt: list[int], count: int, grammar: str | None = None) -> Submit:
@@ -169,11 +211,16 @@ def test_commands_are_served_while_turns_run_and_when_idle(worker: Worker) -> No
     assert answers[0].session is not None
 
 
-def test_a_failed_step_fails_its_turns_and_the_worker_goes_on(worker: Worker) -> None:
-    worker.executor.error = "out of\nmemory"
+def test_a_failed_step_fails_its_turns_and_the_worker_goes_on(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.executor.error = "out of\nmemory, of B's"
     worker.send(submit("a", [1, 2], 4))
     (ended,) = worker.until_ended()
-    assert (ended.reason, ended.error) == (FinishReason.ERROR, "RuntimeError: out of")
+    assert (ended.reason, ended.error) == (FinishReason.ERROR, STEP_FAILED)
+    assert "memory, of B's" in caplog.text  # for the operator alone: a step is many tenants'
+    assert "failed, of ['a']" in caplog.text
+    assert b"B's" not in worker.log.getvalue()
     worker.executor.error = ""
     worker.send(submit("b", [1, 2], 4))
     worker.until_ended(2)
@@ -196,7 +243,7 @@ def test_a_step_that_fails_with_work_ahead_is_run_again_without_it(worker: Worke
     said = [event.token for event in worker.events() if isinstance(event, Token) and event.session == "b"]
     assert said == expected([1, 2], 9)
     entries = list(decode_entries(worker.log.getvalue()))
-    assert [entry.error for entry in entries if isinstance(entry, Failed)] == ["RuntimeError: poisoned"]
+    assert [entry.error for entry in entries if isinstance(entry, Failed)] == [STEP_FAILED]
     replay(worker.log.getvalue())
 
 
@@ -277,3 +324,88 @@ def test_a_digest_covers_what_an_executor_acts_on() -> None:
     assert plan_digest(plan(1)) == plan_digest(plan(1))
     assert plan_digest(plan(1)) != plan_digest(plan(2))
     assert plan_digest(None) == b""
+
+
+# --- what is recorded of steps ------------------------------------------------------------------
+
+
+def test_every_step_that_ran_is_recorded_with_what_it_was(recorded: Worker) -> None:
+    recorded.send(submit("a", list(range(1, 20)), 5), submit("b", [1, 2, 3], 9))
+    recorded.until_ended(2)
+    lines = recorded.recorded.lines
+    ran = [entry for entry in decode_entries(recorded.log.getvalue()) if isinstance(entry, Finished)]
+    assert [line.step for line in lines] == [entry.result.step for entry in ran]
+    assert [line.scheduled_tokens for line in lines] == [
+        sum(chunk.computed for chunk in entry.result.chunks) for entry in ran
+    ]
+    assert sum(line.decodes + line.chunks for line in lines) == sum(len(entry.result.chunks) for entry in ran)
+    assert all(line.iteration_ms >= line.model_ms >= 0 for line in lines)
+    assert all(before.begin_ts < after.begin_ts for before, after in pairwise(lines))
+    assert all(pages.used + pages.cached + pages.free == 40 for line in lines for pages in line.kv_pages)
+    assert lines[0].binding_limit == "tokens"
+    assert lines[-1].limits == {}
+    assert {line.swapped_bytes for line in lines} == {Swapped()}
+    assert not any(line.failed for line in lines)
+
+
+def test_pages_are_told_by_group_and_preemptions_with_their_step() -> None:
+    with running(Worker((9, 12), recorded=True)) as worker:
+        worker.send(submit("a", [1, 2, 3], 25), submit("b", [4, 5, 6], 25))
+        ended = worker.until_ended(2)
+        lines = worker.recorded.lines
+    assert all(
+        [pages.used + pages.cached + pages.free for pages in line.kv_pages] == [9, 12] for line in lines
+    )
+    preempted = [line for line in lines if line.preempted]
+    assert sum(line.preempted for line in lines) == sum(event.usage.preemptions for event in ended) > 0
+    assert all(line.limits["preempted"] == line.preempted for line in preempted)
+    held = {event.session: event.usage.held for event in ended}
+    assert held[SessionId("b")]["preempted"] == 1
+    assert sum(held[SessionId("b")].values()) > 1  # it waited for pages, too
+    assert held[SessionId("a")] == {}
+
+
+def test_a_turn_is_told_for_how_many_steps_what_kept_it_waiting(recorded: Worker) -> None:
+    recorded.send(*(submit(name, [number], 6) for number, name in enumerate("abcde", 1)))
+    ended = {event.session: event.usage.held for event in recorded.until_ended(5)}
+    full = sum(line.limits.get("seats", 0) for line in recorded.recorded.lines)
+    assert full > 0
+    assert ended == {**{name: {} for name in "abcd"}, "e": {"seats": full}}
+
+
+def test_a_failed_step_is_recorded_as_such(recorded: Worker) -> None:
+    recorded.executor.error = "out of memory"
+    recorded.send(submit("a", [1, 2], 4))
+    recorded.until_ended()
+    assert [(line.failed, line.scheduled_tokens) for line in recorded.recorded.lines] == [(True, 2)]
+
+
+def test_lines_that_were_lost_are_told_to_the_server(recorded: Worker) -> None:
+    recorded.recorded.lost = 3
+    recorded.send(Describe(1), submit("a", [1], 1))
+    recorded.until_ended()
+    views = [event.worker for event in recorded.events() if isinstance(event, Description)]
+    views += [step.worker for step in recorded.steps if step.worker is not None]
+    assert {view.unrecorded for view in views} == {3}
+    assert len(views) > 1
+
+
+def test_swapped_bytes_are_those_since_the_step_before() -> None:
+    lines = Lines()
+    log = IterationLog(lines)  # type: ignore[arg-type]
+    core = EngineCore(CONFIG, GROUPS, PAGES)
+    core.handle(submit("a", [1, 2], 9), 0.0)
+    for moved in (
+        {"save": (1, 0.1)},
+        {"save": (3, 0.2), "load": (2, 0.1)},
+        {"save": (3, 0.2), "load": (2, 0.1)},
+    ):
+        plan = core.begin_step(1.0)
+        assert plan is not None
+        result = Executor().run(plan)
+        core.finish_step(result, 2.0)
+        log.ran(plan, 0.25, 1.0, 2.0)
+        view = msgspec.structs.replace(core.view(), tiers=TiersView(moved=moved, block_bytes=100))
+        log.reported([], view)
+    assert [line.swapped_bytes for line in lines.lines] == [Swapped(0, 100), Swapped(200, 200), Swapped(0, 0)]
+    assert {(line.iteration_ms, line.model_ms) for line in lines.lines} == {(1000.0, 250.0)}

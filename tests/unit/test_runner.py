@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from agentserve.core.plan import Chunk, PageCopy, Plan, Sampled
 from agentserve.core.ports import Executor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import msgspec
 import pytest
 
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, TurnUsage, pack_tokens, unpack_tokens
@@ -15,7 +16,7 @@ S, T = SessionId("s"), TurnId(3)
 
 def submit(generated: int = 0) -> Submit:
     sampling = Sampling(max_tokens=9, min_tokens=4, seed=5, stop=("x",))
-    return Submit(S, T, pack_tokens(array("i", [1, 2, 3])), sampling, "salt", 2, generated)
+    return Submit(S, T, pack_tokens(array("i", [1, 2, 3])), sampling, "salt", 2, generated=generated)
 
 
 def token(index: int) -> Token:
@@ -38,7 +39,8 @@ async def test_an_undisturbed_turn_passes_through_untouched() -> None:
         turn.accept(event, event.usage.ended if isinstance(event, TurnEnded) else 3.0)
     assert await drained(turn) == events
     assert turn.continuation().tokens != submit().tokens
-    assert RunningTurn(submit(), 1.0).continuation() == submit()
+    asked = msgspec.structs.replace(submit(), arrived=1.0)
+    assert RunningTurn(submit(), 1.0).continuation() == asked
 
 
 def test_a_continuation_is_the_same_turn_with_more_context() -> None:

@@ -263,6 +263,8 @@ async def test_metrics_tell_the_admin_what_each_tenant_did() -> None:
         'turns_total{tenant="a"}': 2,
         'prompt_tokens_total{tenant="a"}': 2 * prompt,
         'generated_tokens_total{tenant="a"}': 12,
+        'cached_tokens_total{tenant="a"}': prompt - 1,
+        'preemptions_total{tenant="a"}': 0,
     }
     assert found['requests_total{tenant="b"}'] == "1.0"
 

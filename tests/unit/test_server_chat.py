@@ -256,14 +256,16 @@ async def test_a_refusal_is_an_error_reply(stream: bool) -> None:
     assert len(rig.context.directory) == 0
 
 
-async def test_a_failure_before_and_after_the_stream_began() -> None:
+async def test_a_failure_before_and_after_the_stream_began(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig(ScriptedEngine(say("half", reason=FinishReason.ERROR, error="out of memory")))
     reply = await rig.post(CHAT, {"messages": [user("a")]})
     assert (reply.status_code, reply.json()["error"]["message"]) == (500, "out of memory")
+    assert f"request {reply.headers['x-request-id']}: out of memory" in caplog.text  # what to look for
     chunks = await rig.chat_stream([user("a")])
     assert chunks[-1]["error"]["message"] == "out of memory"
     assert chunks[-1]["error"]["type"] == "server_error"
     assert joined(chunks[:-1])["content"] == "half"
+    assert "the stream of request req-" in caplog.text
     rig.check_rest()
 
 

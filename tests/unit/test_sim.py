@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.plan import PageCopy

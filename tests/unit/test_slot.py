@@ -134,3 +134,13 @@ def test_what_was_computed_ahead_is_counted_over_all_workers_of_a_place() -> Non
     slot.up(WORKER, 20.0)
     slot.report(msgspec.structs.replace(tiers(), tiers=None, ahead=AheadCounts(1, 1)), 21.0)
     assert slot.view.ahead == AheadCounts(38, 21)
+
+
+def test_lines_that_were_not_recorded_are_those_of_all_workers_of_a_place() -> None:
+    slot = Slot(0, POLICY)
+    for lost in (3, 4):
+        slot.up(WORKER, 0.0)
+        slot.report(WorkerView(0, 0, 0, 50, 50, 0, 0, unrecorded=lost), 1.0)
+        slot.down(2.0)
+    assert slot.view is not None
+    assert slot.view.unrecorded == 7

@@ -245,6 +245,10 @@ tokens_per_minute = 1000
         ("limits = 3", "[limits]: expected a table"),
         ("tenants = 3", "[tenants]: expected a table"),
         ("[tenants]\nacme = 3", "[tenants.acme]: expected a table"),
+        ('[tenants."a b"]\nsessions = 3', "[tenants.a b]: a tenant's name is"),
+        (f"[tenants.{'x' * 65}]\nsessions = 3", "a tenant's name is"),
+        ("[tenants.ask_0123456789ab_0ff1ce]\nsessions = 0", "cannot be called like a key"),
+        ("[tenants.x-ASK_0123456789AB_0ff1ce]\nsessions = 3", "cannot be called like a key"),
         ('[http]\nadmin_keys = ["a"]\napi_keys = ["a"]', "cannot be a tenant's too"),
         ('[http]\nadmin_keys = [""]', "expected a text"),
         ('[http]\napi_keys = ["the-secret\\u0000"]', "expected a text"),
@@ -255,6 +259,7 @@ def test_wrong_settings_name_their_place_and_no_secret(tmp_path: Path, text: str
         load({}, config(tmp_path, text))
     assert told in str(error.value)
     assert "the-secret" not in str(error.value)
+    assert "0ff1ce" not in str(error.value)
 
 
 def test_other_machines_are_served_with_keys_only(tmp_path: Path) -> None:

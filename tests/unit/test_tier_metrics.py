@@ -145,3 +145,12 @@ def test_tokens_computed_ahead_are_counted_without_tiers_too() -> None:
         found = samples(metrics)
         assert found["agentserve_ahead_tokens_total", "computed"] == expected[0]
         assert found["agentserve_ahead_tokens_total", "used"] == expected[1]
+
+
+def test_bytes_that_were_swapped_are_what_was_moved_to_and_from_the_device() -> None:
+    metrics = Metrics()
+    moved = {"save": (5, 1.0), "load": (3, 1.0), "fetch": (2, 1.0), "borrow": (1, 1.0), "write": (9, 1.0)}
+    metrics.set_workers(2, [worker(moved=moved), worker(moved={"save": (1, 0.0)})])
+    found = samples(metrics)
+    assert found["agentserve_swap_bytes_total", "in"] == 600
+    assert found["agentserve_swap_bytes_total", "out"] == 600

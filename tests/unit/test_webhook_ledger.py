@@ -287,3 +287,29 @@ def test_no_owner_takes_the_room_of_others():
         ledger.check()
     assert len(ledger.of_endpoint("a")) + len(ledger.of_endpoint("b")) == 5
     assert ledger.delivery(first)  # the oldest, but its owner has least
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("size", [0, 900])
+def test_many_owners_together_leave_room_for_one_more(kind, size):
+    """Each takes all that he can get; whoever comes then has endpoints, and events or calls, all the same."""
+    ledger = Ledger(OutboxLimits(endpoints=200, owed=2000, owed_bytes=200_000, owed_to_endpoint=2000))
+
+    def taken(make):
+        for number in range(2001):
+            try:
+                make(number)
+            except OutboxFull:
+                return number
+        raise AssertionError("there is no bound")
+
+    for number in range(6):
+        owner = f"o{number}"
+
+        def owe(n, owner=owner):
+            given = delivery(f"{owner}-0", str(n), bytes(size), kind)
+            ledger.accept(msgspec.structs.replace(given, owner=owner), bytes(size))
+
+        assert taken(lambda n, owner=owner: ledger.add_endpoint(endpoint(f"{owner}-{n}", owner)))
+        assert taken(owe)
+    ledger.check()

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tools_bridge.mcp.network import PinnedBackend, Seen, Wire
 from tools_bridge.mcp.results import Unread, answer, reason, secrets_of, without
+from tools_bridge.mcp.sieve import sieve
 from tools_bridge.mcp.types import Answer, Fault, JsonObject, ListedTool, McpFailed, Place
 from tools_bridge.webhooks.address import AddressPolicy, Refused, parse
 from tools_bridge.webhooks.dial import NotResolved, Resolver, addresses_of
@@ -123,13 +124,14 @@ class McpClient:
             url = f"{target.scheme}://{target.authority}{target.target}"
             async with http:
                 transport = streamable_http_client(url, http_client=http, max_sse_event_size=most)
-                async with Client(transport, client_info=self._info, cache=None) as client:
+                async with Client(sieve(transport), client_info=self._info, cache=None) as client:
                     yield client
         except Exception as error:
             raise _failed(error, seen, secrets_of(place.headers)) from None
 
     async def _bounded(self, work: Coroutine[Any, Any, Result], seconds: float) -> Result:
-        """Within its time, however the server takes it that it is left."""
+        """Within its time, however the server takes it that it is left. Who is cancelled waits until it was
+        left, for as long as that may take."""
         task = asyncio.ensure_future(work)
         timer = asyncio.ensure_future(self._sleep(seconds))
         try:
@@ -139,6 +141,11 @@ class McpClient:
             self._leave(task)
             await asyncio.wait({task}, timeout=GRACE_SECONDS)  # its connections count until it has left
             raise McpFailed(Fault.TIMEOUT, f"The MCP server did not answer within {seconds:g} s.")
+        except asyncio.CancelledError:
+            if not task.done() and task not in self._leaving:
+                self._leave(task)
+                await asyncio.wait({task}, timeout=2 * GRACE_SECONDS)
+            raise
         finally:
             timer.cancel()
             if not task.done() and task not in self._leaving:

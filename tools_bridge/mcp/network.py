@@ -103,10 +103,19 @@ class Wire(httpx2.AsyncBaseTransport):
             await reply.aclose()
             raise httpx2.DecodingError("a reply is compressed")
         assert not isinstance(reply.stream, bytes)
-        return httpx2.Response(reply.status, headers=reply.headers, stream=_Pieces(reply, self._seen))
+        return httpx2.Response(reply.status, headers=_plain(reply.headers), stream=_Pieces(reply, self._seen))
 
     async def aclose(self) -> None:
         await self._pool.aclose()
+
+
+def _plain(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Without parameters of the content's type. Text would be read by the charset that is named there, which
+    may be any codec of Python's: some unpack, some take quadratic time. JSON and events are UTF-8."""
+    return [
+        (name, value.partition(b";")[0] if name.lower() == b"content-type" else value)
+        for name, value in headers
+    ]
 
 
 class _Pieces(httpx2.AsyncByteStream):

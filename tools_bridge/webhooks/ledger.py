@@ -48,7 +48,7 @@ class OutboxLimits:
     owed: int = 10_000
     owed_to_endpoint: int = 1000
     owed_bytes: int = 64 << 20
-    owners_share: float = 0.5  # of what is owed
+    owners_share: float = 0.5  # of endpoints and of what is owed, while nobody else has any
     logged: int = 5000
     logged_of_endpoint: int = 100
     logged_bytes: int = 32 << 20
@@ -116,7 +116,8 @@ class Ledger:
     def add_endpoint(self, endpoint: Endpoint) -> None:
         """OutboxFull."""
         own = sum(other.owner == endpoint.owner for other in self.endpoints.values())
-        if len(self.endpoints) >= self.limits.endpoints or own >= self.limits.endpoints_of_owner:
+        fits = self._fits(own, len(self.endpoints), 1, self.limits.endpoints)
+        if own >= self.limits.endpoints_of_owner or not fits:
             raise OutboxFull("there are too many webhook endpoints")
         self.change_endpoint(endpoint)
 
@@ -246,18 +247,25 @@ class Ledger:
             raise EndpointDisabled(f"the endpoint is disabled: {disabled}")
 
     def _find_room(self, delivery: Delivery, urgent: bool) -> None:
-        """Events leave room for tool calls: an endpoint that is down for days may be owed many. And no owner
-        takes the room of others."""
-        owner, size, limits = delivery.owner, delivery.size, self.limits
+        """Events leave room for tool calls: an endpoint that is down for days may be owed many. And no owners
+        take the room of others."""
+        owner, limits = delivery.owner, self.limits
         share = 1.0 if urgent else EVENTS_SHARE
-        for owed, owed_bytes, part in (
-            (len(self._owed), self._owed_bytes, share),
-            (self._owed_of[owner], self._owed_bytes_of[owner], share * limits.owners_share),
+        own, own_bytes = self._owed_of[owner], self._owed_bytes_of[owner]
+        if not (
+            self._fits(own, len(self._owed), 1, limits.owed * share)
+            and self._fits(own_bytes, self._owed_bytes, delivery.size, limits.owed_bytes * share)
         ):
-            if owed >= limits.owed * part or owed_bytes + size > limits.owed_bytes * part:
-                raise OutboxFull("too many webhook deliveries are pending")
+            raise OutboxFull("too many webhook deliveries are pending")
         if len(self._owed_to.get(delivery.endpoint, ())) >= limits.owed_to_endpoint:
             raise OutboxFull("too many deliveries are pending for this endpoint")
+
+    def _fits(self, own: int, all_: int, more: int, room: float) -> bool:
+        """An owner alone has a share of the room. The more others have, the smaller is his: what is left free
+        shrinks with each, and somebody who has nothing finds some (dynamic thresholds: Choudhury and Hahne,
+        IEEE/ACM ToN 6(2), 1998)."""
+        share, left = self.limits.owners_share, room - all_ - more
+        return left >= 0 and (own + more) * (1 - share) <= share * left
 
     # --- records ---------------------------------------------------------------------
 

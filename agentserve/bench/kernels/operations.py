@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import memmove
-from dataclasses import replace
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from agentserve.bench.kernels.cases import Case

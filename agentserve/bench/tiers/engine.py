@@ -37,7 +37,8 @@ from agentserve.messages import (
 from agentserve.server.workers.build_tiers import BuiltTiers
 from agentserve.server.workers.exchange import Exchange, Tiering
 from agentserve.server.workers.link import FrameDecoder, WorkerLink, encode_frame
-from agentserve.server.workers.loop import Recorder, WorkerLoop
+from agentserve.server.workers.loop import WorkerLoop
+from agentserve.server.workers.recorder import Recorder
 from agentserve.server.workers.worker_main import BuiltEngine
 from agentserve.types import Sampling, SessionId, TurnId
 from tiering.policy.base import Policy, Signal

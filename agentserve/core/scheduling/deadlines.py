@@ -9,24 +9,76 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from agentserve.types import Slo
+
+UNPROMISED, LAXEST = 4.0, 60.0  # seconds
+
+
+def within(slo: Slo) -> float:
+    """Seconds from its arrival on after which nobody of its tenant who comes later goes before a turn,
+    whatever he was promised."""
+    first = first_due(slo, 0.0)
+    return UNPROMISED if first == math.inf else min(first, LAXEST)
 
 
 def first_due(slo: Slo, arrived: float) -> float:
     """When the first token is due; inf: at no time."""
-    if slo.ttft is not None:
-        return arrived + slo.ttft
-    return arrived + slo.total if slo.total is not None else math.inf
+    promised = [value for value in (slo.ttft, slo.total) if value is not None]
+    return arrived + min(promised, default=math.inf)
+
+
+def paced_from(slo: Slo, arrived: float, first_token: float) -> float:
+    """The moment that the times of later tokens count from. first_token: when that came."""
+    return max(first_token, arrived + slo.ttft) if slo.ttft is not None else first_token
 
 
 def token_due(slo: Slo, arrived: float, first_token: float, after_first: int) -> float:
     """When token number `after_first` after the first (1, 2, ...) is due. first_token: when that came."""
     due = math.inf
     if slo.pace is not None:
-        promised = arrived + slo.ttft if slo.ttft is not None else first_token
-        due = max(first_token, promised) + slo.pace * after_first
+        due = paced_from(slo, arrived, first_token) + slo.pace * after_first
     return min(due, arrived + slo.total) if slo.total is not None else due
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a turn went."""
+
+    arrived: float
+    first_token: float  # 0: it has none
+    ended: float
+    generated: int
+    late: int  # tokens after the first that came after they were due
+    whole: bool  # the model ended it, or its length: else somebody cut it off
+    moved: bool = False  # it came with tokens from another worker, which knew when the first one came
+
+
+def judged(slo: Slo, course: Course) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Promises that were kept, and that were not. Of a turn that was cut off, those that it had not broken
+    by then are in neither: nobody can tell of them."""
+    took = course.ended - course.arrived
+    first = course.first_token - course.arrived if course.first_token else None
+    verdicts: dict[str, bool | None] = {}
+    if slo.ttft is not None and not course.moved:
+        verdicts["ttft"] = _held(slo.ttft, first, took)
+    if slo.tbt is not None:
+        verdicts["tbt"] = False if course.late else True if course.whole else None
+    if slo.tpot is not None and course.whole:
+        paced = course.ended - course.first_token
+        verdicts["tpot"] = paced <= slo.tpot * max(course.generated - 1, 1)
+    if slo.total is not None:
+        verdicts["total"] = _held(slo.total, took if course.whole else None, took)
+    kept = tuple(name for name, held in verdicts.items() if held)
+    return kept, tuple(name for name, held in verdicts.items() if held is False)
+
+
+def _held(promised: float, took: float | None, so_far: float) -> bool | None:
+    """took: None, where it has not happened."""
+    if took is not None:
+        return took <= promised
+    return False if so_far > promised else None
 
 
 def least_slack(dues: Iterable[float], now: float, least_step: float) -> tuple[float, int]:

@@ -23,41 +23,46 @@ class Feedback:
 
     def __init__(self, outlook: Outlook, settings: FeedbackSettings) -> None:
         self._outlook = outlook
-        self._queues = FeedbackQueues(settings)
-        self._waiting: dict[SessionId, Session] = {}
-        self._seats = 1  # turns that ran at the same time last
+        self._queues: FeedbackQueues[Session] = FeedbackQueues(settings)
+        self._line: list[tuple[tuple[int, int], Session]] = []  # by rank
+        self._ranks: dict[SessionId, tuple[int, int]] = {}  # of those in line, as they stand there
 
     def entered(self, session: Session, now: float) -> None:
-        self._waiting[session.id] = session
         if not session.running_turn.preemptions:
-            self._queues.join(session.id, self._outlook.seconds(session), now)
+            self._queues.join(session, self._outlook.seconds(session), now)
+        self._line_up(session)
+
+    def _line_up(self, session: Session) -> None:
+        rank = self._ranks[session.id] = self._queues.rank(session)
+        insort(self._line, (rank, session), key=_first)
 
     def left(self, session: Session, now: float) -> None:
-        self._waiting.pop(session.id, None)
+        rank = self._ranks.pop(session.id, None)
+        if rank is not None:
+            del self._line[bisect_left(self._line, rank, key=_first)]
 
     def line(self, now: float) -> Iterator[Session]:
-        self._queues.age(now)
-        yield from sorted(self._waiting.values(), key=self._place)
-
-    def _place(self, session: Session) -> tuple[int, int]:
-        return self._queues.rank(session.id)
+        for session in self._queues.age(now):
+            if session.id in self._ranks:
+                self.left(session, now)
+                self._line_up(session)
+        return (session for _, session in self._line)
 
     def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
         """Who is needed again soonest first: KV is taken from who is needed last (proactive swap)."""
-        self._seats = max(len(running), 1)
-        by_id = {session.id: session for session in running}
-        order = self._queues.swap_order(by_id, self._seats, now)
-        return [by_id[SessionId(str(name))] for name in reversed(order)]
+        order = self._queues.swap_order(running, len(running), now)
+        order.reverse()
+        return order
 
     def outranks(self, waiting: Session, running: Session) -> bool:
-        return self._queues.level(waiting.id) < self._queues.level(running.id)
+        return self._queues.level(waiting) < self._queues.level(running)
 
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         for each in ran:
-            self._queues.ran(each.session.id, seconds, now)
+            self._queues.ran(each.session, seconds, now)
 
     def ended(self, session: Session, now: float) -> None:
-        self._queues.leave(session.id)
+        self._queues.leave(session)
 
 
 class LeastAttained:
@@ -71,6 +76,7 @@ class LeastAttained:
     def __init__(self, settings: FeedbackSettings, *, ratio: float = 1.0, remembered: int = 50_000) -> None:
         """remembered: programs whose service is known; the one that ran longest ago is forgotten first."""
         self._settings = settings
+        self._quanta = [settings.quantum_of(level) for level in range(settings.levels - 1)]
         self._ratio = ratio
         self._remembered = remembered
         self._service: dict[str, float] = {}  # by program, the one that ran last at the end
@@ -86,7 +92,7 @@ class LeastAttained:
         return self._service.get(program, 0.0)
 
     def level(self, session: Session) -> int:
-        return self._settings.joins_at(self.attained(session.running_turn.program))
+        return bisect_left(self._quanta, self._service.get(session.running_turn.program, 0.0))
 
     def entered(self, session: Session, now: float) -> None:
         turn = session.running_turn
@@ -115,7 +121,7 @@ class LeastAttained:
                 yield session
 
     def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
-        return sorted(running, key=lambda s: (self.level(s), s.running_turn.rank[1]))
+        return sorted(running, key=self.level)  # they are by arrival
 
     def outranks(self, waiting: Session, running: Session) -> bool:
         return self.level(waiting) < self.level(running)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 
+from agentserve.core.scheduling.deadlines import within
 from agentserve.core.scheduling.policy import Outlook, Ran
 from agentserve.core.session import Session
 from agentserve.types import SessionId
@@ -25,6 +26,13 @@ def arrival(session: Session, now: float = 0.0) -> Place:
 def urgency(session: Session, now: float = 0.0) -> Place:
     """Among turns of one tenant: by priority, then first come, first served."""
     return session.running_turn.rank
+
+
+def promised(session: Session, now: float = 0.0) -> Place:
+    """Among turns of one tenant: by priority, then who is wanted first. Where all were promised alike that is
+    first come, first served; and whoever has waited for a minute is passed by nobody who comes."""
+    turn = session.running_turn
+    return turn.rank[0], turn.arrived + within(turn.slo)
 
 
 class Keyed:
@@ -68,6 +76,10 @@ class Keyed:
         pass
 
 
+def _priority(session: Session) -> int:
+    return session.running_turn.rank[0]
+
+
 def _place(entry: tuple[Place, tuple[int, int], Session]) -> tuple[Place, tuple[int, int]]:
     return entry[:2]
 
@@ -100,7 +112,7 @@ class ResumesFirst:
         self._patience = patience
         self._examined = examined
         self._tried = tried
-        self._arrivals = Keyed(urgency)
+        self._arrivals = Keyed(promised)
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -113,13 +125,20 @@ class ResumesFirst:
 
     def line(self, now: float) -> Iterator[Session]:
         waiting = self._outlook.ranked(list(islice(self._arrivals.line(now), self._examined)), now)
-        short = {s.id for s in waiting[: self._tried] if self._outlook.lacking(s) <= self._short}
-
-        def place(session: Session) -> tuple[int, bool]:
-            turn = session.running_turn
-            return turn.rank[0], session.id not in short and now - turn.arrived < self._patience
-
-        yield from sorted(waiting, key=place)
+        waiting.sort(key=_priority)
+        looked_at = 0
+        for _, alike in groupby(waiting, _priority):
+            others = []
+            for session in alike:  # drawn only as far as there is room: most are never looked at
+                goes_first = now - session.running_turn.arrived >= self._patience
+                if not goes_first and looked_at < self._tried:
+                    goes_first = self._outlook.lacking(session) <= self._short
+                looked_at += 1
+                if goes_first:
+                    yield session
+                else:
+                    others.append(session)
+            yield from others
 
     def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
         return running

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
 from agentserve.core.session import Session
 
 
@@ -31,6 +33,8 @@ class Form:
     reserve: Reserve = Reserve.INPUT
     short_first: bool = False  # prompts that one step can finish, before longer ones; room is kept for them
     keeps_deadlines: bool = False  # chunks are cut so that no token that can be in time is late
+    shares: bool = False  # a tenant's turns wait for their tenant's share of the machine, not for everybody's
+    victims_by_price: bool = False  # of those who may be preempted, by price (core/victims.py); else the last
     displaces: bool = False  # who stands first in line may take the seat of who stands last among the running
 
 
@@ -54,8 +58,7 @@ class Outlook(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(msgspec.Struct, frozen=True, gc=False):
     """What a step did for one turn."""
 
     session: Session
@@ -79,7 +82,7 @@ class Order(Protocol):
         ...
 
     def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
-        """Turns that run, most deserving first: the last are the first to be preempted."""
+        """Turns that run, most deserving first: who needs pages takes them from those behind it."""
         ...
 
     def outranks(self, waiting: Session, running: Session) -> bool:

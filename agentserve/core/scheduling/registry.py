@@ -9,6 +9,7 @@ from agentserve.core.scheduling.levels import Feedback, LeastAttained
 from agentserve.core.scheduling.orders import Keyed, ResumesFirst, by_deadline, urgency
 from agentserve.core.scheduling.policy import Form, Order, Outlook, Reserve, SchedulingPolicy
 from agentserve.core.scheduling.prefixes import HeaviestBranch, LongestPrefix
+from agentserve.core.scheduling.relegation import Relegating
 from agentserve.core.scheduling.settings import SchedulingConfig
 from agentserve.core.scheduling.tenants import FairShares, OwnPlaces, Rounds
 
@@ -88,17 +89,17 @@ _POLICIES: dict[str, Entry] = {
     ),
     "deadline": Entry(
         "as many turns as possible that keep their promises: earliest deadline, shorter first (QoServe)",
-        Form(keeps_deadlines=True),
-        lambda m: OwnPlaces(Keyed(by_deadline(m.outlook, SHORTNESS))),
+        Form(keeps_deadlines=True, victims_by_price=True),
+        lambda m: OwnPlaces(Relegating(lambda: Keyed(by_deadline(m.outlook, SHORTNESS)))),
     ),
     "rounds": Entry(
         "equal shares of tenants at constant cost: deficit round robin",
-        Form(),
+        Form(shares=True, victims_by_price=True),
         lambda m: Rounds(m.outlook, by_urgency, quantum=m.settings.quantum, weight=m.settings.weight),
     ),
     "virtual-tokens": Entry(
         "weighted shares of tenants that wait: the least served first (VTC)",
-        Form(),
+        Form(shares=True, victims_by_price=True),
         lambda m: FairShares(
             m.outlook, by_urgency, weight=m.settings.weight, memory=m.settings.memory_charge
         ),
@@ -106,9 +107,12 @@ _POLICIES: dict[str, Entry] = {
     "fair-resumes": Entry(
         "turns that keep their promises, fairly: tenants by weighted share; in one, agents that come back "
         "from a tool before new prompts; chunks cut to the slack of decodes",
-        Form(short_first=True, keeps_deadlines=True),
+        Form(short_first=True, keeps_deadlines=True, shares=True, victims_by_price=True),
         lambda m: FairShares(
-            m.outlook, m.resumes_first, weight=m.settings.weight, memory=m.settings.memory_charge
+            m.outlook,
+            lambda: Relegating(m.resumes_first),
+            weight=m.settings.weight,
+            memory=m.settings.memory_charge,
         ),
     ),
 }
@@ -122,10 +126,15 @@ def objective_of(name: str) -> str:
     return _POLICIES[name].objective
 
 
+def check_policy(name: str) -> None:
+    """ValueError if there is no policy of that name."""
+    if name not in _POLICIES:
+        raise ValueError(f'no scheduling policy "{name[:80]}"; known: {", ".join(_POLICIES)}')
+
+
 def make_policy(settings: SchedulingConfig, step: int, outlook: Outlook) -> SchedulingPolicy:
     """step: tokens of a step. Raises ValueError if there is no policy of that name."""
-    entry = _POLICIES.get(settings.policy)
-    if entry is None:
-        raise ValueError(f'no scheduling policy "{settings.policy}"; known: {", ".join(_POLICIES)}')
+    check_policy(settings.policy)
+    entry = _POLICIES[settings.policy]
     order = entry.order(Making(outlook, settings, step))
     return SchedulingPolicy(settings.policy, entry.objective, entry.form, order)

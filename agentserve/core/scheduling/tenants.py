@@ -13,6 +13,7 @@ from agentserve.core.scheduling.policy import Order, Outlook, Ran
 from agentserve.core.session import Session
 from agentserve.types import SessionId
 
+MOVED_EACH = 8  # a tenant that moves in a list takes as long as so many of one that is sorted anew
 MOST_IDLE = 10_000  # tenants with nothing in line whose past is remembered
 
 
@@ -93,7 +94,8 @@ class FairShares:
         order = self._orders.get(tenant)
         if order is None:
             order = self._orders[tenant] = self._make()
-        if not session.running_turn.preemptions:
+        turn = session.running_turn
+        if not (turn.preemptions or turn.relegated):  # such a one comes back into line
             self._arrived(tenant)
         if not len(order):
             self._since[tenant] = now
@@ -148,22 +150,24 @@ class FairShares:
 
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         charges: dict[str, float] = {}
+        held = self._memory * seconds  # per token
         for each in ran:
             tenant = each.session.tenant
-            held = self._memory * seconds * len(each.session.tokens)
-            cost = INPUT_WEIGHT * (each.read + held) + OUTPUT_WEIGHT * each.written
+            cost = INPUT_WEIGHT * each.read + OUTPUT_WEIGHT * each.written
+            if held:
+                cost += INPUT_WEIGHT * held * len(each.session.tokens)
             charges[tenant] = charges.get(tenant, 0.0) + cost
-        for tenant, cost in charges.items():
-            self._charge(tenant, cost)
-
-    def _charge(self, tenant: str, cost: float) -> None:
-        order = self._orders.get(tenant)
-        waits = order is not None and len(order) > 0
-        if waits:
+        moved = [tenant for tenant in charges if tenant in self._since]
+        few = len(moved) * MOVED_EACH < len(self._waiting)
+        for tenant in moved if few else ():
             del self._waiting[self._place(tenant)]
-        self._tokens.charge(tenant, other=cost)
-        if waits:
-            insort(self._waiting, self._key(tenant))
+        for tenant, cost in charges.items():
+            self._tokens.charge(tenant, other=cost)
+        if few:
+            for tenant in moved:
+                insort(self._waiting, self._key(tenant))
+        else:
+            self._waiting = sorted(map(self._key, self._since))
 
     def _key(self, tenant: str) -> tuple[float, float, str]:
         return self._tokens.counter(tenant), self._since[tenant], tenant

@@ -61,9 +61,9 @@ class Driver:
         self.turn = turn
         self.line = line
         self._means = means
-        self._calls = Calls(means, history, turn, line, self.heard)
-        self._posts: list[Post] = []
         self._changed = asyncio.Event()
+        self._calls = Calls(means, history, turn, line, self._changed.set)
+        self._posts: list[Post] = []
         self._told: tuple[str, ...] = ()  # background results that the model call under way brings
         self._cancelled = False
         self._ending = False

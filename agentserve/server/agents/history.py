@@ -110,7 +110,7 @@ class History:
     def cost(self) -> int:
         """Bytes, roughly."""
         items = sum(item_cost(item) for batch in self.batches for item in batch.items)
-        return _SESSION_BYTES + len(str(self.head.config.tools)) + items + 256 * len(self.turns)
+        return _SESSION_BYTES + len(msgspec.json.encode(self.head.config)) + items + 256 * len(self.turns)
 
     def turn(self, id_: str) -> Turn | None:
         return next((turn for turn in self.turns if turn.id == id_), None)

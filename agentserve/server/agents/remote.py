@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from agentserve.server.agents.fold import NewId
 from agentserve.server.agents.history import History
@@ -22,6 +23,7 @@ CALL_SECONDS = 60.0  # where the server's definition says nothing
 FAILED = "The tool failed."
 MOST_CALLS, MOST_LISTINGS = 128, 32  # at once, of all tenants: each has connections of its own
 TENANT_CALLS, TENANT_LISTINGS = 32, 8
+Said = TypeVar("Said")
 
 
 class ServerMissing(Exception):
@@ -37,6 +39,7 @@ class McpTools:
         self._mcp = mcp
         self._calls = Places(TENANT_CALLS, MOST_CALLS)
         self._listings = Places(TENANT_LISTINGS, MOST_LISTINGS)  # never behind calls, which may take long
+        self._under_way: set[asyncio.Task[object]] = set()  # those that nobody waits for among them
 
     async def listings(self, history: History, new_id: NewId) -> list[ListingItem]:
         """Of servers that the session has none of yet, asked all at once. ServerMissing."""
@@ -56,8 +59,10 @@ class McpTools:
 
     async def _list(self, server: McpServer, owner: str) -> list[ListedTool] | str:
         try:
-            async with self._listings.one(owner):
-                listed = await self._mcp.list_tools(Place(server.url, server.headers), LIST_SECONDS)
+            place = Place(server.url, server.headers)
+            listed = await self._in_place(
+                self._listings, owner, lambda: self._mcp.list_tools(place, LIST_SECONDS)
+            )
             tools, left_out = await asyncio.to_thread(taken, listed, server.allowed)
         except McpFailed as error:
             log.warning("the tools of MCP server %r are not there: %s", server.label, error.fault)
@@ -83,12 +88,50 @@ class McpTools:
         seconds = CALL_SECONDS if server.timeout is None else server.timeout
         seconds = min(seconds, MOST_MCP_SECONDS)  # agents that were made before there was a bound
         try:
-            place = Place(server.url, server.headers)
-            async with self._calls.one(call.owner):
-                answer = await self._mcp.call(place, call.item.remote, arguments, seconds)
+            place, name = Place(server.url, server.headers), call.item.remote
+            answer = await self._in_place(
+                self._calls, call.owner, lambda: self._mcp.call(place, name, arguments, seconds)
+            )
         except McpFailed as error:
             return ToolOutcome(error=str(error))
         return ToolOutcome(error=answer.text or FAILED) if answer.failed else ToolOutcome(answer.text)
+
+    async def _in_place(self, places: Places, owner: str, work: Callable[[], Awaitable[Said]]) -> Said:
+        """Who is cancelled does not wait until a server was left. The place is taken till then: its
+        connections are."""
+
+        async def placed() -> Said:
+            async with places.one(owner):
+                return await work()
+
+        task = asyncio.ensure_future(placed())
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await _Apart(task)
+
+
+class _Apart(asyncio.Future[Said]):
+    """What a task comes to. Who stops waiting has it cancelled, and does not wait for its end."""
+
+    def __init__(self, task: asyncio.Task[Said]) -> None:
+        super().__init__()
+        self._task = task
+        task.add_done_callback(self._end)
+
+    def cancel(self, msg: str | None = None) -> bool:
+        self._task.cancel(msg)
+        return super().cancel(msg)
+
+    def _end(self, task: asyncio.Task[Said]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if self.done():
+            return
+        if task.cancelled():
+            super().cancel()
+        elif error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(task.result())
 
 
 def _refuse(name: str) -> None:

@@ -58,6 +58,7 @@ class AgentsBounds:
     sessions: int = 10_000
     bytes: int = 256 << 20  # of all sessions
     agents: int = 1000
+    agents_bytes: int = 256 << 20  # of them together
 
 
 class Shelf:
@@ -68,6 +69,7 @@ class Shelf:
         self._costs: dict[str, int] = {}
         self._bytes = 0
         self.agents: dict[str, SavedAgent] = {}
+        self._agent_costs: dict[str, int] = {}  # bytes
         self.forget: Callable[[History], None] = lambda history: None  # told of what is dropped
 
     def __len__(self) -> int:
@@ -107,8 +109,8 @@ class Shelf:
         """A new session. Nothing of it is kept before `keep_head`. Full."""
         self._make_room()
         history = self._sessions[head.id] = History(head)
-        self._costs[head.id] = history.cost
-        self._bytes += history.cost
+        cost = self._costs[head.id] = history.cost
+        self._bytes += cost
         return history
 
     def keep_head(self, history: History) -> Future[None] | None:
@@ -191,17 +193,25 @@ class Shelf:
             self._book.drop(f"t:{history.id}:{turn.number}")
 
     def save_agent(self, agent: SavedAgent) -> Future[None] | None:
-        if agent.id not in self.agents:
-            most, own = self._bounds.agents, sum(a.tenant == agent.tenant for a in self.agents.values())
-            if own >= most - most // SPARE:
-                raise Full(f"{own} agents are kept, and no more may be")
-            if len(self.agents) >= most:
-                raise Full("there is no place for another agent")
+        mine = [id_ for id_, one in self.agents.items() if one.tenant == agent.tenant and id_ != agent.id]
+        others = len(self.agents) - (agent.id in self.agents)
+        content = packed(agent)
+        held = sum(self._agent_costs.values()) - self._agent_costs.get(agent.id, 0) + len(content)
+        own = sum(self._agent_costs[id_] for id_ in mine) + len(content)
+        for most, kept, of_mine, what in (
+            (self._bounds.agents, others + 1, len(mine) + 1, "agents"),
+            (self._bounds.agents_bytes, held, own, "bytes of agents"),
+        ):
+            if of_mine > most - most // SPARE:
+                raise Full(f"at most {most - most // SPARE} {what} may be kept")
+            if kept > most:
+                raise Full(f"there is no room for another agent: {most} {what} are kept in all")
+        self._agent_costs[agent.id] = len(content)
         self.agents[agent.id] = agent
         return self._put(f"a:{agent.id}", agent)
 
     def drop_agent(self, id_: str) -> Future[None] | None:
-        del self.agents[id_]
+        del self.agents[id_], self._agent_costs[id_]
         return None if self._book is None else self._book.drop(f"a:{id_}")
 
     async def close(self) -> None:
@@ -241,6 +251,7 @@ class Shelf:
             try:
                 if kind == "a":
                     self.agents[id_] = _read(content, SavedAgent)
+                    self._agent_costs[id_] = len(content)
                 elif kind == "s":
                     heads[id_] = _read(content, Head)
                 elif kind == "e":
@@ -259,8 +270,8 @@ class Shelf:
                 dict.fromkeys(owed[id_].events if id_ in owed else ()),
             )
             self._sessions[id_] = history
-            self._costs[id_] = history.cost
-            self._bytes += history.cost
+            cost = self._costs[id_] = history.cost
+            self._bytes += cost
         return skipped
 
     # --- inside ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentserve.server.errors import ApiError
@@ -118,6 +118,21 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 def paths(*kinds: Access, rules: Mapping[str, Rule] = RULES) -> frozenset[str]:
     """Those of these kinds that have no parameters."""
     return frozenset(path for path, rule in rules.items() if rule.access in kinds and "{" not in path)
+
+
+def turn_routes(rules: Mapping[str, Rule] = RULES) -> frozenset[str]:
+    """Those whose POST asks for a turn."""
+    return frozenset(path for path, rule in rules.items() if rule.turns)
+
+
+class TurnPaths:
+    """For requests that were answered before they were routed: whether they asked for a turn."""
+
+    def __init__(self, rules: Mapping[str, Rule] = RULES) -> None:
+        self._patterns = [(compile_path(path)[0], path) for path in turn_routes(rules)]
+
+    def route(self, path: str) -> str | None:
+        return next((route for pattern, route in self._patterns if pattern.match(path)), None)
 
 
 def undeclared(routes: Iterable[BaseRoute], rules: Mapping[str, Rule] = RULES) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from agentserve.server.http import history, sampling
@@ -21,6 +22,7 @@ from agentserve.server.http.chat_request import (
 from agentserve.server.http.claims import claim_of, cut_calls
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import identity
+from agentserve.server.http.promised import promise_of, said_in
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.turn_parts import answer_factory, namespace
 from agentserve.server.http.vllm_forms import as_response_format, said_as
@@ -68,6 +70,7 @@ async def look_over(context: ServerContext, request: Request, fields: ChatReques
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
     check_supported(fields)
+    promise_of(context, tenant, replace(fields, slo=said_in(request.headers, fields.slo)))
     logprobs = asked_logprobs(fields, limits.top_logprobs)
     check_size(fields.chat_template_kwargs, limits.template_kwargs_bytes, "chat_template_kwargs")
     prompt = await prompt_of(context, request, fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import secrets
 import time
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp
 
 from agentserve.clock import Clock, WallClock
 from agentserve.metrics import Metrics
+from agentserve.records.writer import LineWriter
 from agentserve.server.agents.means import Sleep
 from agentserve.server.agents.shelf import Shelf
 from agentserve.server.engine_port import Engine
@@ -60,6 +62,8 @@ from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.events import EventLogs
 from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.journal import Journal
+from agentserve.server.sessions.request_log import RequestLog
+from agentserve.server.sessions.room import owners
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.transcript import Transcripts
 from agentserve.server.sessions.turns import TurnRunner
@@ -67,11 +71,13 @@ from agentserve.server.stalls import StallWatch
 from agentserve.server.tenants.accounts import Accounts, quotas
 from agentserve.server.tenants.audit import Audit, AuditLog
 from agentserve.server.tenants.keyring import Keyring
+from agentserve.server.tenants.keys import may_be_secret
 from agentserve.server.tenants.terms import Terms
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 from agentserve.server.webhooks.hooks import Hooks
 from agentserve.server.webhooks.making import make_hooks
 from agentserve.server.webhooks.runner import WebhookTools
+from agentserve.slo_classes import Promises
 from agentserve.text.conversation import unread
 from agentserve.tools import Tool
 from tools_bridge.mcp.remote import RemoteMcp
@@ -80,6 +86,8 @@ from tools_bridge.webhooks.address import AddressPolicy
 
 LOOK_SECONDS = 1.0  # between looks for waits that are over
 DISK_LOOKS = 5  # at every how many of them it is seen whether the disk of the sessions is there
+log = logging.getLogger(__name__)
+
 CLIENT_GONE_STATUS = 499  # nobody reads it; the access log does
 
 
@@ -104,6 +112,7 @@ def create_app(
     tools: Mapping[str, Tool] | None = None,
     mcp: Mcp | None = None,
     hooks: Hooks | None = None,
+    recording: LineWriter | None = None,
     sleep: Sleep = asyncio.sleep,
     metrics: Metrics | None = None,
     clock: Clock | None = None,
@@ -117,7 +126,7 @@ def create_app(
     `directory`; it is closed when the application ends, as are `agents` and `hooks`. `keyring`: without one
     it has the keys of `options`, as `terms` has their limits; `directory` asks the same `terms`. `tools` are
     the Python functions that agents may call; `mcp` is how they have the tools of remote servers, `sleep` how
-    their time is measured. `now`: as `wall`, but that nobody sets it.
+    their time is measured. `recording` is closed with it. `now`: as `wall`, but that nobody sets it.
     """
     longest = max(map(len, tokenizer.token_bytes), default=1)
     limits = replace(options.limits, prompt_bytes=engine.hello.max_model_len * longest)
@@ -145,6 +154,13 @@ def create_app(
     if mcp is None:
         mcp = RemoteMcp(AddressPolicy(), unread, version=options.version)
     hooks = hooks or make_hooks(wall=wall)
+    log = RequestLog(
+        metrics.requests,
+        clock,
+        policy=engine.hello.policy,
+        writer=recording,
+        secret=lambda name: may_be_secret(name) or (keys.closed and keys.caller(name) is not None),
+    )
     telling = Telling(lambda: secrets.token_hex(4))
     office = office_of(
         Shelf() if agents is None else agents,
@@ -172,7 +188,8 @@ def create_app(
         background=Background(),
         exclusive=Exclusive(),
         metrics=metrics,
-        runner=TurnRunner(engine, metrics, clock, accounts),
+        runner=TurnRunner(engine, metrics, clock, accounts, log),
+        log=log,
         clock=clock,
         wall=wall,
         started=started,
@@ -181,6 +198,7 @@ def create_app(
         keyring=keys,
         accounts=accounts,
         terms=terms,
+        promises=Promises(options.slo, options.tenants.classes),
         text_pool=text_pool,
         journal=journal,
         responses=responses or Desk(wall),
@@ -203,6 +221,7 @@ def create_app(
         },
     )
     app.state.context = context
+    context.chronicle.transcripts.owner_of = owners(directory.find)
     follow_decisions(context)
     app.add_middleware(Idempotency, clock=clock.now)
     guards = Guards(
@@ -213,6 +232,7 @@ def create_app(
         wall=wall,
         now=clock.now,
         open_requests=context.open_requests,
+        log=log,
         audit=audit,
     )
     app.add_middleware(Gate, options=options, metrics=metrics, guards=guards)
@@ -266,6 +286,7 @@ def _lifespan(
                 await context.journal.close()
             if isinstance(audit, AuditLog):
                 await asyncio.to_thread(audit.close)
+            await asyncio.to_thread(context.log.close)
 
     return lifespan
 
@@ -330,6 +351,8 @@ def _routes() -> list[Route]:
 async def _known_error(request: Request, error: Exception) -> Response:
     told = api_error(error)
     assert told is not None
+    if told.status == 500:
+        log.error("request %s: %s", request.scope["state"].get("request_id"), told.message)
     return error_response(told, request.scope)
 
 

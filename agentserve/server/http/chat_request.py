@@ -18,6 +18,7 @@ from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.claims import claim_of, cut_calls
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.names import NOBODY, Identity, identity
+from agentserve.server.http.promised import promise_of, said_in
 from agentserve.server.http.said import take_advice
 from agentserve.server.http.schemas import ChatRequest
 from agentserve.server.http.turn_parts import (
@@ -34,6 +35,7 @@ from agentserve.server.sessions.session_record import Claim, Lease
 from agentserve.server.sessions.transcript import Told, result_digest
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import ChatTemplate, JsonObject
+from agentserve.slo_classes import Promise
 from agentserve.types import Sampling
 from tools_bridge.call_syntax import CallSyntax
 
@@ -80,6 +82,7 @@ async def prepare(context: ServerContext, request: Request, fields: ChatRequest)
     """The turns of a chat request, for the session it belongs to."""
     limits = context.options.limits
     whose = identity(request.headers, fields.session_id, limits, fields.vllm_xargs)
+    fields = replace(fields, slo=said_in(request.headers, fields.slo))  # the session's next turns have it too
 
     def begin(claim: Claim) -> Lease:
         lease = context.directory.begin(claim, context.clock.now())
@@ -103,6 +106,7 @@ async def prepare_turns(
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
     check_supported(fields)
+    promise = promise_of(context, tenant, fields)
     logprobs = asked_logprobs(fields, limits.top_logprobs)
     cut = cut_calls(context, tenant, fields.messages)
     messages, told = await context.off_loop(_read, fields, limits, cut, context.tool_parser.written)
@@ -149,6 +153,7 @@ async def prepare_turns(
                 settings=_settings(settings, index, grammar),
                 form=form,
                 before=before,
+                promise=promise,
             )
             for index, seat in enumerate(seats)
         )
@@ -335,6 +340,7 @@ def _spec(
     settings: Sampling,
     form: Form,
     before: str,
+    promise: Promise,
 ) -> TurnSpec:
     continues = bool(fields.continue_final_message)
     return TurnSpec(
@@ -345,5 +351,6 @@ def _spec(
         answer=answer_factory(context, settings, form=form, before=before, continues=continues),
         namespace=namespace(seat.lease.session.tenant, fields.cache_salt),
         priority=fields.priority or 0,
+        promise=promise,
         watch=seat.watch,
     )

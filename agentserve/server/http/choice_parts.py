@@ -44,10 +44,27 @@ def usage(
         reply["agentserve"] = {
             "computed_tokens": sum(turn.computed for turn in all_turns),
             "preemptions": sum(turn.preemptions for turn in all_turns),
+            "swaps": sum(turn.swaps for turn in all_turns),
+            "migrations": sum(turn.migrations for turn in all_turns),
             "queue_seconds": round(max(first.admitted - first.arrived, 0.0), 6),
             "ttft_seconds": round(max(first.first_token - first.arrived, 0.0), 6),
         }
+        if told := slo_told(all_turns):
+            reply["agentserve"]["slo"] = told
     return reply
+
+
+def slo_told(turns: Sequence[TurnUsage]) -> JsonObject | None:
+    """What became of the promises for these turns; None where there were none."""
+    kept = {kind for turn in turns for kind in turn.kept}
+    missed = {kind for turn in turns for kind in turn.missed}
+    if not kept and not missed:
+        return None
+    return {
+        "met": not missed,
+        "missed": sorted(missed),
+        "relegated": any(turn.relegated for turn in turns),
+    }
 
 
 def chat_logprobs(tokens: Iterable[Token], tokenizer: Tokenizer, top: int) -> JsonObject:

@@ -18,6 +18,7 @@ from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.choices_reply import ChoicesReply
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import set_request_id
+from agentserve.server.http.promised import promise_of, said_in
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import CompletionRequest, decode
 from agentserve.server.http.sse import unless_gone
@@ -30,6 +31,7 @@ from agentserve.server.sessions.identity import new_session_id
 from agentserve.server.sessions.seats import OneShotSeat
 from agentserve.server.sessions.turns import TurnSpec
 from agentserve.server.text_port import JsonObject
+from agentserve.slo_classes import Promise
 from agentserve.types import Sampling, SessionId
 
 
@@ -53,6 +55,7 @@ async def completions(request: Request) -> Response:
     limits = context.options.limits
     fields = decode(await read_body(request, limits.body_bytes), CompletionRequest, limits)
     set_request_id(request, fields.request_id, limits)
+    fields = replace(fields, slo=said_in(request.headers, fields.slo))
     job = await _prepare(context, tenant_of(request), fields)
     shape = _TextShape(context, job, token_ids=bool(fields.return_token_ids))
     base: JsonObject = {"object": "text_completion"}
@@ -66,6 +69,7 @@ async def _prepare(context: ServerContext, tenant: str, fields: CompletionReques
     limits = context.options.limits
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
+    promise = promise_of(context, tenant, fields)
     logprobs = fields.logprobs
     if logprobs is not None:
         logprobs = sampling.integer("logprobs", logprobs, 0, 0, limits.top_logprobs)
@@ -105,6 +109,7 @@ async def _prepare(context: ServerContext, tenant: str, fields: CompletionReques
                 fields,
                 prompt,
                 replace(settings, seed=sampling.choice_seed(settings.seed, i), grammar=grammar),
+                promise=promise,
             )
             for i in range(n)
         )
@@ -117,7 +122,13 @@ async def _prepare(context: ServerContext, tenant: str, fields: CompletionReques
 
 
 def _spec(
-    context: ServerContext, tenant: str, fields: CompletionRequest, prompt: array[int], settings: Sampling
+    context: ServerContext,
+    tenant: str,
+    fields: CompletionRequest,
+    prompt: array[int],
+    settings: Sampling,
+    *,
+    promise: Promise,
 ) -> TurnSpec:
     return TurnSpec(
         seat=OneShotSeat(SessionId(new_session_id()), context.engine),
@@ -127,6 +138,7 @@ def _spec(
         answer=answer_factory(context, settings, continues=True),
         namespace=namespace(tenant, fields.cache_salt),
         priority=fields.priority or 0,
+        promise=promise,
     )
 
 

@@ -31,6 +31,7 @@ from agentserve.server.sessions.book import booked
 from agentserve.server.sessions.chronicle import Chronicle
 from agentserve.server.sessions.directory import SessionDirectory
 from agentserve.server.sessions.journal import Journal
+from agentserve.server.sessions.request_log import RequestLog
 from agentserve.server.sessions.seats import Chain
 from agentserve.server.sessions.session_record import Session
 from agentserve.server.sessions.transcript import Transcript
@@ -40,6 +41,7 @@ from agentserve.server.tenants.keyring import Keyring
 from agentserve.server.tenants.terms import Terms
 from agentserve.server.text_port import ChatTemplate, Tokenizer
 from agentserve.server.webhooks.hooks import Hooks
+from agentserve.slo_classes import Promises, SloConfig
 from agentserve.tenant_limits import TenantsConfig
 from agentserve.tools import Tool
 from tools_bridge.mcp.types import Mcp
@@ -61,6 +63,7 @@ class ServerOptions:
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # of the default tenant
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     tenants: TenantsConfig = field(default_factory=TenantsConfig)  # what each may ask for
+    slo: SloConfig = field(default_factory=SloConfig)  # classes of promises
     host: str = "127.0.0.1"  # that the server is bound to
     force_usage: bool = False  # send the usage chunk although nobody asked
     reasoning_fields: tuple[str, ...] = REASONING_FIELDS  # where replies show it
@@ -87,6 +90,7 @@ class ServerContext:
     exclusive: Exclusive  # one at a time may begin a session's next turn
     metrics: Metrics
     runner: TurnRunner
+    log: RequestLog  # what became of requests
     clock: Clock
     wall: Callable[[], float]  # Unix time, for what clients are shown
     started: float  # Unix time
@@ -96,6 +100,7 @@ class ServerContext:
     hooks: Hooks  # webhooks: endpoints, and what is delivered to them
     keyring: Keyring  # who is let in, and as whom
     accounts: Accounts  # what tenants have used of their limits
+    promises: Promises  # what turns are promised
     terms: Terms  # what each tenant may ask for
     agents: Office  # agents' sessions, and their turns
     telling: Telling  # the events of agents' sessions

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentserve.config import is_loopback
 from agentserve.metrics import Metrics
 from agentserve.server.errors import ApiError, shutting_down
+from agentserve.server.http.access import TurnPaths
 from agentserve.server.http.anthropic.errors import REQUEST_ID, speaks
 from agentserve.server.http.callers import caller_in, let_in, no_key, subject_of
 from agentserve.server.http.context import ServerOptions
@@ -25,11 +26,14 @@ from agentserve.server.http.pace import paced
 from agentserve.server.http.rates import over_limit, rate_headers
 from agentserve.server.http.voice import error_response
 from agentserve.server.sessions.identity import is_session_id
+from agentserve.server.sessions.origin import Origin, asking
+from agentserve.server.sessions.request_log import CLIENT_GONE, RequestLog
 from agentserve.server.tenants.accounts import Accounts, OverLimit
 from agentserve.server.tenants.audit import Audit, Entry
 from agentserve.server.tenants.keyring import Keyring
-from agentserve.server.tenants.keys import ANYBODY, Caller, is_key_id, is_tenant, may_be_secret
+from agentserve.server.tenants.keys import ANYBODY, Caller, is_key_id, may_be_secret
 from agentserve.server.webhooks.hooks import CALLBACKS
+from agentserve.tenant_names import is_tenant
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class Guards:
     now: Callable[[], float]
     open_requests: OpenRequests
     audit: Audit | None = None
+    log: RequestLog | None = None
 
 
 class Gate:
@@ -61,6 +66,7 @@ class Gate:
         self._limits = options.limits
         self._metrics = metrics
         self._guards = guards
+        self._turn_paths = TurnPaths()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -72,16 +78,25 @@ class Gate:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id(headers.get(REQUEST_HEADER), self._limits)
         reply = _Reply(self._guards.now())
+        origin = Origin(state, self._guards.now)
 
         async def labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._label(scope, message, reply)
             await send(message)
 
+        async def heard() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                origin.whole()
+            return message
+
         try:
-            await self._pass(scope, headers, receive, labelled, reply)
+            with asking(origin):
+                await self._pass(scope, headers, heard, labelled, reply)
         finally:
             self._write_down(scope, reply)
+            self._count(scope, origin, reply.status)
 
     async def _pass(
         self, scope: Scope, headers: Headers, receive: Receive, send: Send, reply: _Reply
@@ -155,6 +170,17 @@ class Gate:
                 about=self._told(subject_of(scope) or _subject_in(scope)),
             )
         )
+
+    def _count(self, scope: Scope, origin: Origin, status: int) -> None:
+        """A request for a turn that got none."""
+        log = self._guards.log
+        if log is None or origin.begun or 0 < status < 400 or scope["method"] != "POST":
+            return
+        route = self._turn_paths.route(scope["path"])
+        if route is not None:
+            scope["state"].setdefault("route", route)
+            caller = caller_in(scope)
+            log.refused(origin, None if caller is None else caller.tenant, status or CLIENT_GONE)
 
     def _told(self, text: str | None) -> str | None:
         """What a client named, to be written down: not what is a key, or a part of one."""

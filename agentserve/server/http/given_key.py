@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 
 from agentserve.server.errors import ApiError
 from agentserve.server.http.callers import ASKS
-from agentserve.server.tenants.keys import has_key
+from agentserve.tenant_names import has_key
 
 _IN_QUERIES = frozenset(
     {"access_token", "api-key", "api_key", "apikey", "auth", "authorization", "key", "token", "x-api-key"}

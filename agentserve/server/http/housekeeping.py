@@ -22,6 +22,7 @@ from agentserve.server.http.residency import tiers_health
 from agentserve.server.http.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest, decode
 from agentserve.server.limits import check_text
 from agentserve.server.sessions.journal import Journal
+from agentserve.server.sessions.request_log import SERIES as REQUESTS
 from agentserve.server.text_port import JsonObject, Tokenizer
 
 _SHOWN = 8  # damages that /health tells of, the latest
@@ -239,9 +240,14 @@ async def metrics(request: Request) -> Response:
             missing=sum(damage.missing or 0 for damage in journal.damages),
             kept=journal.kept_aside,
         )
+    context.metrics.requests.set_preemptions(view.preempted for view in seen.workers)
+    if (lost := context.log.lost) is not None:
+        context.metrics.requests.lost(REQUESTS, lost)
+        context.metrics.requests.lost("iterations", sum(view.unrecorded for view in seen.workers))
     context.metrics.set_responses(context.responses.counts())
     context.metrics.set_webhooks(context.hooks.metrics())
     context.metrics.tenants.set(context.accounts.counts())
+    context.metrics.tenants.set_promises(context.accounts.promises())
     context.metrics.set_sessions(context.directory.by_state(), context.directory.size_bytes)
     return Response(context.metrics.render(), media_type=CONTENT_TYPE)
 

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentserve.server.errors import ApiError
+from agentserve.server.holdings import Holdings
 from agentserve.server.http.callers import caller_in
 from agentserve.server.http.sse import DONE, ClientGone
 from agentserve.server.http.voice import error_response
@@ -83,13 +84,14 @@ class KeptBounds:
 
 
 class Replies:
-    """Answers by key, the oldest first out, and the keys whose first request still runs."""
+    """Answers by key, and the keys whose first request still runs. Of too many the oldest go, of the tenant
+    that has most: with its answer another one's retry would lose that it acts once."""
 
     def __init__(self, bounds: KeptBounds = KeptBounds()) -> None:
         self.bounds = bounds
         self.running: set[Key] = set()
         self._kept: OrderedDict[Key, KeptReply | Shared] = OrderedDict()
-        self._bytes = 0
+        self._held: Holdings[Key] = Holdings(bounds.answers, bounds.bytes)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -97,27 +99,23 @@ class Replies:
     def get(self, key: Key, now: float) -> KeptReply | Shared | None:
         while self._kept and now - next(iter(self._kept.values())).at >= self.bounds.seconds:
             oldest, reply = self._kept.popitem(last=False)
-            self._bytes -= reply.size
+            self._held.drop(_owner(oldest), oldest)
             if isinstance(reply, Shared) and reply.running():
                 self.keep(oldest, replace(reply, at=now))
         return self._kept.get(key)
 
     def keep(self, key: Key, reply: KeptReply | Shared) -> None:
-        if key in self._kept:
-            self._bytes -= self._kept.pop(key).size
         self._kept[key] = reply
-        self._bytes += reply.size
-        if len(self._kept) > self.bounds.answers or self._bytes > self.bounds.bytes:
-            self._make_room()
+        self._kept.move_to_end(key)
+        self._held.put(_owner(key), key, reply.size)
+        # Runs that still run stay: their number is bounded elsewhere.
+        while (out := self._held.next_out(lambda name: not self._kept[name].running())) is not None:
+            self._held.drop(_owner(out), out)
+            del self._kept[out]
 
-    def _make_room(self) -> None:
-        """The oldest go, but for runs that still run: their number is bounded elsewhere."""
-        for key, reply in list(self._kept.items()):
-            if len(self._kept) <= self.bounds.answers and self._bytes <= self.bounds.bytes:
-                return
-            if not reply.running():
-                del self._kept[key]
-                self._bytes -= reply.size
+
+def _owner(key: Key) -> str:
+    return key[2] or ""
 
 
 class Idempotency:

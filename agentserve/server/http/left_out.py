@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from agentserve.server.tenants.keys import has_key
+from agentserve.tenant_names import has_key
 
 MOST_LISTED = 8
 _MOST_CHARS = 40

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from agentserve.server.errors import ApiError
 from agentserve.server.limits import Limits
 from agentserve.server.sessions.identity import is_name
-from agentserve.server.tenants.keys import has_key
+from agentserve.tenant_names import has_key
 
 log = logging.getLogger(__name__)
 

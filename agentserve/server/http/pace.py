@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from starlette.types import Message, Receive, Scope
 
@@ -11,39 +12,48 @@ from agentserve.server.errors import ApiError
 _PACE = "pace"  # in the scope's state
 
 
+@dataclass(slots=True)
+class Pace:
+    """What is known of one request's body. It is kept in the scope apart from who receives for that scope:
+    together they would be a cycle, and every request something for the garbage collector to find."""
+
+    until: float | None = None  # of the loop's clock; None: the body was not asked for yet
+    limited: bool = True
+
+
 class Paced:
     """The `receive` of one request: raises a 408 where its body is not whole in time."""
 
-    def __init__(self, receive: Receive, seconds: float) -> None:
+    def __init__(self, receive: Receive, seconds: float, pace: Pace) -> None:
         self._receive = receive
         self._seconds = seconds
-        self._until: float | None = None
-        self.limited = True
+        self._pace = pace
 
     async def __call__(self) -> Message:
-        if not self.limited:
+        pace = self._pace
+        if not pace.limited:
             return await self._receive()
-        if self._until is None:
-            self._until = asyncio.get_running_loop().time() + self._seconds
+        if pace.until is None:
+            pace.until = asyncio.get_running_loop().time() + self._seconds
         try:
-            async with asyncio.timeout_at(self._until):
+            async with asyncio.timeout_at(pace.until):
                 message = await self._receive()
         except TimeoutError:
             raise _too_slow(self._seconds) from None
         if not message.get("more_body"):
-            self.limited = False  # what is still to come is the client's leaving
+            pace.limited = False  # what is still to come is the client's leaving
         return message
 
 
 def paced(scope: Scope, receive: Receive, seconds: float) -> Paced:
-    found = scope["state"][_PACE] = Paced(receive, seconds)
-    return found
+    pace = scope["state"][_PACE] = Pace()
+    return Paced(receive, seconds, pace)
 
 
 def let_body_take_its_time(scope: Scope) -> None:
     """This request's body is made while it is sent."""
     found = scope["state"].get(_PACE)
-    if isinstance(found, Paced):
+    if isinstance(found, Pace):
         found.limited = False
 
 

@@ -105,6 +105,18 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
+class SloFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={"name": "class"}):
+    """What a turn is promised: a class of the server's configuration, and times in seconds that go before the
+    class's. A name that is misspelt would promise nothing."""
+
+    name: str | None = None
+    ttft: float | None = None  # to the first token
+    tbt: float | None = None  # from token to token
+    tpot: float | None = None  # per token after the first, on average
+    total: float | None = None  # to the last token
+    shed: bool | None = None  # refuse it with 503 if the queue cannot keep that, rather than be late
+
+
 class SamplingFields(msgspec.Struct, kw_only=True):
     """What chat and text completion have in common."""
 
@@ -140,6 +152,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     vllm_xargs: object = None  # may have a session_id
     nvext: object = None  # Dynamo's; may have agent_hints
+    slo: str | SloFields | None = None  # ours; a text is a class
+    service_tier: str | None = None  # names a class, if there is one
 
 
 class ChatRequest(SamplingFields, kw_only=True):

@@ -54,7 +54,7 @@ async def open_stream(
             rollback()  # of turns that were never begun
 
     return EventStream(
-        _guarded(first, frames, form),
+        _guarded(first, frames, form, request),
         close=close,
         keep_alive=context.options.keep_alive_seconds,
         headers=headers,
@@ -63,7 +63,7 @@ async def open_stream(
 
 
 async def _guarded(
-    first: asyncio.Task[bytes], frames: AsyncGenerator[bytes, None], form: StreamForm
+    first: asyncio.Task[bytes], frames: AsyncGenerator[bytes, None], form: StreamForm, request: Request
 ) -> AsyncGenerator[bytes, None]:
     try:
         head = await first
@@ -72,9 +72,11 @@ async def _guarded(
         async for body in frames:
             yield body
     except Exception as error:
-        known = api_error(error)
+        known, id_ = api_error(error), request.scope["state"].get("request_id")
+        if known is not None and known.status == 500:
+            log.error("the stream of request %s: %s", id_, known.message)
         if known is None:
-            log.exception("a stream failed")
+            log.exception("the stream of request %s failed", id_)
             known = ApiError("Internal error.", status=500, code="internal_error")
         yield form.failure(known)
 

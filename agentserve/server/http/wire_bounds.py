@@ -149,6 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._shared.left(self._address)
             super().connection_lost(exc)
             self._tell_all()
+            self._let_go()
 
     def data_received(self, data: bytes) -> None:
         if not self._admitted or self._over or self.transport.is_closing():
@@ -173,6 +174,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+
+    def _let_go(self) -> None:
+        """Of requests that were sent behind others and will not be answered: each knows this connection, and
+        this one knows them."""
+        for cycle, _ in self.pipeline:
+            cycle.on_response = _nothing
+        self.pipeline.clear()
 
     # --- who does not read ---------------------------------------------------------------
 
@@ -333,6 +341,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._arm(self._bounds.linger_seconds)
+
+
+def _nothing() -> None:
+    """What there is to do for a request that is not answered any more."""
 
 
 def _too_many() -> ApiError:

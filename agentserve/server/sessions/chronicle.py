@@ -120,4 +120,12 @@ class Chronicle:
             prompt_tokens=outcome.usage.prompt,
             cached_tokens=outcome.usage.cached,
         )
+        if outcome.usage.missed or outcome.usage.relegated:
+            self.say(
+                session,
+                "slo_missed" if outcome.usage.missed else "relegated",
+                turn=lease.turn,
+                missed=list(outcome.usage.missed),
+                relegated=outcome.usage.relegated,
+            )
         self._state(session, "")

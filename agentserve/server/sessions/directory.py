@@ -381,7 +381,8 @@ class SessionDirectory:
         """Within what a tenant may have, at the cost of its own sessions; then within all there is."""
         for whose in (tenant, None) if tenant is not None else (None,):
             while self._room.beyond(coming, whose):
-                victim = longest_unused(self._sessions.values(), self._waits, whose)
+                givers = [whose] if whose is not None else self._room.givers(coming, tenant)
+                victim = longest_unused(self._sessions.values(), self._waits, givers)
                 if victim is None:
                     if coming:
                         raise TenantFull if whose is not None else DirectoryFull

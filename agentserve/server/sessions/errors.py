@@ -11,6 +11,15 @@ class TurnRefused(TurnError):
     """It can never run on this engine."""
 
 
+class TurnShed(TurnError):
+    """The queue cannot keep what was promised for it; it was not begun."""
+
+    def __init__(self, reason: str, wait: float) -> None:
+        """wait: seconds after which there would be room."""
+        super().__init__(reason)
+        self.wait = wait
+
+
 class TurnFailed(TurnError):
     """The engine failed on it."""
 

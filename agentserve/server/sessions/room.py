@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass
 
 from agentserve.server.sessions.session_record import Session
@@ -69,17 +69,39 @@ class Room:
         too_many = quota.sessions is not None and taken.sessions + coming > quota.sessions
         return too_many or (quota.bytes is not None and taken.bytes > quota.bytes)
 
+    def givers(self, coming: int, asks: str | None) -> list[str]:
+        """Whose sessions may go for `coming` ones of the tenant that asks, where all is too much: of those
+        that have more than each could have if all had the same, who has most first; then its own."""
+        by_count = self._total.sessions + coming > (self._all.sessions or 0)
+        have = {name: one.sessions if by_count else one.bytes for name, one in self._taken.items()}
+        most = (self._all.sessions if by_count else self._all.bytes) or 0
+        fair = most / max(len(have.keys() | {asks} - {None}), 1)
+        found = sorted((name for name, held in have.items() if held > fair), key=lambda name: -have[name])
+        return found if asks is None or asks in found else [*found, asks]
+
 
 def longest_unused(
-    sessions: Iterable[Session], waits: Container[SessionId], tenant: str | None
+    sessions: Collection[Session], waits: Container[SessionId], tenants: Iterable[str]
 ) -> Session | None:
-    """Of sessions at rest, the least recently used first, of a tenant or of all; one that waits for a tool
-    only if none is idle."""
-    waiting: Session | None = None
-    for session in sessions:
-        if session.running is not None or tenant not in (None, session.tenant):
-            continue
-        if session.key not in waits:
-            return session
-        waiting = waiting or session
-    return waiting
+    """Of sessions at rest, the least recently used first, of the first of the tenants that has such; one that
+    waits for a tool only if none is idle."""
+    for tenant in tenants:
+        waiting: Session | None = None
+        for session in sessions:
+            if session.running is not None or session.tenant != tenant:
+                continue
+            if session.key not in waits:
+                return session
+            waiting = waiting or session
+        if waiting is not None:
+            return waiting
+    return None
+
+
+def owners(find: Callable[[SessionId], Session | None]) -> Callable[[SessionId], str]:
+    """Whose a session is; nobody's where it is gone."""
+
+    def owner(key: SessionId) -> str:
+        return "" if (found := find(key)) is None else found.tenant
+
+    return owner

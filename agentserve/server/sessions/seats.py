@@ -146,6 +146,8 @@ class SessionSeat:
                 "completion_tokens": usage.generated,
                 "computed_tokens": usage.computed,
                 "preemptions": usage.preemptions,
+                "swaps": usage.swaps,
+                "migrations": usage.migrations,
             },
         )
 

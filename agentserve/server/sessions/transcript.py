@@ -8,13 +8,14 @@ were dropped goes on where its client sends them. Plain values, no event loop.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 
 import msgspec
 
+from agentserve.server.holdings import Holdings
 from agentserve.server.sessions.session_record import Lease
 from agentserve.server.text_port import JsonObject
 from agentserve.text.conversation import parse_message
@@ -106,27 +107,28 @@ def result_digest(content: object) -> bytes:
 
 
 class Transcripts:
-    """All sessions' transcripts; the longest unused go first when `max_bytes` are full."""
+    """All sessions' transcripts; of too many bytes the longest unused go, of the tenant that has most."""
 
     def __init__(self, max_bytes: int = MOST_BYTES) -> None:
-        self._max_bytes = max_bytes
         self.on_drop: Callable[[SessionId], None] = lambda key: None  # of one there was no room for
+        self.owner_of: Callable[[SessionId], str] = lambda key: ""  # its tenant
         self._unsure: dict[SessionId, frozenset[str]] = {}
-        self._kept: OrderedDict[SessionId, Transcript] = OrderedDict()
-        self._bytes = 0
+        self._kept: dict[SessionId, Transcript] = {}
+        self._owners: dict[SessionId, str] = {}  # of them
+        self._held: Holdings[SessionId] = Holdings(sys.maxsize, max_bytes)
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @property
     def size_bytes(self) -> int:
-        return self._bytes
+        return self._held.size
 
     def siblings(self, told: Told) -> int:
         """Of how many sessions that one request begins the words are kept, besides the first's: they are the
         same words, and the others can be told them again."""
         cost = OVERHEAD_BYTES + len(told.messages) + len(told.settings)
-        return self._max_bytes // SHARE // cost
+        return self._held.most_size // SHARE // cost
 
     def get(self, key: SessionId) -> Transcript | None:
         return self._kept.get(key)
@@ -197,7 +199,7 @@ class Transcripts:
     def forget(self, key: SessionId) -> None:
         kept = self._kept.pop(key, None)
         if kept is not None:
-            self._bytes -= kept.cost
+            self._held.drop(self._owners.pop(key), key)
 
     # --- for a journal -----------------------------------------------------------------
 
@@ -214,13 +216,13 @@ class Transcripts:
     def _put(self, transcript: Transcript) -> None:
         self.forget(transcript.session)
         cost = transcript.cost
-        if cost > self._max_bytes:
+        if cost > self._held.most_size:
             self.on_drop(transcript.session)
             return
+        owner = self._owners[transcript.session] = self.owner_of(transcript.session)
         self._kept[transcript.session] = transcript
-        self._bytes += cost
-        while self._bytes > self._max_bytes:
-            oldest = next(iter(self._kept))
+        self._held.put(owner, transcript.session, cost)
+        while (oldest := self._held.next_out()) is not None:
             self.forget(oldest)
             self.on_drop(oldest)
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from agentserve.clock import Clock
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, pack_tokens
 from agentserve.metrics import Metrics
-from agentserve.server.engine_port import Engine, TurnStream
+from agentserve.server.engine_port import WORKER_LOST, Engine, TurnStream
 from agentserve.server.sessions.answer import Answer, Delta, Outcome
 from agentserve.server.sessions.errors import (
     SessionClosed,
@@ -24,7 +24,11 @@ from agentserve.server.sessions.errors import (
     TurnCancelled,
     TurnFailed,
     TurnRefused,
+    TurnShed,
 )
+from agentserve.server.sessions.origin import asked_by
+from agentserve.server.sessions.request_log import Course, RequestLog
+from agentserve.slo_classes import NO_PROMISE, Promise
 from agentserve.types import FinishReason, Sampling, SessionId, TurnId
 
 
@@ -82,6 +86,10 @@ class Meter(Protocol):
         """Tokens: of a prompt when the engine has it, of an answer at its end."""
         ...
 
+    def judged(self, tenant: str, prompt: int, ended: TurnEnded) -> None:
+        """What became of a turn's promises. One that was shed costs nothing."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TurnSpec:
@@ -94,15 +102,19 @@ class TurnSpec:
     answer: Callable[[], Answer]
     namespace: str = ""
     priority: int = 0
+    promise: Promise = NO_PROMISE
     watch: Emit | None = None  # sees each piece when it is made, however slowly the pieces are read
 
 
 class TurnRunner:
-    def __init__(self, engine: Engine, metrics: Metrics, clock: Clock, meter: Meter) -> None:
+    def __init__(
+        self, engine: Engine, metrics: Metrics, clock: Clock, meter: Meter, log: RequestLog | None = None
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._clock = clock
         self._meter = meter
+        self._log = log or RequestLog(metrics.requests, clock)
 
     async def choices(self, groups: Sequence[Sequence[TurnSpec]]) -> AsyncGenerator[tuple[int, Piece], None]:
         """Run the choices of each prompt, one group a prompt; pieces of different choices interleave.
@@ -114,6 +126,7 @@ class TurnRunner:
         queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
         specs = [spec for group in groups for spec in group]
         places = [place for group in groups for place in [(group[0], asyncio.Event())] * len(group)]
+        courses = self._courses(specs)
 
         def emit(index: int, spec: TurnSpec, piece: Piece) -> None:
             if spec.watch is not None:
@@ -132,7 +145,14 @@ class TurnRunner:
                     await prompt_ready.wait()
                     if spec.seat.live:
                         self._engine.fork(leader.seat.key, spec.seat.key, len(spec.prompt))
-                await self._run(spec, lambda piece: emit(index, spec, piece), prompt_ready, check_room)
+                await self._run(
+                    spec,
+                    courses[index],
+                    lambda piece: emit(index, spec, piece),
+                    prompt_ready,
+                    check_room,
+                    leads=spec is leader,
+                )
             except asyncio.CancelledError as error:
                 # Does nothing after an end of its own.
                 spec.seat.rollback(_why(error), abandoned=_abandoned(error))
@@ -142,7 +162,7 @@ class TurnRunner:
             queue.put_nowait((index, problem))
 
         tenant = specs[0].tenant
-        self._meter.begin(tenant, len(specs))
+        self._begin(tenant, courses)
         tasks = [asyncio.create_task(guarded(index, spec)) for index, spec in enumerate(specs)]
         running = len(tasks)
         because: str | None = None
@@ -163,11 +183,36 @@ class TurnRunner:
             self._meter.end(tenant, len(specs))
             for spec in specs:  # of tasks that never began
                 spec.seat.rollback(because or "cancelled", abandoned=because is None)
+            for course in courses:
+                self._log.over(course)
+
+    def _begin(self, tenant: str, courses: Sequence[Course]) -> None:
+        try:
+            self._meter.begin(tenant, len(courses))
+        except Exception:
+            for course in courses:
+                self._log.over_limit(course)
+            raise
+
+    def _courses(self, specs: Sequence[TurnSpec]) -> list[Course]:
+        origin, now = asked_by(), self._clock.now()
+        arrived = now if origin is None else origin.begin()
+        return [
+            self._log.begin(origin, arrived, spec.tenant, spec.seat.key, spec.seat.turn) for spec in specs
+        ]
 
     async def _run(
-        self, spec: TurnSpec, emit: Emit, first_token: asyncio.Event, check_room: Callable[[], None]
+        self,
+        spec: TurnSpec,
+        course: Course,
+        emit: Emit,
+        first_token: asyncio.Event,
+        check_room: Callable[[], None],
+        *,
+        leads: bool,
     ) -> None:
-        """One turn from submission to its outcome, which is the last piece emitted."""
+        """One turn from submission to its outcome, which is the last piece emitted. leads: nobody has been
+        told anything of its group yet."""
         seat = spec.seat
         submitted = False
         reason = FinishReason.ABORTED
@@ -175,19 +220,24 @@ class TurnRunner:
         try:
             if not seat.live:  # a Submit would open the session on the engine again
                 raise SessionClosed
-            stream = self._engine.submit(self._command(spec))
+            command = self._command(spec, leads=leads)
+            course.submit(command, self._clock.now())
+            stream = self._engine.submit(command)
             submitted = True
             self._metrics.turn_submitted()
             self._meter.spent(spec.tenant, len(spec.prompt), 0)
             await seat.begun()  # while the engine computes: it costs the turn nothing
-            answer, ended = await self._follow(spec, stream, emit, first_token, check_room)
+            answer, ended = await self._follow(spec, course, stream, emit, first_token, check_room=check_room)
+            course.ended(ended)
             reason = ended.reason
+            self._meter.judged(spec.tenant, len(spec.prompt), ended)
             self._check(ended, answer.stopped)
             if answer.stopped and reason is FinishReason.ABORTED:
                 reason = FinishReason.STOP  # we ended it, at a stop string
             delta, outcome = answer.finish(reason, ended.usage)
             if not await seat.commit(spec.prompt, outcome):
                 raise SessionClosed
+            course.done(reason, self._clock.now())
             emit(delta)
             emit(outcome)
         except BaseException as error:
@@ -198,6 +248,7 @@ class TurnRunner:
                 )
             elif isinstance(error, StorageFailed):
                 reason = FinishReason.ERROR
+            course.failed(error, self._clock.now())
             seat.rollback(_why(error), abandoned=_abandoned(error))
             raise
         finally:
@@ -208,9 +259,11 @@ class TurnRunner:
     async def _follow(
         self,
         spec: TurnSpec,
+        course: Course,
         stream: TurnStream,
         emit: Emit,
         first_token: asyncio.Event,
+        *,
         check_room: Callable[[], None],
     ) -> tuple[Answer, TurnEnded]:
         answer = spec.answer()
@@ -220,12 +273,19 @@ class TurnRunner:
             emit(piece)
 
         try:
-            return answer, await self._read(spec, answer, stream, say, first_token)
+            return answer, await self._read(spec, course, answer, stream, say, first_token=first_token)
         finally:
             self._meter.spent(spec.tenant, 0, answer.count)
 
     async def _read(
-        self, spec: TurnSpec, answer: Answer, stream: TurnStream, emit: Emit, first_token: asyncio.Event
+        self,
+        spec: TurnSpec,
+        course: Course,
+        answer: Answer,
+        stream: TurnStream,
+        emit: Emit,
+        *,
+        first_token: asyncio.Event,
     ) -> TurnEnded:
         started = False
         last: float | None = None
@@ -235,12 +295,16 @@ class TurnRunner:
                 emit(Started())
             if isinstance(event, StateChange):
                 spec.seat.note(event)
+                course.change(event)
+                if event.reason == WORKER_LOST:
+                    self._metrics.requests.worker_lost()
             elif isinstance(event, Token):
                 if event.index < answer.count:
                     continue  # a repeat
                 now = self._clock.now()
                 self._metrics.token(None if last is None else now - last)
                 last = now
+                course.token(now)
                 first_token.set()
                 if answer.stopped:
                     self._engine.abort(spec.seat.key, spec.seat.turn)
@@ -255,13 +319,15 @@ class TurnRunner:
         """Endings that are not an answer become TurnErrors."""
         if ended.reason is FinishReason.REFUSED:
             raise TurnRefused(ended.error or "The request cannot run on this server.")
+        if ended.reason is FinishReason.SHED:
+            raise TurnShed(ended.error, ended.wait)
         if ended.reason is FinishReason.ERROR:
             raise TurnFailed(ended.error or "The engine failed on this turn.")
         if ended.reason is FinishReason.ABORTED and not stopped:
             raise TurnCancelled(ended.error or "The turn was cancelled.")
 
     @staticmethod
-    def _command(spec: TurnSpec) -> Submit:
+    def _command(spec: TurnSpec, *, leads: bool) -> Submit:
         return Submit(
             session=spec.seat.key,
             turn=spec.seat.turn,
@@ -270,6 +336,8 @@ class TurnRunner:
             namespace=spec.namespace,
             priority=spec.priority,
             tenant=spec.tenant,
+            slo=spec.promise.slo,
+            shed=spec.promise.shed and leads,
         )
 
 

@@ -10,10 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from agentserve.messages import TurnEnded
 from agentserve.server.sessions.room import Quota
 from agentserve.server.tenants.buckets import Bucket
 from agentserve.server.tenants.terms import LimitsOf
 from agentserve.tenant_limits import TenantLimits
+from agentserve.tenant_metrics import PromiseTally
+from agentserve.types import FinishReason
 
 LATER = 60.0  # seconds after which to ask again where the tenant itself has to do something
 SOON = 1.0  # seconds after which to ask again where nobody knows when a turn ends
@@ -70,6 +73,10 @@ class Tally:
     turns: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    kept: dict[str, int] = field(default_factory=dict)  # promises, by kind
+    missed: dict[str, int] = field(default_factory=dict)
+    relegated: int = 0  # turns that could not be in time, and went behind those that could
+    shed: int = 0  # turns that were not begun, as the queue was too long
 
 
 @dataclass(slots=True)
@@ -88,6 +95,12 @@ class Accounts:
         return {
             tenant: (t.requests, t.refused, t.turns, t.prompt_tokens, t.generated_tokens)
             for tenant, t in self.tallies.items()
+        }
+
+    def promises(self) -> dict[str, PromiseTally]:
+        """What became of each tenant's promises."""
+        return {
+            tenant: PromiseTally(t.kept, t.missed, t.relegated, t.shed) for tenant, t in self.tallies.items()
         }
 
     def limits(self, tenant: str) -> TenantLimits:
@@ -142,6 +155,24 @@ class Accounts:
         tokens = self._of(tenant).tokens
         if tokens is not None:
             tokens.take(prompt + generated, self.now())
+
+    def judged(self, tenant: str, prompt: int, ended: TurnEnded) -> None:
+        """A turn is over: which of its promises were kept. One that was shed was not begun: its prompt costs
+        nothing after all."""
+        tally = self._tally(tenant)
+        usage = ended.usage
+        for kind in usage.kept:
+            tally.kept[kind] = tally.kept.get(kind, 0) + 1
+        for kind in usage.missed:
+            tally.missed[kind] = tally.missed.get(kind, 0) + 1
+        tally.relegated += usage.relegated
+        if ended.reason is FinishReason.SHED:
+            tally.shed += 1
+            tally.turns -= 1
+            tally.prompt_tokens -= prompt
+            tokens = self._of(tenant).tokens
+            if tokens is not None:
+                tokens.take(-prompt, self.now())
 
     def standings(self, tenant: str) -> list[Standing]:
         """Of the rates that are limited."""

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from agentserve.server.tenants.keys import KeyRecord, KeyTable, digest, is_tenant, new_key
+from agentserve.server.tenants.keys import KeyRecord, KeyTable, digest, new_key
+from agentserve.tenant_names import is_tenant
 from tiering.stores.private import make_folder, new_file
 
 FOLDER = "tenants"  # below the data directory

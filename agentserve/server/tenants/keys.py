@@ -18,13 +18,12 @@ from hashlib import sha256
 
 import msgspec
 
-from agentserve.server.sessions.identity import DEFAULT_TENANT, is_name
+from agentserve.server.sessions.identity import DEFAULT_TENANT
+from agentserve.tenant_names import KEY_ID_DIGITS, KEY_PREFIX, has_key
 
-PREFIX = "ask_"
+PREFIX = KEY_PREFIX
 MOST_CHARS = 512  # of what is taken for a key at all
-TENANT_CHARS = 64
-_ID, _SECRET = 12, 64  # hexadecimal digits
-_BEGUN = re.compile(rf"{PREFIX}[0-9a-f]{{{_ID}}}_[0-9a-f]", re.IGNORECASE)  # a key, or its beginning
+_ID, _SECRET = KEY_ID_DIGITS, 64  # hexadecimal digits
 _DIGITS = re.compile(
     r"[0-9a-f]{48}", re.IGNORECASE
 )  # most of a secret; no id of a key, session or request has so many
@@ -90,11 +89,6 @@ def is_key_id(text: str) -> bool:
     return _KEY_ID.fullmatch(text) is not None
 
 
-def has_key(text: str) -> bool:
-    """A key, or the beginning of one."""
-    return _BEGUN.search(text) is not None
-
-
 def may_be_secret(text: str) -> bool:
     """A part of a key that nobody is to read."""
     return has_key(text) or _DIGITS.search(text) is not None
@@ -102,11 +96,6 @@ def may_be_secret(text: str) -> bool:
 
 def digest(pepper: bytes, key: str) -> bytes:
     return hmac.digest(pepper, key.encode("utf-8", "surrogatepass"), sha256)
-
-
-def is_tenant(name: str) -> bool:
-    """Whether a tenant may be called so."""
-    return is_name(name, TENANT_CHARS) and not has_key(name)
 
 
 class KeyTable:

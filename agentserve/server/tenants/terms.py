@@ -12,8 +12,8 @@ from typing import Protocol
 import msgspec
 
 from agentserve.server.tenants.keyfile import KeysError, locked, write_whole
-from agentserve.server.tenants.keys import is_tenant
 from agentserve.tenant_limits import TenantLimits, TenantsConfig, read_limits
+from agentserve.tenant_names import is_tenant
 from agentserve.values import ConfigError
 
 VERSION = 1

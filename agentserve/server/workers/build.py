@@ -86,13 +86,14 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         tokens=spec.max_batched_tokens,
         vocab_size=config.vocab_size,
     )
-    cost = _step_cost(spec.max_step_seconds, executor, bounds)
+    cost = _step_cost(spec.max_step_seconds, executor, bounds, measured=spec.predicts)
     core_config = CoreConfig(
         page_size=spec.page_size,
         max_model_len=longest,
         max_num_seqs=spec.max_num_seqs,
         max_batched_tokens=spec.max_batched_tokens,
         max_step_seconds=spec.max_step_seconds,
+        scheduling=spec.scheduling,
         eos_token_ids=text.end_ids,
         namespace=_namespace(spec, loaded, ops),
     )
@@ -102,15 +103,18 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
     assert core.limit == reach
     if core.limit < longest:
         log.warning("the KV pool holds %d tokens, less than the context of %d", core.limit, longest)
-    hello = _hello(spec, loaded, backend, core.limit, pool)
+    hello = _hello(spec, loaded, backend, core.limit, pool, policy=core_config.scheduling.policy)
     return BuiltEngine(
         core, executor, hello, core_config, groups, pages, cost,
         tiering=Tiering(core, tiers.mover, tiers.release) if tiers is not None else None,
         tiers=tiers.parts.setup if tiers is not None else None,
+        when_computing=executor.when_computing,
     )  # fmt: skip
 
 
-def _hello(spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, pool: KVPool) -> Hello:
+def _hello(
+    spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, pool: KVPool, *, policy: str
+) -> Hello:
     """What the worker says of itself; `limit` is the longest context that a session can come to."""
     return Hello(
         protocol=PROTOCOL_VERSION,
@@ -131,6 +135,7 @@ def _hello(spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, 
         weight_bytes=loaded.weights.nbytes,
         weights_digest=loaded.digest,
         namespace=_namespace(spec, loaded, backend.ops).hex(),
+        policy=policy,
     )
 
 
@@ -160,16 +165,18 @@ def _kv_name(spec: WorkerSpec) -> str:
     return spec.dtype if spec.kv_dtype == "auto" else spec.kv_dtype
 
 
-def _step_cost(limit: float | None, executor: TorchExecutor, bounds: Bounds) -> StepCost:
-    """What steps cost here, measured if their predicted time is to be limited. ValueError if the limit
-    is shorter than the shortest step."""
-    if limit is None:
+def _step_cost(limit: float | None, executor: TorchExecutor, bounds: Bounds, *, measured: bool) -> StepCost:
+    """What steps cost here, measured if their predicted time is to be limited, or promises depend on it.
+    ValueError if the limit is shorter than the shortest step."""
+    if limit is None and not measured:
         return StepCost()
     cost = measure_cost(executor, bounds)
     log.info(
         "a step takes %.2f ms, and %.3f ms per row, %.4f ms per token, %.4f ms per 1000 pairs attended",
         cost.fixed * 1e3, cost.per_row * 1e3, cost.per_token * 1e3, cost.per_context * 1e6,
     )  # fmt: skip
+    if limit is None:
+        return cost
     shortest = cost.step([(0, 1)])
     if shortest > limit:
         raise ValueError(f"--max-step-ms {limit * 1e3:g}: one token alone takes {shortest * 1e3:.3g} ms here")

@@ -21,6 +21,7 @@ from agentserve.messages import (
     Decisions,
     DefineGrammar,
     Description,
+    Displaced,
     DropGrammar,
     Fork,
     Hello,
@@ -28,6 +29,8 @@ from agentserve.messages import (
     ResetPrefixCache,
     StepDone,
     Submit,
+    Token,
+    Withdrawn,
 )
 from agentserve.server.engine_port import (
     EngineDown,
@@ -38,6 +41,8 @@ from agentserve.server.engine_port import (
     SeenSession,
     TierReport,
 )
+from agentserve.server.workers.grammar_room import surplus
+from agentserve.server.workers.moving import Moving
 from agentserve.server.workers.running import RunningTurn
 from agentserve.server.workers.slot import RestartPolicy, Slot
 from agentserve.server.workers.supervisor import WorkerFailed, WorkerProcess, check_same
@@ -49,8 +54,6 @@ log = logging.getLogger(__name__)
 
 MAX_MOVES = 3  # a turn that was running at this many deaths is taken for their cause
 MAX_HOMES = 100_000  # sessions whose worker is remembered; beyond, only cache hits are lost
-MAX_GRAMMARS = 256
-MAX_GRAMMAR_BYTES = 128 * 2**20
 RESET_SECONDS = 30.0  # that workers have to drop their caches
 HANG_SECONDS = 120.0  # far beyond any step; a worker reports each one
 
@@ -78,6 +81,7 @@ class Fleet:
         self._homes: OrderedDict[SessionId, int] = OrderedDict()
         self._grammars: OrderedDict[str, str] = OrderedDict()
         self._views = Views(self._slots, self._homes, self._clock, self._has_work, hang_seconds)
+        self._moving = Moving(self._slots, self._turns, self._views.silent)
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._lost = asyncio.Event()
@@ -224,32 +228,27 @@ class Fleet:
 
     # --- placing turns ------------------------------------------------------------------
 
-    def _place(self, turn: RunningTurn) -> None:
-        """Send a turn to its session's worker, else the least loaded that speaks; with none up it waits."""
-        session = turn.command.session
-        home = self._homes.get(session)
-        slot = self._slots[home] if home is not None else None
+    def _place(self, turn: RunningTurn, slot: Slot | None = None) -> None:
+        """Send a turn to `slot`, else to its session's worker, else to the least loaded that speaks; with
+        none up it waits."""
+        if slot is None and (home := self._homes.get(turn.command.session)) is not None:
+            slot = self._slots[home]
         if slot is None or slot.worker is None:
-            slot = self._least_loaded()
+            slot = self._moving.least_loaded()
         if slot is None:
             return
         self._views.owes(slot)
         turn.slot = slot.index
-        self._remember(session, slot.index)
+        self._remember(turn.command.session, slot.index)
         slot.send(turn.continuation())
 
-    def _least_loaded(self) -> Slot | None:
-        load = dict.fromkeys(range(len(self._slots)), 0)
-        for turn in self._turns.values():
-            if turn.slot is not None:
-                load[turn.slot] += 1
-        up = [slot for slot in self._slots if slot.worker is not None]
-        silent = {silence.worker for silence in self._views.silent()}
-        return min(
-            up,
-            key=lambda slot: (slot.index in silent, load[slot.index], slot.pages_live, slot.index),
-            default=None,
-        )
+    def _migrate(self, slot: Slot, event: Withdrawn, now: float) -> None:
+        """A worker has given a turn up, if it did: it goes where there is room."""
+        turn, target = self._moving.withdrawn(slot, event, now) or (None, None)
+        if turn is not None and turn.aborted:
+            self._end(turn, FinishReason.ABORTED, "")
+        elif turn is not None:
+            self._place(turn, target)
 
     def _remember(self, session: SessionId, home: int) -> None:
         self._homes[session] = home
@@ -259,6 +258,7 @@ class Fleet:
 
     def _end(self, turn: RunningTurn, reason: FinishReason, error: str) -> None:
         turn.end(reason, error, self._clock.now())
+        self._moving.close_behind(turn)
         self._turns.pop(turn.key, None)
 
     # --- talking to workers -------------------------------------------------------------
@@ -273,19 +273,15 @@ class Fleet:
 
     def _drop_old_grammars(self) -> None:
         used = {turn.command.sampling.grammar for turn in self._turns.values()}
-        newest = next(reversed(self._grammars))
-        for grammar in list(self._grammars):
-            size = sum(len(compiled) for compiled in self._grammars.values())
-            if len(self._grammars) <= MAX_GRAMMARS and size <= MAX_GRAMMAR_BYTES:
-                return
-            if grammar not in used and grammar != newest:
-                del self._grammars[grammar]
-                self._send_all(DropGrammar(grammar))
+        for grammar in surplus(self._grammars, used):
+            del self._grammars[grammar]
+            self._send_all(DropGrammar(grammar))
 
     def _dispatch(self, slot: Slot, step: StepDone) -> None:
         now = self._clock.now()
         if step.worker is not None:
             slot.report(step.worker, now)
+            self._moving.tell(now)
         for event in step.events:
             if isinstance(event, Description):
                 slot.report(event.worker, now)
@@ -294,6 +290,12 @@ class Fleet:
                 continue
             if isinstance(event, Decisions):
                 self._hear(event)
+                continue
+            if isinstance(event, Displaced):
+                self._moving.asked(slot, event, now)
+                continue
+            if isinstance(event, Withdrawn):
+                self._migrate(slot, event, now)
                 continue
             turn = self._turns.get((event.session, event.turn))
             if turn is None or turn.slot != slot.index:
@@ -306,6 +308,8 @@ class Fleet:
                 self._end(turn, FinishReason.ERROR, "the engine repeated or lost a token")
             if turn.over:
                 self._turns.pop(turn.key, None)
+            if turn.behind and (turn.over or isinstance(event, Token)):
+                self._moving.close_behind(turn)
 
     # --- keeping workers alive ----------------------------------------------------------
 

@@ -8,13 +8,14 @@ context with the generated tokens appended, and its continuation is the same, bi
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
 from collections import deque
 
 import msgspec
 
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, TurnUsage, pack_tokens
-from agentserve.server.engine_port import TurnEvent
+from agentserve.server.engine_port import WORKER_LOST, TurnEvent
 from agentserve.types import FinishReason, SessionId, SessionState, TurnId
 
 
@@ -29,6 +30,12 @@ class RunningTurn:
         self.slot: int | None = None  # which worker runs it; None: waits for one
         self.moves = 0
         self.aborted = False
+        self.leaving = False  # its worker was asked to give it up
+        self.pages = 0  # that another worker needs for it, where it is leaving
+        self.migrations = 0
+        self.migrated_at = -math.inf
+        self.behind: list[int] = []  # workers that it left, and that have its session yet
+        self._earlier: list[TurnUsage] = []  # what it took there
         self._submitted = now
         self._first_token: float | None = None
         self._generated: array[int] = array("i")
@@ -56,6 +63,8 @@ class RunningTurn:
             self.command,
             tokens=self.command.tokens + pack_tokens(self._generated),
             generated=self._done,
+            arrived=self._submitted,
+            shed=self.command.shed and not self.moves,  # what was begun is ended
         )
 
     def accept(self, event: TurnEvent, now: float) -> None:
@@ -71,7 +80,8 @@ class RunningTurn:
                 self._generated.append(event.token)
             case TurnEnded():
                 self.over = True
-                usage = self._whole_usage(event.usage) if self.moves else event.usage
+                whole = self.moves or self._earlier
+                usage = self._whole_usage(event.usage) if whole else event.usage
                 event = msgspec.structs.replace(event, usage=self._timed(usage))
             case StateChange():
                 pass
@@ -79,10 +89,24 @@ class RunningTurn:
 
     def lost(self, now: float) -> None:
         """Its worker died: tell the reader's timeline; the turn goes on elsewhere."""
-        self.slot = None
+        self.slot, self.leaving = None, False
         self.moves += 1
+        self._interrupted(WORKER_LOST, now)
+
+    def migrated(self, usage: TurnUsage, now: float) -> None:
+        """Its worker gave it up for another one: it goes on there. usage: what it took so far."""
+        assert self.slot is not None
+        if self.slot not in self.behind:
+            self.behind.append(self.slot)
+        self.slot, self.leaving = None, False
+        self.migrations += 1
+        self.migrated_at = now
+        self._earlier.append(usage)
+        self._interrupted("pressure", now)
+
+    def _interrupted(self, why: str, now: float) -> None:
         state = SessionState.PREEMPTED
-        self._push(StateChange(self.command.session, self.command.turn, state, now, "worker lost"))
+        self._push(StateChange(self.command.session, self.command.turn, state, now, why))
 
     def end(self, reason: FinishReason, error: str, now: float) -> None:
         """End it from this side: no worker will."""
@@ -96,15 +120,21 @@ class RunningTurn:
     def _whole_usage(self, last: TurnUsage) -> TurnUsage:
         """The usage of the whole turn, given what its last worker counted.
 
-        What earlier workers computed died with them: `cached` and `computed` are the last one's.
+        What workers that died computed died with them; those that gave the turn up have told. Of the prompt
+        only that is cached which none of these computed.
         """
         prompt = len(self.command.tokens) // 4 - self.command.generated
+        told = [*self._earlier, last]
         return msgspec.structs.replace(
             last,
             prompt=prompt,
-            cached=min(last.cached, prompt),
+            cached=min(prompt, *(usage.cached for usage in told)),
             generated=self._done,
-            preemptions=last.preemptions + self.moves,
+            computed=sum(usage.computed for usage in told),
+            preemptions=sum(usage.preemptions for usage in told) + self.moves,
+            admitted=told[0].admitted,
+            swaps=sum(usage.swaps for usage in told),
+            migrations=self.migrations,
         )
 
     def _timed(self, usage: TurnUsage) -> TurnUsage:

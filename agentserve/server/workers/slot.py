@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agentserve.messages import AheadCounts, Command, TiersView, WorkerView
+from agentserve.messages import AheadCounts, Command, PreemptionCounts, TiersView, WorkerView
 from agentserve.server.workers.supervisor import WorkerProcess
-from agentserve.server.workers.tally import added, carried, ended
+from agentserve.server.workers.tally import added, carried, ended, summed
 
 _GAUGES = ("running", "waiting", "sessions", "pages_cached", "pages_live")
 
@@ -33,6 +33,8 @@ class Slot:
         self.disk_failing_since: float | None = None
         self._counted: TiersView | None = None  # by the workers before this one
         self._ahead = AheadCounts()  # of the workers before this one
+        self._unrecorded = 0  # by them
+        self._preempted = PreemptionCounts()  # the same
         self.quick_deaths = 0
         self.given_up = False
         self.unanswered = False  # it was asked something since it last answered
@@ -52,7 +54,13 @@ class Slot:
         if last is None:
             return None
         tiers = carried(self._counted, last.tiers)
-        return msgspec.structs.replace(last, tiers=tiers, ahead=added(self._ahead, last.ahead))
+        return msgspec.structs.replace(
+            last,
+            tiers=tiers,
+            ahead=added(self._ahead, last.ahead),
+            preempted=summed(self._preempted, last.preempted),
+            unrecorded=self._unrecorded + last.unrecorded,
+        )
 
     def report(self, view: WorkerView, now: float) -> None:
         """Its worker says how it is."""
@@ -77,12 +85,16 @@ class Slot:
             if self.last_view.tiers is not None:
                 self._counted = carried(self._counted, ended(self.last_view.tiers))
             self._ahead = added(self._ahead, self.last_view.ahead)
+            self._unrecorded += self.last_view.unrecorded
+            self._preempted = summed(self._preempted, self.last_view.preempted)
             cleared = dict.fromkeys(_GAUGES, 0)
             self.last_view = msgspec.structs.replace(
                 self.last_view,
                 pages_free=self.last_view.pages,
                 tiers=None,
                 ahead=AheadCounts(),
+                unrecorded=0,
+                preempted=PreemptionCounts(),
                 **cleared,
             )
 

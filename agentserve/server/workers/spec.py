@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from agentserve.config import Activations, ServeConfig, Weights
+from agentserve.core.scheduling.registry import check_policy
+from agentserve.core.scheduling.settings import SchedulingConfig
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
@@ -37,6 +39,12 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     peers: bool = True  # may read what the other workers of this machine have on disk
     tool_parser: str | None = None  # these decide which control tokens are shown, and which end a turn
     reasoning_parser: str | None = None
+    recording: str | None = None  # absolute; a folder for what each iteration did
+    recording_bytes: int = 64 << 20  # of each file
+    recording_files: int = 8
+    overlap: bool = False  # results are delivered while the next step computes
+    scheduling: SchedulingConfig = SchedulingConfig()
+    predicts: bool = False  # steps are measured at the start, if nothing else says what they take
     replaces: bool = False  # a worker that died: what can be done without does not keep this one from it
 
 
@@ -79,4 +87,28 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         disk_kv=config.storage.disk_kv // count,
         data_dir=str(config.storage.data_dir.absolute()) if config.storage.data_dir else None,
         tier_policy=config.storage.tier_policy,
+        recording=str(config.recording.dir.absolute()) if config.recording.dir else None,
+        recording_bytes=config.recording.file_size,
+        recording_files=config.recording.files,
+        overlap=config.engine.overlap,
+        scheduling=scheduling_of(config),
+        predicts=bool(config.slo.classes),
     )
+
+
+def scheduling_of(config: ServeConfig) -> SchedulingConfig:
+    """ValueError where there is no such policy."""
+    said = config.scheduling
+    given = {name: getattr(said, name) for name in ("policy", "safety", "memory_charge", "quantum")}
+    levels = {
+        "quantum": said.feedback_quantum,
+        "patience": said.feedback_patience,
+        "levels": said.feedback_levels,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    feedback = {name: value for name, value in levels.items() if value is not None}
+    made = msgspec.convert(
+        {**settings, "weights": config.tenants.weights, "feedback": feedback}, SchedulingConfig
+    )
+    check_policy(made.policy)
+    return made

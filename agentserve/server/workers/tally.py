@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agentserve.messages import AheadCounts, TiersView
+from agentserve.messages import AheadCounts, PreemptionCounts, TiersView
 
 Value = TypeVar("Value")
 
@@ -32,6 +32,17 @@ def carried(before: TiersView | None, now: TiersView | None) -> TiersView | None
 
 def added(before: AheadCounts, now: AheadCounts) -> AheadCounts:
     return AheadCounts(before.computed + now.computed, before.used + now.used)
+
+
+def summed(before: PreemptionCounts, now: PreemptionCounts) -> PreemptionCounts:
+    """Counts of preemptions of two workers of one place."""
+    return PreemptionCounts(
+        made=_merged(before.made, now.made, lambda a, b: _merged(a, b, operator.add)),
+        swapped=before.swapped + now.swapped,
+        returned=before.returned + now.returned,
+        asked=before.asked + now.asked,
+        migrated=before.migrated + now.migrated,
+    )
 
 
 def ended(view: TiersView) -> TiersView:

@@ -26,9 +26,13 @@ from agentserve.core.ports import Executor
 from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
 from agentserve.heap import freeze
 from agentserve.messages import Hello, StartFailed
+from agentserve.records.series import iterations_writer
+from agentserve.records.writer import Bounds
 from agentserve.server.workers.exchange import Exchange, Tiering
+from agentserve.server.workers.iterations import IterationLog
 from agentserve.server.workers.link import WorkerLink
-from agentserve.server.workers.loop import Core, Recorder, WorkerLoop
+from agentserve.server.workers.loop import Core, WorkerLoop
+from agentserve.server.workers.recorder import Recorder
 from agentserve.server.workers.spec import WorkerSpec
 from agentserve.types import KVGroup
 
@@ -50,6 +54,7 @@ class BuiltEngine:
     cost: StepCost
     tiering: Tiering | None = None  # the same core, and who moves its KV between tiers
     tiers: TierSetup | None = None  # what its tiers were built from, for the recorded log
+    when_computing: Callable[[Callable[[], None]], None] | None = None  # of the executor, if it has that
 
 
 EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
@@ -78,13 +83,19 @@ def main(build: EngineBuilder) -> int:
         return 1
     clock = WallClock()
     exchange = Exchange(built.tiering, clock, recorder) if built.tiering is not None else None
-    loop = WorkerLoop(built.core, built.executor, link, clock=clock, recorder=recorder, exchange=exchange)
+    iterations = _iterations(spec, built, clock)
+    loop = WorkerLoop(
+        built.core, built.executor, link, clock=clock, recorder=recorder, exchange=exchange,
+        iterations=iterations, when_computing=built.when_computing if spec.overlap else None,
+    )  # fmt: skip
     link.send(built.hello)
     freeze()
     try:
         loop.run()
     finally:
         recorder.close()
+        if iterations is not None:
+            iterations.close()
     _drain_outbox(link)
     link.close()
     return 0
@@ -117,6 +128,22 @@ def _recorder(spec: WorkerSpec, built: BuiltEngine) -> Recorder:
     opened = Opened(RECORD_VERSION, config, built.groups, built.pages, built.cost, built.tiers)
     file.write(encode_entry(opened))
     return Recorder(file)
+
+
+def _iterations(spec: WorkerSpec, built: BuiltEngine, clock: WallClock) -> IterationLog | None:
+    if spec.recording is None:
+        return None
+    writer = iterations_writer(
+        Path(spec.recording),
+        Bounds(spec.recording_bytes, spec.recording_files),
+        built.hello,
+        spec.model,
+        clock,
+        worker=spec.index,
+        groups=[group.name for group in built.groups],
+        step_tokens=spec.max_batched_tokens,
+    )
+    return IterationLog(writer)
 
 
 def _drain_outbox(link: WorkerLink, seconds: float = 2.0) -> None:

@@ -4,8 +4,6 @@ script: the flags of `serve` as JSON, and its configuration file or nothing."""
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import json
 import os
 import sys
@@ -22,6 +20,7 @@ from starlette.routing import Route
 
 from agentserve.cli.output import fail
 from agentserve.config import ServeConfig, load
+from agentserve.heap import resident
 from agentserve.server.engine_port import Engine
 from agentserve.server.launch import LaunchError, Prepared, run
 from agentserve.server.wiring import prepare_app
@@ -44,13 +43,7 @@ def prepare(config: ServeConfig) -> Prepared:
 
 def state_of(app: Starlette, watch: LoopWatch) -> Callable[[Request], Any]:
     async def state(request: Request) -> Response:
-        """`?clean`: after all that can be let go of has been, which takes a while."""
         stalls = watch.take()
-        if "clean" in request.query_params:
-            watch.stop()
-            gc.collect()
-            ctypes.CDLL(None).malloc_trim(0)
-            watch.start()
         context = app.state.context
         names = Counter(name_of(task) for task in asyncio.all_tasks())
         return JSONResponse(
@@ -62,7 +55,8 @@ def state_of(app: Starlette, watch: LoopWatch) -> Callable[[Request], Any]:
                 "fds": len(os.listdir("/proc/self/fd")),
                 "threads": threading.active_count(),
                 "rss": resident(),
-                "objects": len(gc.get_objects()),
+                "rss_of_files": of_files(),
+                "blocks": sys.getallocatedblocks(),
             }
         )
 
@@ -74,9 +68,9 @@ def name_of(task: asyncio.Task[Any]) -> str:
     return str(getattr(work, "__qualname__", type(work).__name__))
 
 
-def resident() -> int:
-    """Bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def of_files() -> int:
+    """Bytes of that which are pages of files: of libraries, and of databases."""
+    return int(Path("/proc/self/statm").read_text().split()[2]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from agentserve.core.plan import Chunk, ChunkResult, Plan, StepResult
 from agentserve.models.source import resolve
 from agentserve.server.workers.build import build_engine
@@ -33,7 +35,7 @@ class Parrot:
     def run(self, plan: Plan) -> StepResult:
         done: StepResult = self._executor.run(plan)
         results = [self._said(chunk, result) for chunk, result in zip(plan.chunks, done.chunks, strict=True)]
-        return replace(done, chunks=tuple(results))
+        return structs.replace(done, chunks=tuple(results))
 
     def _said(self, chunk: Chunk, result: ChunkResult) -> ChunkResult:
         spec = chunk.sample
@@ -48,9 +50,11 @@ class Parrot:
         if words is None:
             return result
         at = spec.length - spec.prompt
-        return replace(
+        return structs.replace(
             result,
-            sampled=replace(result.sampled, token=words[at] if at < len(words) else self._end, ended=False),
+            sampled=structs.replace(
+                result.sampled, token=words[at] if at < len(words) else self._end, ended=False
+            ),
         )
 
     def _order(self, prompt: list[int]) -> list[int] | None:

@@ -40,9 +40,9 @@ class Target:
         pid = self.process.pid
         return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
-    async def state(self, during: str = "", *, clean: bool = False) -> dict[str, Any]:
+    async def state(self, during: str = "") -> dict[str, Any]:
         """What it holds. Stalls that it tells of are kept, as of what went on `during` them."""
-        reply = await self.http.get("/fuzz/state" + ("?clean" if clean else ""))
+        reply = await self.http.get("/fuzz/state")
         assert reply.status_code == 200, reply.text
         told: dict[str, Any] = reply.json()
         self.stalls += [{"during": during, **stall} for stall in told.pop("stalls")]

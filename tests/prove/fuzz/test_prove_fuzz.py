@@ -31,6 +31,7 @@ FULL = Size(
     calls=40,
     warming=1000,
     warming_seconds=15.0,
+    quiet_seconds=4.0,
 )
 LONGEST_STALL = 0.1  # seconds of the server's own fault
 SLOW: dict[str, Any] = {"header_seconds": 8, "body_seconds": 12, "unread_seconds": 8}

@@ -18,8 +18,9 @@ from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.schemas import decode
 from agentserve.server.tenants.keyfile import MOST_GRACE, KeyFile, KeysError
-from agentserve.server.tenants.keys import KeyRecord, is_tenant
+from agentserve.server.tenants.keys import KeyRecord
 from agentserve.server.text_port import JsonObject
+from agentserve.tenant_names import is_tenant
 
 NOT_KEPT = {"cache-control": "no-store"}
 Result = TypeVar("Result")
@@ -40,6 +41,14 @@ async def create_key(request: Request) -> Response:
     body = await _body(request, KeyRequest)
     if body.admin == (body.tenant is not None):
         raise ApiError("tenant: say a tenant's name, or `admin` true", param="tenant", code="invalid_value")
+    if body.tenant is not None and not context.keyring.shared:
+        raise ApiError(
+            "The first key to be made is an admin's (`admin` true): the keys that the server was started "
+            "with open admin routes only until there is another, and then nobody could make one.",
+            status=409,
+            param="tenant",
+            code="admin_key_first",
+        )
     now = context.wall()
     if body.tenant is not None and is_tenant(body.tenant):
         about(request, body.tenant)  # until there is a key

@@ -16,12 +16,14 @@ from agentserve.server.errors import ApiError
 from agentserve.server.http.agents.schemas import AgentFields, Input, InputMessage, ResultInput, ToolChoice
 from agentserve.server.http.agents.servers import read_servers
 from agentserve.server.http.left_out import listed
+from agentserve.server.http.promised import SaidSlo, patient
 from agentserve.server.http.schemas import (
     ChatRequest,
     FunctionDef,
     JsonSchemaFormat,
     NamedChoice,
     ResponseFormat,
+    SloFields,
     ToolDef,
 )
 from agentserve.server.http.tool_choice import NOT_OFFERED, tool_choice
@@ -32,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MOST_TIMEOUT = 1e6  # seconds
 MOST_METADATA, _MOST_KEY, _MOST_VALUE = 16, 64, 512
-SETTINGS = ("temperature", "top_p", "top_k", "seed", "parallel_tool_calls", "tool_choice")
+SETTINGS = ("temperature", "top_p", "top_k", "seed", "parallel_tool_calls", "tool_choice", "slo")
 FAILED = "The tool failed."
 
 BLANK = AgentConfig(id="", model="")
@@ -90,6 +92,12 @@ def _settings(before: JsonObject, fields: AgentFields) -> JsonObject:
 def _choice(config: AgentConfig) -> str | NamedChoice | None:
     choice = config.settings.get("tool_choice")
     return msgspec.convert(choice, NamedChoice) if isinstance(choice, dict) else choice
+
+
+def said_of(config: AgentConfig) -> SaidSlo:
+    """What its turns are to be promised."""
+    raw = config.settings.get("slo")
+    return msgspec.convert(raw, SloFields) if isinstance(raw, dict) else raw if isinstance(raw, str) else None
 
 
 def _check_choice(config: AgentConfig, fields: AgentFields, place: str) -> None:
@@ -245,6 +253,8 @@ def chat_request(config: AgentConfig, messages: list[JsonObject], *, first: bool
     settings = dict(config.settings)
     choice = _choice(config)
     settings.pop("tool_choice", None)
+    settings.pop("slo", None)
+    slo = said_of(config)
     if choice is not None and not first and choice != "none":
         choice = "auto"
     schema = config.schema
@@ -264,5 +274,7 @@ def chat_request(config: AgentConfig, messages: list[JsonObject], *, first: bool
         response_format=None
         if schema is None
         else ResponseFormat("json_schema", JsonSchemaFormat("answer", schema, True)),
+        slo=slo if first else patient(slo),
+        service_tier=config.service_tier,
         **settings,
     )

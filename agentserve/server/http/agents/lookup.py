@@ -13,6 +13,8 @@ from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.chat_request import check_supported
 from agentserve.server.http.context import ServerContext
 from agentserve.server.http.history import tool_dicts
+from agentserve.server.http.promised import promise_of
+from agentserve.server.http.schemas import ChatRequest
 from tools_bridge.mcp.types import McpFailed
 from tools_bridge.webhooks.address import Refused
 from tools_bridge.webhooks.types import UnknownEndpoint
@@ -58,10 +60,18 @@ def check_config(context: ServerContext, config: AgentConfig, tenant: str) -> No
     context.check_model(fields.model)
     sampling.check_fields(fields, context.facts, limits)
     check_supported(fields)
+    _check_promise(context, fields, tenant)
     most = fields.max_completion_tokens
     sampling.build(fields, context.facts, limits, prompt=1, max_tokens=most, seed=0, logprobs=None)
     tool_dicts(fields.tools, limits)
     _check_webhooks(context, config, tenant)
+
+
+def _check_promise(context: ServerContext, fields: ChatRequest, tenant: str) -> None:
+    try:
+        promise_of(context, tenant, fields)
+    except ApiError as error:
+        raise ApiError(f"agent.{error.message}", param=f"agent.{error.param}", code=error.code) from None
 
 
 def check_server(context: ServerContext, server: McpServer) -> None:

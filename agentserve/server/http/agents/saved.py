@@ -33,12 +33,7 @@ async def create_agent(request: Request) -> Response:
     agent = SavedAgent(
         tenant_of(request), msgspec.structs.replace(config, id=new_id("agent")), now, now, metadata
     )
-    try:
-        kept = context.agents.shelf.save_agent(agent)
-    except Full as error:
-        raise full(error) from None
-    await booked(kept)
-    return json_response(agent_object(agent))
+    return await _saved(context, agent)
 
 
 async def get_agent(request: Request) -> Response:
@@ -55,8 +50,7 @@ async def update_agent(request: Request) -> Response:
     check_config(context, config, tenant_of(request))
     metadata = before.metadata if body.metadata is UNSET else check_metadata(body.metadata or {})
     agent = SavedAgent(before.tenant, config, before.created, context.wall(), metadata)
-    await booked(context.agents.shelf.save_agent(agent))
-    return json_response(agent_object(agent))
+    return await _saved(context, agent)
 
 
 async def list_agents(request: Request) -> Response:
@@ -71,6 +65,15 @@ async def delete_agent(request: Request) -> Response:
     agent = agent_of(context, request)
     await booked(context.agents.shelf.drop_agent(agent.id))
     return json_response({"id": agent.id, "object": "agent.deleted", "deleted": True})
+
+
+async def _saved(context: ServerContext, agent: SavedAgent) -> Response:
+    try:
+        kept = context.agents.shelf.save_agent(agent)
+    except Full as error:
+        raise full(error) from None
+    await booked(kept)
+    return json_response(agent_object(agent))
 
 
 async def _body(context: ServerContext, request: Request) -> AgentRequest:

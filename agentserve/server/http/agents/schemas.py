@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from agentserve.server.http.schemas import AllowedTool, AllowedTools, FunctionName, NamedChoice
+from agentserve.server.http.schemas import AllowedTool, AllowedTools, FunctionName, NamedChoice, SloFields
 from agentserve.server.text_port import JsonObject
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -74,6 +74,7 @@ class AgentFields(msgspec.Struct, kw_only=True):
     max_output_tokens: int | UnsetType | None = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
     tool_choice: str | ToolChoice | UnsetType | None = UNSET
+    slo: str | SloFields | UnsetType | None = UNSET
 
 
 class AgentRequest(AgentFields, kw_only=True):

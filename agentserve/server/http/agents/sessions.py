@@ -15,7 +15,7 @@ from agentserve.server.agents.records import AgentConfig, Head, Turn, new_id
 from agentserve.server.agents.remote import ServerMissing
 from agentserve.server.agents.shelf import Full
 from agentserve.server.errors import ApiError, json_response
-from agentserve.server.http.agents.asked import BLANK, check_metadata, configured, input_texts
+from agentserve.server.http.agents.asked import BLANK, check_metadata, configured, input_texts, said_of
 from agentserve.server.http.agents.lookup import agent_of, check_config, session_of
 from agentserve.server.http.agents.schemas import SessionRequest, SessionUpdate
 from agentserve.server.http.agents.shown import session_object
@@ -23,6 +23,7 @@ from agentserve.server.http.agents.stream import opened
 from agentserve.server.http.callers import tenant_of
 from agentserve.server.http.context import ServerContext, context_of
 from agentserve.server.http.names import SESSION_HEADER
+from agentserve.server.http.promised import said_in
 from agentserve.server.http.reading import read_body
 from agentserve.server.http.responses.lists import page, wanted
 from agentserve.server.http.schemas import decode
@@ -181,6 +182,10 @@ def _config(context: ServerContext, request: Request, body: SessionRequest) -> A
         config = agent_of(context, request, body.agent_id, param="agent_id").config
     if body.agent is not None:
         config = configured(config, body.agent, context.python_tools)
+    slo = said_in(request.headers, said_of(config))
+    if slo is not None:
+        settings = config.settings | {"slo": msgspec.to_builtins(slo)}
+        config = msgspec.structs.replace(config, settings=settings)
     check_config(context, config, tenant_of(request))
     return config if config.id else msgspec.structs.replace(config, id=new_id("agent"))
 

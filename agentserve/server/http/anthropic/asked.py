@@ -115,6 +115,8 @@ def asked(fields: PromptFields) -> Asked:
         chat.temperature = fields.temperature
         chat.top_p = fields.top_p
         chat.top_k = fields.top_k
+        chat.slo = fields.slo
+        chat.service_tier = fields.service_tier
     shows = fields.thinking is None or fields.thinking.display != "omitted"
     left_out = tuple(tool.type or "custom" for tool in fields.tools or () if tool.input_schema is None)
     return Asked(chat, tuple(history.places), tuple(index for index, _ in tools), shows, left_out)

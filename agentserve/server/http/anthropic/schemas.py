@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from agentserve.server.http.schemas import SloFields
 from agentserve.server.text_port import JsonObject
 
 Anything = Annotated[object, msgspec.Meta(extra_json_schema={"description": "As `type` says"})]
@@ -117,6 +118,8 @@ class MessagesRequest(PromptFields, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    service_tier: str | None = None
+    slo: str | SloFields | None = None  # an extension, as on every dialect
 
 
 class CountRequest(PromptFields, kw_only=True):

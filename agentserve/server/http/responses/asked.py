@@ -247,6 +247,8 @@ def chat_request(
         vllm_xargs=None if session is None else {"session_id": session},  # a header says more
         chat_template_kwargs=body.chat_template_kwargs,
         thinking_token_budget=body.thinking_token_budget,
+        slo=body.slo,
+        service_tier=body.service_tier,
     )
 
 

@@ -6,13 +6,13 @@ came. The head says how many items there are, so that a conversation of which a 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 import msgspec
 
 from agentserve.server.errors import ApiError
+from agentserve.server.holdings import Holdings
 from agentserve.server.http.responses.shelf import ResponseBook, read_json
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.sessions.transcript import write_json
@@ -150,15 +150,14 @@ def named_part(name: str) -> tuple[str, int]:
 
 
 class Conversations:
-    """All of them; of too many the longest unused go, but for those that a response is being made for."""
+    """All of them; of too many the longest unused go, of the tenant that has most, but for those that a
+    response is being made for."""
 
     def __init__(self, *, max_count: int, max_bytes: int, book: ResponseBook | None = None) -> None:
-        self._max_count = max_count
         self._max_bytes = max_bytes
         self._book = book
-        self._kept: OrderedDict[str, Conversation] = OrderedDict()
-        self._bytes = 0
-        self._of: Counter[str] = Counter()  # bytes, by tenant
+        self._kept: dict[str, Conversation] = {}
+        self._held: Holdings[str] = Holdings(max_count, max_bytes)
         self.busy: set[str] = set()  # a response is being made for it
 
     def __len__(self) -> int:
@@ -166,16 +165,16 @@ class Conversations:
 
     @property
     def size_bytes(self) -> int:
-        return self._bytes
+        return self._held.size
 
     def bytes_of(self, tenant: str) -> int:
-        return self._of[tenant]
+        return self._held.size_of(tenant)
 
     def get(self, id_: str) -> Conversation | None:
         """Of whichever tenant."""
         found = self._kept.get(id_)
         if found is not None:
-            self._kept.move_to_end(id_)
+            self._held.touch(found.tenant, id_)
         return found
 
     def encoded(self, name: str) -> bytes | None:
@@ -212,38 +211,36 @@ class Conversations:
     def open(self, conversation: Conversation, items: Sequence[JsonObject] = ()) -> Future[None] | None:
         """A new one."""
         self._kept[conversation.id] = conversation
-        self._grow(conversation.tenant, conversation.cost)
+        self._held.put(conversation.tenant, conversation.id, conversation.cost)
         return self.add(conversation, items)
 
     def add(
         self, to: Conversation, items: Sequence[JsonObject], session: str | None = None
     ) -> Future[None] | None:
         """ValueError where an item is in it already. `session`: that it goes on in."""
-        first, before = to.next, to.cost
+        first = to.next
         numbered = enumerate(items, first)
         to.take(first, [Entry(number, item["id"], write_json(item)) for number, item in numbered])
         to.session = session or to.session
-        return self._changed(to, before, first if items else None)
+        return self._changed(to, first if items else None)
 
     def remove(self, of: Conversation, item: str) -> Future[None] | None:
         """An item that it has."""
-        before = of.cost
-        return self._changed(of, before, of.drop(item))
+        return self._changed(of, of.drop(item))
 
     def describe(self, conversation: Conversation, metadata: Mapping[str, str]) -> Future[None] | None:
         conversation.metadata = dict(metadata)
-        return self._changed(conversation, conversation.cost, None)
+        return self._changed(conversation, None)
 
     def take_back(self, of: Conversation, items: Iterable[str], session: str | None) -> Future[None] | None:
         """Items that were added and did not reach the disk; its session is what it was."""
-        before = of.cost
         firsts = {of.drop(item) for item in items if item in of}
         of.session = session
-        return self._changed(of, before, *firsts)
+        return self._changed(of, *firsts)
 
     def delete(self, id_: str) -> Future[None] | None:
         gone = self._kept.pop(id_)
-        self._grow(gone.tenant, -gone.cost)
+        self._held.drop(gone.tenant, id_)
         if self._book is None:
             return None
         return self._book.write([(id_, None), *((name, None) for name in gone.parts())])
@@ -268,17 +265,17 @@ class Conversations:
                 continue
             made.next, made.session = head.next, head.session
             self._kept[made.id] = made
-            self._grow(made.tenant, made.cost)
+            self._held.put(made.tenant, made.id, made.cost)
         gone += [part_name(id_, first) for id_, found in orphans.items() for first in found]
         if gone and self._book is not None:
             self._book.write([(name, None) for name in gone])
         self._make_room(None)
         return broken + len(orphans)
 
-    def _changed(self, one: Conversation, before: int, *parts: int | None) -> Future[None] | None:
+    def _changed(self, one: Conversation, *parts: int | None) -> Future[None] | None:
         if self._kept.get(one.id) is not one:
             return None  # it was deleted meanwhile
-        self._grow(one.tenant, one.cost - before)
+        self._held.resize(one.tenant, one.id, one.cost)
         written = None
         if self._book is not None:
             records: list[tuple[str, bytes | None]] = [(one.id, msgspec.msgpack.encode(one.head()))]
@@ -287,15 +284,9 @@ class Conversations:
         self._make_room(one.id)
         return written
 
-    def _grow(self, tenant: str, by: int) -> None:
-        self._bytes += by
-        self._of[tenant] += by
-        if not self._of[tenant]:
-            del self._of[tenant]
-
     def _make_room(self, spared: str | None) -> None:
-        for id_ in list(self._kept):
-            if len(self._kept) <= self._max_count and self._bytes <= self._max_bytes:
-                return
-            if id_ != spared and id_ not in self.busy:
-                self.delete(id_)
+        def may_go(id_: str) -> bool:
+            return id_ != spared and id_ not in self.busy
+
+        while (id_ := self._held.next_out(may_go)) is not None:
+            self.delete(id_)

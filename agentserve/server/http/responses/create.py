@@ -40,7 +40,7 @@ async def create_response(request: Request) -> Response:
     body = await _body(context, request)
     if body.model is None:
         raise ApiError("model: missing", param="model", code="missing_required_parameter")
-    plan = await planned(context, tenant_of(request), body)
+    plan = await _planned(context, request, body)
     try:
         job = await _job(context, request, plan)
     except ApiError as error:
@@ -74,7 +74,7 @@ async def create_response(request: Request) -> Response:
 async def count_input(request: Request) -> Response:
     """POST /v1/responses/input_tokens: how many tokens the prompt of such a request has."""
     context = context_of(request)
-    plan = await planned(context, tenant_of(request), await _body(context, request), lock=False)
+    plan = await _planned(context, request, await _body(context, request), lock=False)
     try:
         prompt = await prompt_of(context, request, plan.fields)
     except ApiError as error:
@@ -92,6 +92,14 @@ async def _body(context: ServerContext, request: Request) -> ResponsesRequest:
     body = decode(await read_body(request, limits.body_bytes), ResponsesRequest, limits)
     set_request_id(request, body.request_id, limits)
     return body
+
+
+async def _planned(
+    context: ServerContext, request: Request, body: ResponsesRequest, *, lock: bool = True
+) -> Plan:
+    """Servers may be asked for their tools, and stand in line for that: not for a client that has left."""
+    work = planned(context, tenant_of(request), body, lock=lock)
+    return await unless_gone(request.receive, work)
 
 
 def _rounds(context: ServerContext, request: Request, plan: Plan) -> Rounds:

@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from agentserve.messages import Token, TurnUsage
 from agentserve.server.errors import ApiError
 from agentserve.server.http.responses.item_fields import NewId
-from agentserve.server.http.responses.mcp_events import ARGUMENTS, McpEvents, call_item, was_made
+from agentserve.server.http.responses.mcp_events import (
+    ARGUMENTS,
+    McpEvents,
+    Numbered,
+    call_item,
+    was_made,
+)
 from agentserve.server.http.responses.mcp_items import CALL, REQUEST
 from agentserve.server.http.responses.shown import error_object, usage
 from agentserve.server.http.responses.thoughts import packed
@@ -49,7 +55,6 @@ class Fold:
         packs_reasoning: bool = False,
     ) -> None:
         self.response = response
-        self.sequence = -1  # of the last event
         self.over = False  # its end was told
         self._box = box
         self._new_id = new_id
@@ -63,7 +68,13 @@ class Fold:
         self._reasoning = 0  # tokens
         self._turns: list[TurnUsage] = []  # of model calls that are over
         self._first = 0  # the place of the first item of the one under way
+        self._event = Numbered()
         self.mcp = McpEvents(self._event, self._output, new_id)
+
+    @property
+    def sequence(self) -> int:
+        """The number of the last event."""
+        return self._event.last
 
     # --- the response ----------------------------------------------------------------
 
@@ -310,10 +321,6 @@ class Fold:
     def _of_item(self, kind: str, **fields: object) -> JsonObject:
         assert self._open is not None
         return self._event(kind, item_id=self._open["id"], output_index=len(self._output) - 1, **fields)
-
-    def _event(self, kind: str, **fields: object) -> JsonObject:
-        self.sequence += 1
-        return {"type": kind, "sequence_number": self.sequence, **fields}
 
 
 def _copy(item: JsonObject) -> JsonObject:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 from starlette.requests import Request
 
 from agentserve.server.errors import ApiError
@@ -12,6 +13,7 @@ from agentserve.server.http import query
 from agentserve.server.text_port import JsonObject
 
 MOST, USUAL = 100, 20
+MOST_BYTES = 4 << 20  # of a page that has more than one: a hundred large ones would hold up everybody
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,14 @@ def wanted(request: Request) -> Wanted:
 
 
 def page(items: Sequence[JsonObject], asked: Wanted) -> JsonObject:
-    """ApiError where `after` is none of them."""
+    """As many as are asked for and have room. ApiError where `after` is none of them."""
     ordered = list(items) if asked.order == "asc" else list(reversed(items))
     if asked.after is not None:
         place = next((i for i, item in enumerate(ordered) if item["id"] == asked.after), None)
         if place is None:
             raise ApiError(f"after: {asked.after[:80]!r} is not an item of this list", param="after")
         ordered = ordered[place + 1 :]
-    shown = ordered[: asked.limit]
+    shown = list(_with_room(ordered[: asked.limit]))
     return {
         "object": "list",
         "data": shown,
@@ -48,3 +50,13 @@ def page(items: Sequence[JsonObject], asked: Wanted) -> JsonObject:
         "last_id": shown[-1]["id"] if shown else None,
         "has_more": len(shown) < len(ordered),
     }
+
+
+def _with_room(items: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """The first, and those behind it as far as all are no larger than a page."""
+    room = MOST_BYTES
+    for number, item in enumerate(items):
+        room -= len(msgspec.json.encode(item))
+        if number and room < 0:
+            return
+        yield item

@@ -16,7 +16,8 @@ from agentserve.server.http.responses.events import Fold, event_frame
 from agentserve.server.http.sse import DONE
 from agentserve.server.text_port import JsonObject
 
-SPARE = 8  # one place of so many is for other tenants than the one that has most
+SPARE = 8  # one place of so many is for others, and of what is left then one of so many for those after them
+FEW = 2  # that a tenant has wherever there are places
 EVENT_SECONDS = 45.0  # of silence, after which an event is sent: some clients do not see comments
 _BATCH_BYTES = 64 << 10  # that a reader takes at a time
 
@@ -174,7 +175,8 @@ class Lives:
                 code="rate_limit_exceeded",
                 headers=again,
             )
-        if self.running >= most:
+        left = most - self.running  # the more others have, the fewer one has
+        if not left or (own >= FEW and own + 1 > (SPARE - 1) * (left - 1)):
             raise ApiError(
                 "The server has no place for another response in the background. Please try again in 5s.",
                 status=503,

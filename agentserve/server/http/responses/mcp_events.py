@@ -5,7 +5,7 @@ A call's item stays open while the call runs, beside others; the model's reply h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from agentserve.server.agents.runners import ToolOutcome
 from agentserve.server.http.responses.item_fields import NewId
@@ -14,7 +14,6 @@ from agentserve.server.http.responses.tools import Toolbox
 from agentserve.server.sessions.answer import CallDelta
 from agentserve.server.text_port import JsonObject
 
-MakeEvent = Callable[..., JsonObject]
 ARGUMENTS = {
     "function_call": "response.function_call_arguments",
     CALL: "response.mcp_call_arguments",
@@ -64,10 +63,21 @@ def was_made(item: JsonObject) -> bool:
     return bool(item["type"] == LISTING or (item["type"] == CALL and item["approval_request_id"]))
 
 
+class Numbered:
+    """Makes the events of one stream: each has the next number."""
+
+    def __init__(self) -> None:
+        self.last = -1
+
+    def __call__(self, kind: str, **fields: object) -> JsonObject:
+        self.last += 1
+        return {"type": kind, "sequence_number": self.last, **fields}
+
+
 class McpEvents:
     """Of one response. `event` numbers them; `output` are the response's items."""
 
-    def __init__(self, event: MakeEvent, output: list[JsonObject], new_id: NewId) -> None:
+    def __init__(self, event: Numbered, output: list[JsonObject], new_id: NewId) -> None:
         self._event = event
         self._output = output
         self._new_id = new_id

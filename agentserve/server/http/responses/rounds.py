@@ -15,6 +15,7 @@ from agentserve.server.agents.runners import FAILED, ToolCall, ToolOutcome
 from agentserve.server.agents.texts import TOO_LONG, TOO_MANY
 from agentserve.server.errors import ApiError
 from agentserve.server.http.context import ServerContext
+from agentserve.server.http.promised import patient
 from agentserve.server.http.responses import job as jobs
 from agentserve.server.http.responses.job import Job
 from agentserve.server.http.responses.mcp_items import error_object
@@ -106,6 +107,7 @@ class Rounds:
             tool_choice=choice,
             session_id=session or fields.session_id,
             max_completion_tokens=self.left(generated),
+            slo=patient(fields.slo),
         )
 
     async def _run(self, item: JsonObject) -> ToolOutcome:

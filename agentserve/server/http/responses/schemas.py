@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from agentserve.server.http.schemas import SloFields
 from agentserve.server.text_port import JsonObject
 
 
@@ -77,6 +78,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     chat_template_kwargs: JsonObject | None = None
     thinking_token_budget: int | None = None
+    slo: str | SloFields | None = None
 
     @property
     def stored(self) -> bool:

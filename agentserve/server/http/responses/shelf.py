@@ -2,20 +2,21 @@
 
 A response's history is its ancestors', so an ancestor stays as long as one that goes on from it, also if
 it was deleted or is too old: nobody can name it any more, that is all. Bounded by count, bytes and age;
-what goes first is the oldest that nothing goes on from. Plain values, no event loop.
+what goes first is the oldest that nothing goes on from, of the tenant that has most. Plain values, no event
+loop.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 import msgspec
 
+from agentserve.server.holdings import Holdings
 from agentserve.server.sessions.identity import DEFAULT_TENANT
 from agentserve.server.text_port import JsonObject
 
@@ -97,16 +98,14 @@ class Shelf:
     ) -> None:
         """`wall`: Unix time. `ttl`: seconds."""
         self._wall = wall
-        self._max_count = max_count
         self._max_bytes = max_bytes
         self._ttl = ttl
         self._book = book
         self._kept: dict[str, Kept] = {}
         self._children: dict[str, int] = {}  # how many go on from it, where some do
-        self._line: list[tuple[float, str]] = []  # a heap of the others, by age; some no longer are
+        self._lines: dict[str, list[tuple[float, str]]] = {}  # heaps of a tenant's others, by age
         self._owners: dict[tuple[str, str], str] = {}  # tenant, item -> the response that has it
-        self._of: Counter[str] = Counter()  # bytes, by tenant
-        self._bytes = 0
+        self._held: Holdings[str] = Holdings(max_count, max_bytes)
         self._newest: str | None = None  # the last that was put
 
     def __len__(self) -> int:
@@ -114,7 +113,7 @@ class Shelf:
 
     @property
     def size_bytes(self) -> int:
-        return self._bytes
+        return self._held.size
 
     @property
     def largest(self) -> int:
@@ -122,7 +121,7 @@ class Shelf:
         return max(self._max_bytes // LARGEST_SHARE, _SMALL)
 
     def bytes_of(self, tenant: str) -> int:
-        return self._of[tenant]
+        return self._held.size_of(tenant)
 
     def __iter__(self) -> Iterator[Kept]:
         return iter(list(self._kept.values()))
@@ -186,8 +185,9 @@ class Shelf:
 
     def expire(self) -> None:
         """Let go of those that are too old and that nothing goes on from."""
-        while (oldest := self._oldest()) is not None and self._old(oldest):
-            self._remove(oldest)
+        for tenant in list(self._lines):
+            while (oldest := self._oldest(tenant)) is not None and self._old(oldest):
+                self._remove(oldest)
 
     def restore(self, found: Iterable[Kept]) -> None:
         """Take in what a book gives back. One whose parent is gone cannot be gone on from."""
@@ -242,27 +242,29 @@ class Shelf:
         return kept
 
     def _stand_in_line(self, kept: Kept) -> None:
-        if len(self._line) > 2 * len(self._kept) + 64:
-            self._line = [
-                (one.created, one.id) for one in self._kept.values() if one.id not in self._children
-            ]
-            heapq.heapify(self._line)
-        heapq.heappush(self._line, (kept.created, kept.id))
+        line = self._lines.setdefault(kept.tenant, [])
+        if len(line) > 2 * self._held.count_of(kept.tenant) + 64:
+            free = (self._kept[id_] for id_ in self._held.oldest(kept.tenant) if id_ not in self._children)
+            line[:] = [(one.created, one.id) for one in free]
+            heapq.heapify(line)
+        heapq.heappush(line, (kept.created, kept.id))
 
-    def _oldest(self) -> Kept | None:
-        """Of those that nothing goes on from."""
-        while self._line:
-            kept = self._kept.get(self._line[0][1])
+    def _oldest(self, tenant: str) -> Kept | None:
+        """Of a tenant's that nothing goes on from."""
+        line = self._lines.get(tenant, [])
+        while line:
+            kept = self._kept.get(line[0][1])
             if kept is not None and kept.id not in self._children:
                 return kept
-            heapq.heappop(self._line)
+            heapq.heappop(line)
+        self._lines.pop(tenant, None)
         return None
 
     def _count(self, kept: Kept, by: int) -> None:
-        self._bytes += by * kept.cost
-        self._of[kept.tenant] += by * kept.cost
-        if not self._of[kept.tenant]:
-            del self._of[kept.tenant]
+        if by < 0:
+            self._held.drop(kept.tenant, kept.id)
+        else:
+            self._held.put(kept.tenant, kept.id, kept.cost)
         for name in kept.names:
             named = (kept.tenant, name)
             if by > 0:
@@ -272,15 +274,18 @@ class Shelf:
 
     def _make_room(self) -> None:
         """Only the newest and what something goes on from may be more than there is room for."""
-        first: Kept | None = None  # in line, and spared
-        while len(self._kept) > self._max_count or self._bytes > self._max_bytes:
-            oldest = self._oldest()
-            if oldest is None:
-                break
-            if oldest.id == self._newest:
-                first = oldest
-                heapq.heappop(self._line)
+        while self._held.too_much and (gone := self._next_out()) is not None:
+            self._remove(gone)
+
+    def _next_out(self) -> Kept | None:
+        for tenant in self._held.givers():
+            first = self._oldest(tenant)
+            if first is None or first.id != self._newest:
+                found = first
             else:
-                self._remove(oldest)
-        if first is not None:
-            self._stand_in_line(first)
+                heapq.heappop(self._lines[tenant])
+                found = self._oldest(tenant)
+                self._stand_in_line(first)
+            if found is not None:
+                return found
+        return None

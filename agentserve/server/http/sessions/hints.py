@@ -33,8 +33,9 @@ async def session_hints(request: Request) -> Response:
     limits = context.options.limits
     if _to_come(context, request) is None:
         found(context, request)
-    raw: JsonObject = decode(await read_body(request, limits.body_bytes), JsonObject, limits)
-    check_numbers(raw)
+    body = await read_body(request, limits.body_bytes)
+    raw: JsonObject = decode(body, JsonObject, limits)
+    check_numbers(raw, body)
     await context.check_storage()
     history = _to_come(context, request)
     if history is not None:

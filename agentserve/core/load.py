@@ -1,0 +1,52 @@
+"""What the turns that run add up to, before a step is planned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agentserve.core.cost import StepCost
+from agentserve.core.scheduling.forecast import NOTHING, Work
+from agentserve.core.session import Session
+
+
+@dataclass(slots=True)
+class Load:
+    """The turns that run."""
+
+    least: float = 0.0  # seconds of a step without prompts
+    decodes: int = 0
+    beat: float = math.inf  # the shortest time per token that was promised to one of them
+    dues: list[float] = field(default_factory=list)  # of their next tokens, where something was promised
+    short: Work = NOTHING  # prompts that one step can end
+    long: Work = NOTHING  # all prompts
+
+    def before(self, *, short: bool) -> Work:
+        """Prompts that are being read, as far as they go before such a turn's."""
+        return self.short if short else self.long
+
+
+def load_of(running: Sequence[Session], cost: StepCost, budget: int) -> Load:
+    """One pass over the turns that run: there are hundreds, at every step. budget: tokens of a step."""
+    load = Load(least=cost.fixed)
+    tokens, seconds, context = 0, 0.0, 0
+    for session in running:
+        turn, computed, length = session.running_turn, session.computed, len(session.tokens)
+        lag = length - computed
+        if lag > 1:
+            takes = cost.chunk(computed, lag)
+            tokens, seconds = tokens + lag, seconds + takes
+            if lag <= budget:
+                load.short += Work(lag, takes)
+            continue
+        load.decodes += 1
+        context += computed
+        if turn.beat < math.inf:
+            load.beat = min(load.beat, turn.beat)
+            if turn.first_token:
+                due = turn.paced_from + turn.beat * (length - turn.prompt - turn.given)
+                load.dues.append(min(due, turn.over_by))
+    load.least += cost.decodes(load.decodes, context)
+    load.long = Work(tokens, seconds)
+    return load

@@ -1,0 +1,287 @@
+"""Keeps promises in view: how long a step may take, which turns can still be in time, which never began.
+
+Everything here is a prediction by the cost model and moves no queue: the scheduler asks, and does it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from agentserve.core.config import CoreConfig
+from agentserve.core.cost import StepCost
+from agentserve.core.load import Load, load_of
+from agentserve.core.scheduling.deadlines import first_due, least_slack, within
+from agentserve.core.scheduling.forecast import NOTHING, Pace, Room, Work, ahead_of, first_token
+from agentserve.core.scheduling.policy import Form
+from agentserve.core.session import Session, Turn
+from agentserve.messages import PromiseCounts
+from agentserve.types import SessionId, Slo
+
+PATIENCE = 4.0  # seconds for which deadlines of tokens may keep prompts from being read
+REFRESHED = 16  # estimates that are made anew for a forecast: caches have changed meanwhile
+RELEGATED = 16  # turns that are looked at before a step
+RECENT = 0.1  # what the last turn counts in the average
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A turn that is about to be submitted."""
+
+    tenant: str
+    slo: Slo
+    arrived: float
+    rank: int  # -priority
+    start: int  # leading tokens that have KV somewhere
+    lacking: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """seconds: from now to its first token; alone: if nobody else were there."""
+
+    seconds: float
+    alone: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    session: Session
+    work: Work
+    short: bool
+    due: float
+    latest: float  # when it must have begun to be in time, alone
+
+    @property
+    def place(self) -> tuple[float, int]:
+        return self.latest, self.session.running_turn.rank[1]
+
+
+class Timekeeper:
+    def __init__(
+        self, config: CoreConfig, form: Form, cost: Callable[[], StepCost], lacking: Callable[[Session], int]
+    ) -> None:
+        """lacking: tokens of a waiting session that must be computed."""
+        self._config = config
+        self._form = form
+        self._cost = cost
+        self._lacking = lacking
+        self._line: dict[SessionId, Session] = {}  # those that wait
+        self._estimates: dict[SessionId, _Estimate] = {}  # of these, as far as anybody asked; oldest first
+        self._latest: dict[bool, list[_Estimate]] = {
+            True: [],
+            False: [],
+        }  # with a promise: short ones, others
+        self._load = Load()
+        self._calm = -math.inf  # until then nobody is late who was not, if nothing else happens
+        self._prefilled = 0.0  # when prompts were read last, or none waited
+        self._lasting = 0.0
+        self.unattainable = self.overruled = self.relegated = self.shed = 0
+
+    def counts(self) -> PromiseCounts:
+        return PromiseCounts(self.relegated, self.shed, self.unattainable, self.overruled)
+
+    # --- how long a step may take ------------------------------------------------------------
+
+    def step_seconds(
+        self, running: Sequence[Session], waiting: Sequence[Session], now: float
+    ) -> float | None:
+        """What the step may be predicted to take; None: as long as it likes.
+
+        Tokens that can be in time are not made late by prompts. Those that cannot be are set aside. And where
+        prompts have not been read for `PATIENCE` seconds for all that, this step is not cut: what is promised
+        to one turn stops nobody else.
+        """
+        most = self._config.max_step_seconds
+        if not self._form.keeps_deadlines:
+            return most
+        self._load = load = load_of(running, self._cost(), self._config.max_batched_tokens)
+        least, dues = load.least, load.dues
+        if not (waiting or load.long.tokens):
+            self._prefilled = now
+        if not dues:
+            return most
+        safety = self._config.scheduling.safety
+        slack, missed = least_slack(dues, now, least * safety)
+        self.unattainable += missed
+        if now - self._prefilled >= PATIENCE:
+            self.overruled += 1
+            return most
+        # Never less than the decodes take: they are the ones that it is for.
+        allowed = max(slack / safety, least * (1 + 1e-9))
+        return min(allowed, most) if most is not None else allowed
+
+    def planned(self, now: float, *, prefill: bool) -> None:
+        """A step was planned."""
+        if prefill:
+            self._prefilled = now
+
+    # --- who waits ---------------------------------------------------------------------------
+
+    def lined_up(self, session: Session) -> None:
+        turn = session.running_turn
+        self._line[session.id] = session
+        self._calm = -math.inf
+        promised = turn.slo.ttft is not None or turn.slo.total is not None
+        if self._form.keeps_deadlines and promised and not turn.relegated and not turn.first_token:
+            self._watch(self._estimated(session))
+
+    def left(self, session: Session) -> None:
+        self._line.pop(session.id, None)
+        self._calm = -math.inf
+        estimate = self._estimates.pop(session.id, None)
+        if estimate is not None:
+            self._unwatch(estimate)
+
+    def _estimated(self, session: Session) -> _Estimate:
+        lacking = self._lacking(session)
+        start = len(session.tokens) - lacking
+        work = Work(lacking, self._cost().chunk(start, lacking), 1.0, -(-lacking // self._config.page_size))
+        alone = self._alone(work)
+        due = first_due(session.running_turn.slo, session.running_turn.arrived)
+        short = self._form.short_first and lacking <= self._config.max_batched_tokens
+        return _Estimate(session, work, short, due, due - alone)
+
+    def _alone(self, work: Work) -> float:
+        return Pace(self._cost().fixed, self._config.max_batched_tokens).reading(work)
+
+    def _watch(self, estimate: _Estimate) -> None:
+        self._estimates[estimate.session.id] = estimate
+        insort(self._latest[estimate.short], estimate, key=_place)
+
+    def _unwatch(self, estimate: _Estimate) -> bool:
+        """Whether it was watched."""
+        line = self._latest[estimate.short]
+        found = bisect_left(line, estimate.place, key=_place)
+        if found == len(line) or line[found] is not estimate:
+            return False
+        del line[found]
+        return True
+
+    # --- who cannot be in time any more ------------------------------------------------------
+
+    def hopeless(self, now: float) -> list[Session]:
+        """Turns in line whose first token would be late, behind the prompts that are being read and the turns
+        of their tenant that must begin sooner and can be in time. They are not told again. Asked after
+        `step_seconds`."""
+        if now < self._calm or not any(self._latest.values()):
+            return []
+        pace, found, busy = self._pace(self._load), [], len(self._line) > 1
+        queue: dict[
+            str, tuple[float, float]
+        ] = {}  # by tenant: tokens and seconds; short turns are first in it
+        margin = math.inf
+        for short, line in self._latest.items():
+            begun = self._load.before(short=short)
+            for estimate in line[:RELEGATED]:
+                tenant = estimate.session.tenant
+                tokens, seconds = queue.get(tenant, (begun.tokens, begun.seconds))
+                left = self._left(estimate, tokens, seconds, pace, busy=busy) - now
+                if left < 0:
+                    self._unwatch(estimate)
+                    estimate = self._estimates[estimate.session.id] = self._estimated(estimate.session)
+                    left = self._left(estimate, tokens, seconds, pace, busy=busy) - now
+                    if left < 0:
+                        found.append(estimate.session)
+                        continue
+                    self._watch(estimate)
+                margin = min(margin, left)
+                queue[tenant] = tokens + estimate.work.tokens, seconds + estimate.work.seconds
+        self.relegated += len(found)
+        self._calm = now + margin / 2  # halved, as contexts grow meanwhile
+        return found
+
+    @staticmethod
+    def _left(estimate: _Estimate, tokens: float, seconds: float, pace: Pace, *, busy: bool) -> float:
+        """By when it must begin to be read, with so much before it."""
+        work = estimate.work
+        takes = pace.takes(tokens + work.tokens, seconds + work.seconds, busy=busy or tokens > 0)
+        return estimate.due - takes
+
+    def _pace(self, load: Load) -> Pace:
+        """How fast prompts are read beside those that run."""
+        config, allowed = self._config, self._config.max_step_seconds
+        if self._form.keeps_deadlines and load.beat < math.inf:
+            promised = load.beat / config.scheduling.safety
+            allowed = promised if allowed is None else min(allowed, promised)
+        tokens = max(config.max_batched_tokens - load.decodes, 1)
+        if allowed is None or allowed <= load.least:  # nothing is cut for what cannot be kept anyway
+            return Pace(load.least, tokens)
+        return Pace(load.least, tokens, allowed - load.least)
+
+    # --- who need not begin ------------------------------------------------------------------
+
+    def forecast(
+        self, asked: Asked, running: Sequence[Session], *, seats: int, blocks: int, held: int
+    ) -> Forecast:
+        """seats, blocks: free, or to be had; held: blocks of the turns that run."""
+        seconds = self._cost().chunk(asked.start, asked.lacking)
+        own = Work(asked.lacking, seconds, 1.0, asked.blocks)
+        short = self._form.short_first and asked.lacking <= self._config.max_batched_tokens
+        load = load_of(running, self._cost(), self._config.max_batched_tokens)
+        pace = self._pace(load)
+        work = self._waiting(asked, short=short)
+        mine = work.pop(asked.tenant, NOTHING)
+        if self._form.shares:
+            weight = self._config.scheduling.weight
+            others = [(weight(name) / weight(asked.tenant), theirs) for name, theirs in work.items()]
+            ahead = mine + ahead_of(mine + own, others)
+        else:
+            ahead = sum(work.values(), mine)
+        ahead += load.before(short=short)
+        room = Room(seats, blocks, len(running), held, self._lasting)
+        return Forecast(first_token(own, ahead, pace, room), self._alone(own))
+
+    def _waiting(self, asked: Asked, *, short: bool) -> dict[str, Work]:
+        """By tenant, what waits and would go before it."""
+        self._refresh()
+        found: dict[str, list[float]] = {}
+        due = asked.arrived + within(asked.slo)
+        for estimate in self._estimates.values():
+            session = estimate.session
+            turn = session.running_turn
+            if session.tenant == asked.tenant and self._goes_behind(turn, estimate, asked.rank, due, short):
+                continue
+            sums = found.setdefault(session.tenant, [0.0, 0.0, 0.0, 0.0])
+            sums[0] += estimate.work.tokens
+            sums[1] += estimate.work.seconds
+            sums[2] += 1.0
+            sums[3] += estimate.work.blocks
+        return {tenant: Work(*sums) for tenant, sums in found.items()}
+
+    def _goes_behind(self, turn: Turn, estimate: _Estimate, rank: int, due: float, short: bool) -> bool:
+        if turn.rank[0] != rank:
+            return turn.rank[0] > rank
+        if not self._form.keeps_deadlines:
+            return False
+        return turn.relegated or (short and not estimate.short) or turn.arrived + within(turn.slo) > due
+
+    def _refresh(self) -> None:
+        """Every turn that waits has an estimate, and the oldest few are made anew."""
+        for old in list(islice(self._estimates.values(), REFRESHED)):
+            watched = self._unwatch(old)
+            del self._estimates[old.session.id]
+            fresh = self._estimates[old.session.id] = self._estimated(old.session)
+            if watched:
+                self._watch(fresh)
+        for name, session in self._line.items():
+            if name not in self._estimates:
+                self._estimates[name] = self._estimated(session)
+
+    # --- how turns went ----------------------------------------------------------------------
+
+    def ended(self, turn: Turn, now: float) -> None:
+        """A turn has written all that it had to say."""
+        if turn.first_token:
+            seconds = now - turn.first_token
+            self._lasting = (
+                seconds if not self._lasting else self._lasting + RECENT * (seconds - self._lasting)
+            )
+
+
+def _place(estimate: _Estimate) -> tuple[float, int]:
+    return estimate.place

@@ -1,0 +1,99 @@
+"""A long text has the ids of the whole, however it is encoded, and takes no more than a piece does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tokenizers import Encoding, Regex, pre_tokenizers
+from tokenizers import Tokenizer as Encoder
+
+from agentserve.models.source import resolve
+from agentserve.text import hf_vocab, load, pieces
+from agentserve.text.pieces import encode
+from agentserve.text.pretokenizers import PRETOKENIZERS, PreTokenizer
+from agentserve.text.vocabulary import Encoders
+from tests.hf_tokenizers import KINDS, byte_level, save
+
+SPACES = (" ", " ", " ", "\n", "  ", "\n\n", "\t", "", " \n ", "\r\n", "\u00a0")
+WORDS = (
+    "Hello", "world", "I'm", "x", "_y", "123", "1234567", "3.14", "e\u0301a", "\u0301", "你好", "👍🏽", "<b>",
+    "!!", "...", "Zürich", "ﬁ", "Привет", "'s", '"a":1,', "{}", "a" * 40, "9" * 30,
+)  # fmt: skip
+
+
+def text_of(rng: random.Random, size: int) -> str:
+    out, length = [], 0
+    while length < size:
+        out.append(rng.choice(WORDS) + rng.choice(SPACES))
+        length += len(out[-1])
+    return "".join(out)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE", 700)
+    monkeypatch.setattr(pieces, "AHEAD", 200)
+    monkeypatch.setattr(pieces, "SHORT", 500)
+
+
+def same(encoders: Encoders, seed: int, size: int = 6000) -> None:
+    rng = random.Random(seed)
+    for _ in range(20):
+        text = text_of(rng, size)
+        for where in {id(encoder): encoder for encoder in (encoders.first, encoders.joined)}.values():
+            [whole] = where.encode_batch_fast([text], add_special_tokens=False)
+            assert encode(text, where, encoders.joined).tolist() == whole.ids, text
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_kind_of_encoder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    same(hf_vocab.vocabulary(save(KINDS[kind](), tmp_path_factory.mktemp(kind))).encoders, 1)
+
+
+def test_a_real_one() -> None:
+    same(load(resolve("smollm2-135m").path).tokenizer._encoders, 2)
+
+
+@pytest.mark.parametrize(
+    "rule", sorted(set(PRETOKENIZERS.values()), key=repr), ids=lambda rule: rule.patterns[0][:9]
+)
+def test_every_way_of_finding_words(rule: PreTokenizer) -> None:
+    encoder = byte_level()
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
+    encoder.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    if not rule.nfc:
+        encoder.normalizer = None  # type: ignore[assignment]
+    same(Encoders(encoder, encoder, encoder), 3, 4000)
+
+
+def test_no_more_than_pieces_are_encoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a text with words; one word is encoded whole, and so is what has no words at all."""
+    sizes: list[int] = []
+    real = pieces._encoded
+
+    def counted(encoder: Encoder, text: str) -> Encoding:
+        sizes.append(len(text))
+        return real(encoder, text)
+
+    monkeypatch.setattr(pieces, "_encoded", counted)
+    encoder = byte_level()
+    prose = "Hello world, this is\nprose. " * 400
+    encode(prose, encoder, encoder)
+    assert max(sizes) == pieces.PIECE
+    assert sum(sizes) < 2 * len(prose)
+    sizes.clear()
+    encode("a" * 5000, encoder, encoder)
+    assert sizes == [pieces.PIECE, 5000]
+    sizes.clear()
+    line = "{};" * 1000 + " word word " * 300
+    encode(line, encoder, encoder)
+    assert sum(sizes) < 4 * len(line)
+
+
+def test_a_long_text_that_is_none_is_refused() -> None:
+    encoder = byte_level()
+    with pytest.raises((TypeError, UnicodeEncodeError)):
+        encode("word " * 500 + "\ud800", encoder, encoder)
