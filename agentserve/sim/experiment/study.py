@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from agentserve.core.scheduling.relegation import EVERY
 from agentserve.sim.experiment.cause import evidence
 from agentserve.sim.experiment.cells import Cell, CellResult, CellStore, digest_of
 from agentserve.sim.experiment.clients import Load, Promises
 from agentserve.sim.experiment.engines import Entrant
-from agentserve.sim.experiment.fairness import fairness, longest_overtaking, longest_wait
+from agentserve.sim.experiment.fairness import fairness, late_entries, longest_overtaking, longest_wait
 from agentserve.sim.experiment.knee import ATTAINED, PRECISION, Knee, find_knee
 from agentserve.sim.experiment.metrics import Figures, figures
 from agentserve.sim.experiment.record import RequestRecord
@@ -233,6 +234,7 @@ def summed_up(setting: Cell, trace: Trace, recorded: Recorded) -> CellResult:
         evidence=evidence(recorded.requests, recorded.iterations, recorded.copying, recorded.stalled),
         longest_wait=longest_wait(recorded.requests, recorded.ended),
         longest_overtaking=longest_overtaking(recorded.requests),
+        late_entries=late_entries(recorded.requests, EVERY),
         iterations=len(recorded.iterations),
         cut=recorded.cut,
     )
