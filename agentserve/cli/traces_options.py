@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from agentserve.sim.experiment.study import Plan
 
 WIDTH = 160  # of tables that no terminal bounds
+
+
+class Pace(StrEnum):
+    """`sim.experiment.record.Pace`, which need not be loaded for `--help`."""
+
+    GAPS = "gaps"
+    DEADLINES = "deadlines"
 
 
 def names(given: str) -> list[str]:

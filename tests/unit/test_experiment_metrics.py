@@ -16,9 +16,10 @@ from agentserve.sim.experiment.fairness import (
     longest_wait,
     share_while_backlogged,
 )
-from agentserve.sim.experiment.metrics import figures, met, spread, tpot
+from agentserve.sim.experiment.metrics import even, figures, in_time, met, spread, tpot
 from agentserve.sim.experiment.record import (
     IterationRecord,
+    Pace,
     Promise,
     RequestRecord,
     Status,
@@ -111,6 +112,20 @@ def test_a_promise_is_kept_if_first_token_and_gaps_are_in_time_and_it_ended_well
     for gap in gaps:
         marks.append(marks[-1] + gap)
     assert met(request(0.0, tuple(marks)))
+
+
+def test_a_promise_of_deadlines_lets_who_was_early_pause() -> None:
+    """1 s to the first token, then one each 0.2 s: due at 1.0, 1.2, 1.4, 1.6."""
+    by_deadline = Promise(1.0, 0.2, Pace.DEADLINES)
+    paused = request(0.0, (0.1, 0.2, 1.3, 1.6), slo=by_deadline)
+    assert met(paused)
+    assert met(paused) == in_time(paused)
+    assert not even(paused)
+    assert not met(request(0.0, (0.1, 0.2, 1.3, 1.61), slo=by_deadline))
+    assert not met(request(0.0, (1.01, 1.02), slo=by_deadline))
+    assert not met(request(0.0, (0.1,), Status.ABORTED, slo=by_deadline))
+    found = figures([paused])
+    assert (found.attainment, found.attainment_by_gaps, found.attainment_by_deadlines) == (1.0, 0.0, 1.0)
 
 
 def test_goodput_counts_kept_promises_per_second_over_the_whole_span() -> None:
