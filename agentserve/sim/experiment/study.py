@@ -40,7 +40,7 @@ class Plan(msgspec.Struct, frozen=True):
     rates: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
     caps: tuple[int, ...] = ()  # requests at the server at once
     cap_rate: float = 1.0  # the rate that these run at, like `rates`
-    steps: tuple[int, ...] = ()  # tokens per step, of which each entrant gets its best; empty: as it is
+    steps: tuple[int, ...] = ()  # tokens per step, of which each entrant gets its best by its knee
     patience: float | None = None
     attempts: int = 1  # of each cell of the sweeps
     precision: float = PRECISION  # of knees
@@ -170,7 +170,7 @@ class Study:
     def _best_step(self, trace: Trace, entrant: Entrant, plan: Plan) -> tuple[Entrant, Plan]:
         """The entrant with the step at which its knee is highest (the first of equals), and the plan with a
         guess near it. Of a step that is no good a little above the best knee so far nothing more is asked."""
-        if not plan.steps or entrant.tokens is not None:
+        if not plan.steps or not plan.knees or entrant.tokens is not None:
             return entrant, plan
         best, rate = entrant, 0.0
         for tokens in plan.steps:
