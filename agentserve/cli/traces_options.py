@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from agentserve.sim.experiment.cells import CellResult
     from agentserve.sim.experiment.report import TracesReport
     from agentserve.sim.experiment.script import Trace
-    from agentserve.sim.experiment.study import Plan
 
 WIDTH = 160  # of tables that no terminal bounds
 
@@ -117,14 +116,6 @@ class Bar:
         self._progress.update(self._task, completed=self._done, description=line)
         if not self._console.is_terminal:
             self._console.print(line, highlight=False)
-
-
-def expected(plan: Plan, traces: int, entrants: int) -> str:
-    """A word on how much there is to do."""
-    sweep = (len(plan.rates) + len(plan.caps)) * plan.attempts
-    return f"{traces} traces, {entrants} policies, {sweep} runs each" + (
-        ", and their knees" if plan.knees else ""
-    )
 
 
 def finish(report: TracesReport, results: Path | None, other: Path | None) -> None:
