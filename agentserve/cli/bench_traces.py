@@ -11,6 +11,7 @@ import typer
 
 from agentserve.cli import traces_options as options
 from agentserve.cli.output import fail
+from agentserve.cli.traces_options import Pace
 
 if TYPE_CHECKING:
     from agentserve.bench.traces.agreement import Agreement
@@ -44,6 +45,9 @@ def traces(
     tbt: Annotated[
         float | None, typer.Option(min=1e-6, help="SLO of gaps, P99 (s).", show_default="5 x unloaded")
     ] = None,
+    slo: Annotated[
+        Pace, typer.Option(help="How TBT is promised: for gaps (P99), or as a deadline of each token.")
+    ] = Pace.GAPS,
     patience: Annotated[
         float | None, typer.Option(min=1e-3, help="Seconds after which clients give a request up.")
     ] = None,
@@ -76,6 +80,7 @@ def traces(
     from agentserve.bench.traces import agreement, engine
     from agentserve.sim.experiment.cells import CellStore
     from agentserve.sim.experiment.engines import LADDER, SloRule, entrant_named, promises
+    from agentserve.sim.experiment.record import Pace as Kept
     from agentserve.sim.experiment.report import TracesReport
     from agentserve.sim.experiment.run import Standstill
     from agentserve.sim.experiment.study import Plan, Study
@@ -94,7 +99,7 @@ def traces(
             drawn, trace or (), sessions=sessions, weights=options.tenants(tenants), seed=seed, scale=scale
         )
         entrants = [entrant_named(name) for name in options.names(policies)] or list(LADDER)
-        rule = SloRule(ttft=ttft, tbt=tbt)
+        rule = SloRule(ttft=ttft, tbt=tbt, pace=Kept(slo.value))
         plan = Plan(
             knees=False,
             rates=options.numbers(rates, "--rates"),
@@ -104,14 +109,16 @@ def traces(
             attempts=attempts,
         )
         stage = engine.build({name: value for name, value in settings.items() if value is not None})
-        promise, slo = promises(stage.hardware(), rule), str(msgspec.to_builtins(rule))
+        promise, promised = promises(stage.hardware(), rule), str(msgspec.to_builtins(rule))
         store = CellStore(results)
         with options.Bar() as bar:
-            study = Study(stage, store, promise, slo, bar.said)
+            study = Study(stage, store, promise, promised, bar.said)
             for each in asked:
                 found.append(study.trace(each, entrants, plan))
                 if agree:
-                    twin = Study(engine.timed(stage, each, promise).imagined(), store, promise, slo, bar.said)
+                    twin = Study(
+                        engine.timed(stage, each, promise).imagined(), store, promise, promised, bar.said
+                    )
                     agreed += agreement.agreements(found[-1], each, twin, patience)
     except (ValueError, OSError, RuntimeError, Standstill) as error:
         fail(str(error))

@@ -10,6 +10,7 @@ import typer
 
 from agentserve.cli import traces_options as options
 from agentserve.cli.output import fail
+from agentserve.cli.traces_options import Pace
 
 if TYPE_CHECKING:
     from agentserve.sim.experiment.script import Trace
@@ -51,6 +52,9 @@ def traces(
     tbt: Annotated[
         float | None, typer.Option(min=1e-6, help="SLO of gaps, P99 (s).", show_default="5 x unloaded")
     ] = None,
+    slo: Annotated[
+        Pace, typer.Option(help="How TBT is promised: for gaps (P99), or as a deadline of each token.")
+    ] = Pace.GAPS,
     patience: Annotated[
         float | None, typer.Option(min=1e-3, help="Seconds after which clients give a request up.")
     ] = None,
@@ -69,7 +73,9 @@ def traces(
     """Goodput, latency, fairness and knees of scheduling policies over traces. Resumable with --results."""
     from agentserve.bench import report as benchmark
     from agentserve.sim.experiment.cells import CellStore
+    from agentserve.sim.experiment.claims import claims
     from agentserve.sim.experiment.engines import LADDER, SloRule, entrant_named, promises
+    from agentserve.sim.experiment.record import Pace as Kept
     from agentserve.sim.experiment.report import TracesReport
     from agentserve.sim.experiment.run import Standstill
     from agentserve.sim.experiment.stage import Imagined
@@ -87,7 +93,7 @@ def traces(
         entrants = [entrant_named(name) for name in options.names(policies)] or list(LADDER)
         imagined = hardware_named(hardware)
         stage = Imagined(msgspec.structs.replace(imagined, page_size=page or imagined.page_size), host)
-        rule = SloRule(ttft=ttft, tbt=tbt)
+        rule = SloRule(ttft=ttft, tbt=tbt, pace=Kept(slo.value))
         plan = Plan(
             knees=knees,
             rates=options.numbers(rates, "--rates"),
@@ -122,6 +128,7 @@ def traces(
         plan=plan,
         studies=found,
         causes=due,
+        claims=claims(found),
     )
     options.finish(report, results, against)
 

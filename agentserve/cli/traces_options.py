@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,15 @@ if TYPE_CHECKING:
     from agentserve.sim.experiment.cells import CellResult
     from agentserve.sim.experiment.report import TracesReport
     from agentserve.sim.experiment.script import Trace
-    from agentserve.sim.experiment.study import Plan
 
 WIDTH = 160  # of tables that no terminal bounds
+
+
+class Pace(StrEnum):
+    """`sim.experiment.record.Pace`, which need not be loaded for `--help`."""
+
+    GAPS = "gaps"
+    DEADLINES = "deadlines"
 
 
 def names(given: str) -> list[str]:
@@ -111,26 +118,29 @@ class Bar:
             self._console.print(line, highlight=False)
 
 
-def expected(plan: Plan, traces: int, entrants: int) -> str:
-    """A word on how much there is to do."""
-    sweep = (len(plan.rates) + len(plan.caps)) * plan.attempts
-    return f"{traces} traces, {entrants} policies, {sweep} runs each" + (
-        ", and their knees" if plan.knees else ""
-    )
-
-
 def finish(report: TracesReport, results: Path | None, other: Path | None) -> None:
     """Show the tables; write JSON, Markdown and HTML; compare with an earlier report."""
     from agentserve.bench import report as benchmark
     from agentserve.sim.experiment.cells import Incomparable
     from agentserve.sim.experiment.page import write_report
-    from agentserve.sim.experiment.report import COLUMNS, SHOWN, against, load_report, row, title_of
+    from agentserve.sim.experiment.report import (
+        CLAIM_COLUMNS,
+        COLUMNS,
+        SHOWN,
+        against,
+        claim_row,
+        load_report,
+        row,
+        title_of,
+    )
 
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     for study in report.studies:
         kept = [COLUMNS.index(column) for column in SHOWN]
         rows = [[row(stand, study)[at] for at in kept] for stand in study.stands]
         console.print(_table(title_of(report, study), SHOWN, rows))
+    if report.claims:
+        console.print(_table("what was asked", CLAIM_COLUMNS, [claim_row(claim) for claim in report.claims]))
     for note in report.notes:
         console.print(note, highlight=False)
     if results is not None:

@@ -14,7 +14,7 @@ from agentserve.sim.experiment.engines import SloRule, entrant_named, promises
 from agentserve.sim.experiment.knee import find_knee
 from agentserve.sim.experiment.script import Trace
 from agentserve.sim.experiment.stage import Imagined
-from agentserve.sim.experiment.study import Plan, Study
+from agentserve.sim.experiment.study import KneeCause, Plan, Study
 from agentserve.sim.experiment.synthetic import Lengths, draw
 from agentserve.sim.hardware import Hardware, hardware_named
 
@@ -37,19 +37,28 @@ def chats(sessions: int, output: int) -> Trace:
     return draw("chat", sessions, lengths=lengths, tenants={"all": 1.0})
 
 
-def agents(sessions: int) -> Trace:
+def agents(sessions: int, turns: int) -> Trace:
     lengths = Lengths(
-        shared_prefix=16, own_prefix=304, agent_turns=12, agent_append=24, agent_output=4, shortest_wait=1.0
+        shared_prefix=16,
+        own_prefix=304,
+        agent_turns=turns,
+        agent_append=24,
+        agent_output=4,
+        shortest_wait=1.0,
     )
     return draw("agents", sessions, lengths=lengths, tenants={"all": 1.0})
 
 
+def slow_link(sessions: int, turns: int) -> tuple[Hardware, float, Trace, float]:
+    hardware = msgspec.structs.replace(
+        TINY, device_kv=2_400_000, per_token=5e-3, save_rate=1e6, load_rate=1e6
+    )
+    return hardware, 0.0, agents(sessions, turns), 0.25
+
+
 SLOW_COMPUTE = (msgspec.structs.replace(TINY, per_token=2e-3), 0.0, chats(30, 4), 2.0)
 SMALL_POOL = (msgspec.structs.replace(TINY, device_kv=round(1.7 * CONTEXT)), 0.0, chats(24, 48), 4.0)
-SLOW_LINK = (
-    msgspec.structs.replace(TINY, device_kv=4 * CONTEXT, per_token=5e-3, save_rate=1e6, load_rate=1e6),
-    *(0.0, agents(12), 0.25),
-)
+SLOW_LINK = slow_link(12, 12)
 SLOW_HOST = (msgspec.structs.replace(TINY, per_token=1e-5), 0.02, chats(40, 16), 100.0)
 
 
@@ -107,14 +116,40 @@ def test_nothing_is_blamed_where_nothing_is_short() -> None:
     assert found.figures.attainment == 1.0
 
 
-@pytest.mark.parametrize("planted", [SLOW_COMPUTE, SMALL_POOL], ids=["slow compute", "small pool"])
-def test_more_of_what_is_blamed_moves_the_knee_and_more_of_others_does_not(
-    planted: tuple[Hardware, float, Trace, float],
-) -> None:
+def confirmed(planted: tuple[Hardware, float, Trace, float], name: str) -> KneeCause:
+    """What a planted bottleneck's knee is found to be due to; knees to a tenth."""
     hardware, host, trace, rate = planted
-    study, entrant, plan = study_of(hardware, host), entrant_named("ours-no-tiers"), Plan(guess=rate)
+    study, entrant = study_of(hardware, host), entrant_named(name)
+    plan = Plan(guess=rate, precision=0.1)
     knee = study.knee(trace, entrant, plan)
     assert knee.found
-    more = dict(Imagined(hardware, host).with_more())
-    found = study.cause(trace, entrant, knee, plan, more)
-    assert found.confirmed, (found.said, found.interventions)
+    return study.cause(trace, entrant, knee, plan, dict(Imagined(hardware, host).with_more()))
+
+
+def test_more_of_what_is_blamed_moves_the_knee_and_more_of_others_does_not() -> None:
+    found = confirmed(SLOW_COMPUTE, "ours-no-tiers")
+    assert found.said == "compute"
+    assert found.confirmed, found.interventions
+    blamed = {each.more_of: each.moved for each in found.interventions}
+    assert blamed["compute"] > 0.15
+    assert max(blamed["KV"], blamed["swap bandwidth"]) < 0.05
+    wrong = msgspec.structs.replace(found, said="KV")
+    assert not wrong.confirmed
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("planted", "name", "said"),
+    [
+        (SMALL_POOL, "ours-no-tiers", "KV"),
+        (slow_link(24, 20), "ours", "swap bandwidth"),
+        ((*SLOW_HOST[:2], chats(150, 32), 64.0), "ours-no-tiers", "host"),
+    ],
+    ids=["small pool", "slow link", "slow host"],
+)
+def test_each_planted_bottleneck_is_confirmed(
+    planted: tuple[Hardware, float, Trace, float], name: str, said: str
+) -> None:
+    found = confirmed(planted, name)
+    assert found.said == said, found.at.evidence
+    assert found.confirmed, found.interventions

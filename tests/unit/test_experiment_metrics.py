@@ -11,13 +11,15 @@ from agentserve.sim.experiment.fairness import (
     fairness,
     jain,
     largest_gap,
+    late_entries,
     longest_overtaking,
     longest_wait,
     share_while_backlogged,
 )
-from agentserve.sim.experiment.metrics import figures, met, spread, tpot
+from agentserve.sim.experiment.metrics import even, figures, in_time, met, spread, tpot
 from agentserve.sim.experiment.record import (
     IterationRecord,
+    Pace,
     Promise,
     RequestRecord,
     Status,
@@ -110,6 +112,20 @@ def test_a_promise_is_kept_if_first_token_and_gaps_are_in_time_and_it_ended_well
     for gap in gaps:
         marks.append(marks[-1] + gap)
     assert met(request(0.0, tuple(marks)))
+
+
+def test_a_promise_of_deadlines_lets_who_was_early_pause() -> None:
+    """1 s to the first token, then one each 0.2 s: due at 1.0, 1.2, 1.4, 1.6."""
+    by_deadline = Promise(1.0, 0.2, Pace.DEADLINES)
+    paused = request(0.0, (0.1, 0.2, 1.3, 1.6), slo=by_deadline)
+    assert met(paused)
+    assert met(paused) == in_time(paused)
+    assert not even(paused)
+    assert not met(request(0.0, (0.1, 0.2, 1.3, 1.61), slo=by_deadline))
+    assert not met(request(0.0, (1.01, 1.02), slo=by_deadline))
+    assert not met(request(0.0, (0.1,), Status.ABORTED, slo=by_deadline))
+    found = figures([paused])
+    assert (found.attainment, found.attainment_by_gaps, found.attainment_by_deadlines) == (1.0, 0.0, 1.0)
 
 
 def test_goodput_counts_kept_promises_per_second_over_the_whole_span() -> None:
@@ -206,6 +222,21 @@ def test_waiting_and_overtaking() -> None:
     assert longest_overtaking(found) == pytest.approx(3.0)
     assert longest_wait(found, 30.0) == pytest.approx(14.0)
     assert longest_overtaking(found[:1]) == 0.0
+
+
+def test_a_late_turn_that_others_pass_for_ever_breaks_the_bound() -> None:
+    """a is promised its first token within 1 s. b was there before it and c came within that second: with
+    `every` 2 it may be passed by 2 x (2 + 1) turns once it is late, and is by 9."""
+    line = [request(float(at), (at + 3.0,), session=f"l{at}", admit=at + 0.1) for at in range(3, 12)]
+    before = request(-1.0, (2.9,), session="b", admit=2.0)
+    after = request(0.5, (2.9,), session="c", admit=2.5)
+    mine = request(0.0, (30.0,), session="a", admit=20.0)
+    found = [before, after, mine, *line]
+    assert late_entries(found, 2) == pytest.approx((2 + 9) / (2 * 3))
+    soon = msgspec.structs.replace(mine, admit_ts=2.7)
+    assert late_entries([before, after, soon, *line], 2) == pytest.approx(2 / 6)
+    in_time = msgspec.structs.replace(mine, admit_ts=0.9)
+    assert late_entries([in_time], 2) == 0.0
 
 
 def test_records_come_back_from_json_lines_as_they_were(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_the_lengths_are_those_of_the_source_text() -> None:
     assert len(agent.turns) == 20
     assert agent.turns[0].fresh == 80 * K
     assert all(turn.fresh + turn.output == K for turn in agent.turns[1:])
-    assert agent.longest == 80 * K + 256 + 19 * K
+    assert agent.longest == 80 * K + 128 + 19 * K
 
 
 def test_waits_of_agents_lie_between_a_tenth_and_ten_seconds_evenly_in_the_logarithm() -> None:

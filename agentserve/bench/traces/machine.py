@@ -13,6 +13,7 @@ from tiering.types import Change, Transfer, TransferDone
 
 NAP = 0.002  # seconds between looks while copies may be under way
 LONG_NAP = 0.05
+SHORTEST = 1e-6  # what is left until a moment may be too little to pass
 
 
 class RealMachine:
@@ -55,6 +56,6 @@ class RealMachine:
         """With a mover, for a moment only: a transfer may end at any time."""
         if until is None and self._mover is None:
             return False
-        left = NAP if until is None else max(until - self.now(), 0.0)
+        left = NAP if until is None else max(until - self.now(), SHORTEST)
         self._sleep(min(left, NAP if self._mover is not None else LONG_NAP))
         return True

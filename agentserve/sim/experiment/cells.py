@@ -63,6 +63,7 @@ class CellResult(msgspec.Struct, frozen=True):
     evidence: Evidence
     longest_wait: float
     longest_overtaking: float
+    late_entries: float  # of the bound on waiting
     iterations: int
     cut: bool  # it ended early, having missed enough: only its attainment says anything, as an upper bound
 

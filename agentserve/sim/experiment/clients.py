@@ -163,7 +163,7 @@ class Clients:
         self._there[client.id] = client
         self.waiting[client.script.tenant] += 1
         self.active[client.script.tenant] += 1
-        self._out.append(submit(client.script, client.turn, client.context, client.promise))
+        self._out.append(submit(client.script, client.turn, client.context, client.promise, client.arrival))
 
     def _give_up(self, client: _Client, turn: int, now: float) -> None:
         if client.turn != turn:
@@ -241,7 +241,7 @@ class Clients:
         heapq.heappush(self._heap, (when, next(self._order), what))
 
 
-def submit(script: Session, turn: int, context: array[int], promise: Promise) -> Submit:
+def submit(script: Session, turn: int, context: array[int], promise: Promise, arrived: float) -> Submit:
     asked = script.turns[turn]
     sampling = Sampling(temperature=0.0, max_tokens=asked.output, ignore_eos=True)
     return Submit(
@@ -251,6 +251,7 @@ def submit(script: Session, turn: int, context: array[int], promise: Promise) ->
         sampling,
         tenant=script.tenant,
         slo=Slo(ttft=promise.ttft, tbt=promise.tbt),
+        arrived=arrived,
     )
 
 

@@ -12,14 +12,14 @@ from agentserve.core.market import TierParts, TierSetup
 from agentserve.core.scheduling.registry import policy_names
 from agentserve.core.scheduling.settings import DEFAULT_POLICY, SchedulingConfig
 from agentserve.sim.experiment.clients import Promises
-from agentserve.sim.experiment.record import Promise
+from agentserve.sim.experiment.record import Pace, Promise
 from agentserve.sim.experiment.script import Turn
 from agentserve.sim.hardware import Hardware
 from agentserve.types import KVGroup
 from tiering.policy.registry import policy_named
 from tiering.prices import PriceBook
 
-OURS = "ours"
+OURS, OURS_ALONE = "ours", "ours-no-tiers"
 
 
 class Entrant(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ LADDER = (
     Entrant("chunked", "chunked"),
     Entrant("prefix-aware", "prefix-aware"),
     Entrant("chunked-tiers", "chunked", tiers=True),
-    Entrant("ours-no-tiers", DEFAULT_POLICY),
+    Entrant(OURS_ALONE, DEFAULT_POLICY),
     Entrant(OURS, DEFAULT_POLICY, tiers=True),
 )
 """Each step adds one thing; the two before the last tell what is the scheduler's and what the tiers'."""
@@ -116,6 +116,7 @@ class SloRule(msgspec.Struct, frozen=True):
     least_ttft: float = 1.0
     ttft: float | None = None  # instead, for every request
     tbt: float | None = None
+    pace: Pace = Pace.GAPS
 
 
 def promises(hardware: Hardware, rule: SloRule) -> Promises:
@@ -124,6 +125,8 @@ def promises(hardware: Hardware, rule: SloRule) -> Promises:
     def promise(context: int, turn: Turn) -> Promise:
         alone = hardware.step([(context, turn.fresh)])
         decode = hardware.step([(context + turn.fresh + turn.output, 1)])
-        return Promise(rule.ttft or max(rule.least_ttft, rule.times * alone), rule.tbt or rule.times * decode)
+        return Promise(
+            rule.ttft or max(rule.least_ttft, rule.times * alone), rule.tbt or rule.times * decode, rule.pace
+        )
 
     return promise

@@ -8,6 +8,7 @@ active while any of its turns wait or run.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -94,16 +95,43 @@ def longest_wait(requests: Sequence[RequestRecord], end: float) -> float:
 
 def longest_overtaking(requests: Sequence[RequestRecord]) -> float:
     """By how many seconds, at most, a request had come later than one of the same tenant that it was admitted
-    before. 0: first come, first served. With each tenant's share this bounds waiting: nobody waits for more
-    than what its tenant had brought before it, and for what came within so many seconds after it."""
+    before. 0: first come, first served."""
     most = 0.0
-    for tenant in {each.tenant for each in requests}:
-        own = sorted(
-            (each for each in requests if each.tenant == tenant and each.admit_ts is not None),
-            key=lambda each: each.admit_ts or 0.0,
-        )
+    for own in _by_tenant(requests).values():
         latest = -math.inf  # arrival of those admitted so far
-        for each in own:
-            most = max(most, latest - each.arrival_ts)
-            latest = max(latest, each.arrival_ts)
+        for admitted, arrived in sorted((each.admit_ts, each.arrival_ts) for each in own if each.admit_ts):
+            assert admitted is not None
+            most = max(most, latest - arrived)
+            latest = max(latest, arrived)
     return most
+
+
+def late_entries(requests: Sequence[RequestRecord], every: int) -> float:
+    """How close waiting came to its bound under overload: 1 is all of it, above it was broken.
+
+    The bound: a turn that has missed its first token's promise enters before more than `every` x (n + 1)
+    others of its tenant have; n: turns of the tenant that were in line with it until then. However long the
+    overload lasts and whatever comes later, that is a finite wait at the tenant's share. (Relegation lets one
+    late turn in for each `every` that enter.)
+    """
+    most = 0.0
+    for own in _by_tenant(requests).values():
+        arrivals = sorted(each.arrival_ts for each in own)
+        admits = sorted(each.admit_ts for each in own if each.admit_ts is not None)
+        ends = sorted(each.finish_ts for each in own if each.admit_ts is None and each.finish_ts is not None)
+        for each in own:
+            late = each.arrival_ts + each.slo.ttft
+            if each.admit_ts is None or each.admit_ts <= late:
+                continue
+            entered = bisect_left(admits, each.admit_ts) - bisect_right(admits, late)
+            gone = bisect_right(admits, each.arrival_ts) + bisect_right(ends, each.arrival_ts)
+            others = bisect_right(arrivals, late) - gone - 1
+            most = max(most, entered / (every * (others + 1)))
+    return most
+
+
+def _by_tenant(requests: Sequence[RequestRecord]) -> dict[str, list[RequestRecord]]:
+    found: dict[str, list[RequestRecord]] = {}
+    for each in requests:
+        found.setdefault(each.tenant, []).append(each)
+    return found

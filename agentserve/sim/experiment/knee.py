@@ -15,7 +15,7 @@ import msgspec
 
 ATTAINED = 0.9
 PRECISION = 0.025
-MOST = 12  # probes to find a bracket
+MOST = 8  # probes to find a bracket
 
 
 class Knee(msgspec.Struct, frozen=True):

@@ -9,10 +9,12 @@ from pathlib import Path
 from agentserve.sim.experiment.cells import CellResult
 from agentserve.sim.experiment.report import (
     CAUSE_COLUMNS,
+    CLAIM_COLUMNS,
     COLUMNS,
     DEFINITIONS,
     TracesReport,
     cause_row,
+    claim_row,
     markdown,
     row,
     title_of,
@@ -62,6 +64,8 @@ def html(report: TracesReport) -> str:
         parts += [f"<figure>{svg}</figure>" for svg in charts(report, study)]
     if report.causes:
         parts += ["<h2>What the knees are due to</h2>", _table(CAUSE_COLUMNS, map(cause_row, report.causes))]
+    if report.claims:
+        parts += ["<h2>What was asked</h2>", _table(CLAIM_COLUMNS, map(claim_row, report.claims))]
     parts += [f"<p>{escape(note)}</p>" for note in report.notes]
     return "\n".join([*parts, "</html>"]) + "\n"
 

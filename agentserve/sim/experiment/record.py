@@ -22,11 +22,19 @@ class Status(Enum):
     ERROR = "error"
 
 
-class Promise(msgspec.Struct, frozen=True):
-    """A request's SLO in seconds: to its first token, and for the 99th percentile of its gaps."""
+class Pace(Enum):
+    """What is promised of the tokens after the first."""
+
+    GAPS = "gaps"  # the 99th percentile of the gaps between a request's tokens
+    DEADLINES = "deadlines"  # token i by arrival + TTFT + i x TBT: who was early may pause
+
+
+class Promise(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request's SLO in seconds: to its first token, and between tokens, in the form of `pace`."""
 
     ttft: float
     tbt: float
+    pace: Pace = Pace.GAPS
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from agentserve.core.scheduling.relegation import EVERY
 from agentserve.sim.experiment.cause import evidence
 from agentserve.sim.experiment.cells import Cell, CellResult, CellStore, digest_of
 from agentserve.sim.experiment.clients import Load, Promises
 from agentserve.sim.experiment.engines import Entrant
-from agentserve.sim.experiment.fairness import fairness, longest_overtaking, longest_wait
+from agentserve.sim.experiment.fairness import fairness, late_entries, longest_overtaking, longest_wait
 from agentserve.sim.experiment.knee import ATTAINED, PRECISION, Knee, find_knee
 from agentserve.sim.experiment.metrics import Figures, figures
 from agentserve.sim.experiment.record import RequestRecord
@@ -39,9 +40,10 @@ class Plan(msgspec.Struct, frozen=True):
     rates: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
     caps: tuple[int, ...] = ()  # requests at the server at once
     cap_rate: float = 1.0  # the rate that these run at, like `rates`
-    steps: tuple[int, ...] = ()  # tokens per step, of which each entrant gets its best; empty: as it is
+    steps: tuple[int, ...] = ()  # tokens per step, of which each entrant gets its best by its knee
     patience: float | None = None
     attempts: int = 1  # of each cell of the sweeps
+    precision: float = PRECISION  # of knees
 
 
 class Stand(msgspec.Struct, frozen=True):
@@ -138,11 +140,11 @@ class Study:
             tuple(stands),
         )  # fmt: skip
 
-    def knee(self, trace: Trace, entrant: Entrant, plan: Plan, precision: float = PRECISION) -> Knee:
+    def knee(self, trace: Trace, entrant: Entrant, plan: Plan, precision: float | None = None) -> Knee:
         def attainment(rate: float) -> float:
             return self._attained(trace, entrant, rate, plan)
 
-        return find_knee(attainment, plan.guess, precision=precision)
+        return find_knee(attainment, plan.guess, precision=precision or plan.precision)
 
     def cell(self, trace: Trace, entrant: Entrant, load: Load, attempt: int = 0) -> CellResult:
         """A whole run, with its raw logs."""
@@ -168,7 +170,7 @@ class Study:
     def _best_step(self, trace: Trace, entrant: Entrant, plan: Plan) -> tuple[Entrant, Plan]:
         """The entrant with the step at which its knee is highest (the first of equals), and the plan with a
         guess near it. Of a step that is no good a little above the best knee so far nothing more is asked."""
-        if not plan.steps or entrant.tokens is not None:
+        if not plan.steps or not plan.knees or entrant.tokens is not None:
             return entrant, plan
         best, rate = entrant, 0.0
         for tokens in plan.steps:
@@ -232,6 +234,7 @@ def summed_up(setting: Cell, trace: Trace, recorded: Recorded) -> CellResult:
         evidence=evidence(recorded.requests, recorded.iterations, recorded.copying, recorded.stalled),
         longest_wait=longest_wait(recorded.requests, recorded.ended),
         longest_overtaking=longest_overtaking(recorded.requests),
+        late_entries=late_entries(recorded.requests, EVERY),
         iterations=len(recorded.iterations),
         cut=recorded.cut,
     )

@@ -1,7 +1,7 @@
 """The experiment's own traces, drawn from a seed: short chats, long prompts, agents, and their mix.
 
 Lengths are those of the source text (1K/128, 64K/128, an 80K prefix and 1K per turn, waits of 0.1 to 10 s);
-what it leaves open is settled here: K is 1,024; an agent has 20 turns and writes 256 of each turn's 1K
+what it leaves open is settled here: K is 1,024; an agent has 20 turns and writes 128 of each turn's 1K
 itself; waits are log-uniform; of an agent's prefix 4K are shared by all (its system prompt and tools) and
 76K its own; tenants bring equally much, whatever their weights.
 """
@@ -34,8 +34,8 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     shared_prefix: int = 4 * K  # of all agents
     own_prefix: int = 76 * K
     agent_turns: int = 20
-    agent_append: int = 768  # of the 1K that a turn adds; the rest it writes
-    agent_output: int = 256
+    agent_append: int = 896  # of the 1K that a turn adds; the rest it writes
+    agent_output: int = 128
     shortest_wait: float = 0.1
     longest_wait: float = 10.0
 
