@@ -106,6 +106,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_step_seconds: float | None = None  # of a step's predicted time; None: no such limit
     kv_dtype: str = "auto"  # the model's
     device_kv: int | None = None  # bytes of KV pool per worker; None: from free memory
+    step_model: Path | None = None  # what steps cost here, by `agentserve fit`; None: measured when needed
     overlap: bool = True  # deliver results, and take in what arrives, while the next step computes
 
 
@@ -231,6 +232,7 @@ _FLAGS: dict[str, _Key] = {
     "kv_dtype": _Key("engine", "kv_dtype", choice(*KV_DTYPES)),
     "overlap": _Key("engine", "overlap", boolean),
     "device_kv": _Key("engine", "device_kv", optional(size)),
+    "step_model": _Key("engine", "step_model", optional(path)),
     "workers": _Key("workers", "count", at_least(1, 1024)),
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
     "hang_seconds": _Key("workers", "hang_seconds", positive_seconds),

@@ -17,7 +17,7 @@ from typing import Protocol
 ROUNDS = 10  # collections of young objects, before there is one of old ones: Python's own number
 FEW = 60_000  # blocks of memory, at which a collection takes some 20 ms
 MANY = 2_000_000  # blocks (some 200 MB) that may have come since the last one before it no longer waits
-GROWN = 32 << 20  # bytes by which the process is larger than it was, before it gives back what it can
+GROWN = 32 << 20  # bytes by which the process is larger than it was once, before it gives back what it can
 _NEVER = 2**31 - 1
 
 # mallopt(3). The library would take each large block that is freed for a sign to keep the next ones: up to

@@ -1,8 +1,9 @@
-"""What this machine leaves us: cores, memory, and how large a KV pool shall be when nobody said."""
+"""What this machine is and leaves us: processor, cores, memory, and how large a KV pool is by default."""
 
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 POOL_SHARE = 0.4  # of what is available: the rest is for activations, the page cache, and others
@@ -14,6 +15,19 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor() -> str:
+    """The processor's name, family and model."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    found: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    return f"{found.get('model name', 'unknown')} family {found.get('cpu family')} model {found.get('model')}"
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

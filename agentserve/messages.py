@@ -240,14 +240,13 @@ class TurnUsage(msgspec.Struct, frozen=True):
     admitted: float
     first_token: float
     ended: float
-    held: dict[str, int] = {}  # in how many steps each limit kept it out; counted where it is recorded
-    kept: tuple[
-        str, ...
-    ] = ()  # promises, by their names in `Slo`; those that nobody can tell of are in neither
+    # Promises, by their names in `Slo`; those that nobody can tell of are in neither.
+    kept: tuple[str, ...] = ()
     missed: tuple[str, ...] = ()
     relegated: bool = False  # it had to wait behind turns that could still be in time
     swaps: int = 0  # of the preemptions: those for which its KV was to be moved out
     migrations: int = 0  # of the preemptions: those after which another worker went on with it
+    held: dict[str, int] = {}  # in how many steps each limit kept it out; counted where it is recorded
 
 
 class TurnEnded(msgspec.Struct, frozen=True, tag="ended"):

@@ -138,7 +138,7 @@ class RequestMetrics(Collector):
         )
         for (why, way), number in self._preempted.items():
             made.add_metric([why, way], number)
-        made.add_metric(["worker lost", "recompute"], self._lost_turns)
+        made.add_metric(["worker_lost", "recompute"], self._lost_turns)
         blocks = _family("preemption_blocks", "Blocks moved out for victims, and brought back", "what")
         turns = _family(
             "preemption_moves", "Victims that another worker was wanted for, and that went", "what"

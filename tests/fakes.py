@@ -292,7 +292,7 @@ class ScriptedEngine:
                 self._cached.append((command.namespace, prompt + array("i", ids)))
             usage = TurnUsage(
                 len(prompt), cached, len(ids), len(prompt) - cached + len(ids), 0, 0.0, 0.5, 1.0, 2.0,
-                script.kept, script.missed, script.relegated,
+                kept=script.kept, missed=script.missed, relegated=script.relegated,
             )  # fmt: skip
             return TurnEnded(session, turn, reason, usage, error, script.wait)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from agentserve.core.cost import StepCost
+from agentserve.core.scheduling.settings import DEFAULT_POLICY, SchedulingConfig
 from agentserve.messages import Close, Displaced, Neighbour, Token, TurnEnded, Withdraw, Withdrawn
 from agentserve.server.workers.running import RunningTurn
 from agentserve.sim.mover import Faults
@@ -33,6 +34,7 @@ class Load:
     tokens: int  # of a step
     neighbour: bool
     earlier: bool  # their sessions had a turn before, whose KV lies where there is room for it
+    policy: str = DEFAULT_POLICY
 
     @property
     def written(self) -> int:
@@ -76,7 +78,7 @@ class Pair:
         load = self.load
         self.full = TierRig(
             (load.pages,), host=load.host, disk=load.disk, faults=load.faults, cost=COST,
-            max_batched_tokens=load.tokens, max_num_seqs=6,
+            max_batched_tokens=load.tokens, max_num_seqs=6, scheduling=SchedulingConfig(policy=load.policy),
         )  # fmt: skip
         self.other = TierRig((120,), host=8, disk=20, peers=[self.full], cost=COST, max_num_seqs=6)
         self._rng = Random(self.seed)
@@ -144,7 +146,9 @@ class Pair:
                     turn = self.told[name]
                     turn.slot = 0
                     turn.migrated(usage, 0.0)
-                    self.other.core.handle(turn.continuation(), self.other.now)
+                    back = self._rng.random() < 0.2  # there is no room any more, or that worker has died
+                    goal = self.full if back else self.other
+                    goal.core.handle(turn.continuation(), goal.now)
                 case Token(session=name):
                     self.told[name].accept(event, 0.0)
                     self.said[name].append(event.token)

@@ -149,6 +149,7 @@ class PriceBook:
         }
         self._moves = {move: Fit(line, few, settings) for move, line in lines.items()}
         chunks = ((0, 16), (0, 512), (4096, 512))
+        self._told: tuple[float, float, float] | None = None  # by `predicted`
         self._prefill = Fit(start.prefill, [_work((chunk,)) for chunk in chunks], settings)
         self._prices = self._read()
 
@@ -171,6 +172,12 @@ class PriceBook:
         self._prefill.measured(_work(chunks), seconds)
         self._prices = self._read()
 
+    def predicted(self, prefill: tuple[float, float, float]) -> None:
+        """Computing costs this: (fixed, per token, per pair), by a model of steps that is kept elsewhere."""
+        if prefill != self._prices.prefill:
+            self._prices = msgspec.structs.replace(self._prices, prefill=prefill)
+            self._told = prefill
+
     def _read(self) -> Prices:
         def line(move: Move) -> tuple[float, float]:
             fixed, per_block = self._moves[move].coefficients
@@ -183,7 +190,7 @@ class PriceBook:
             load=line(Move.LOAD),
             write=line(Move.WRITE),
             fetch=line(Move.FETCH),
-            prefill=(fixed, per_token, per_pair),
+            prefill=self._told or (fixed, per_token, per_pair),
             page_size=self._start.page_size,
         )
 

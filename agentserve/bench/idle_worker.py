@@ -2,6 +2,9 @@
 
 Everything else is the real thing: process, socket, frames, loop, core. Its log-probability field
 carries the pause between two runs of the executor, in seconds: that pause is the overhead.
+
+A model may be named that takes time, but none of this machine's: `device:SECONDS` is a device that computes
+a step by itself.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
@@ -21,17 +25,27 @@ from agentserve.types import KVGroup
 
 POOL_TOKENS = 1 << 19
 VOCABULARY = 50_000
+DEVICE = "device"
 
 
 class IdleExecutor:
-    """Returns tokens at once."""
+    """Returns tokens at once, or after `seconds` in which it does nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
         self._ended = 0.0
+        self._computing: Callable[[], None] | None = None
+
+    def when_computing(self, call: Callable[[], None]) -> None:
+        self._computing = call
 
     def run(self, plan: Plan) -> StepResult:
         began = time.perf_counter()
         pause = began - self._ended if self._ended else 0.0
+        if self._computing is not None:
+            self._computing()
+        if self._seconds:
+            time.sleep(self._seconds)
         results = tuple(self._result(chunk, pause) for chunk in plan.chunks)
         self._ended = time.perf_counter()
         return StepResult(plan.step, results, self._ended - began)
@@ -40,7 +54,7 @@ class IdleExecutor:
     def _result(chunk: Chunk, pause: float) -> ChunkResult:
         sampled = None
         if chunk.sample is not None:
-            sampled = Sampled((chunk.start * 7 + 1) % VOCABULARY, logprob=pause)
+            sampled = Sampled((chunk.sample.length * 7 + 1) % VOCABULARY, logprob=pause)
         return ChunkResult(chunk.session, chunk.turn, chunk.epoch, len(chunk.tokens), sampled)
 
     def define_grammar(self, grammar_id: str, compiled: str) -> None:
@@ -61,6 +75,8 @@ def build(spec: WorkerSpec) -> BuiltEngine:
         max_batched_tokens=spec.max_batched_tokens,
     )
     core = EngineCore(config, groups, pages)
+    kind, _, seconds = spec.model.partition(":")
+    executor = IdleExecutor(float(seconds) if kind == DEVICE else 0.0)
     hello = Hello(
         protocol=PROTOCOL_VERSION,
         pid=os.getpid(),
@@ -81,7 +97,9 @@ def build(spec: WorkerSpec) -> BuiltEngine:
         weights_digest="",
         namespace="",
     )
-    return BuiltEngine(core, IdleExecutor(), hello, config, groups, pages, StepCost())
+    return BuiltEngine(
+        core, executor, hello, config, groups, pages, StepCost(), when_computing=executor.when_computing
+    )
 
 
 if __name__ == "__main__":

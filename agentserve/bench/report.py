@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from agentserve import __version__
-from agentserve.machine import usable_cores
+from agentserve.machine import processor, usable_cores
 
 VERSIONS_OF = ("torch", "numpy", "msgspec", "tokenizers", "xgrammar", "lmdb", "xxhash")
 
@@ -51,7 +51,7 @@ class Report(msgspec.Struct, frozen=True):
 def machine() -> dict[str, str]:
     """What a reader must know of the machine to compare figures."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": str(usable_cores()),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -82,15 +82,3 @@ def write(report: Benchmark, folder: Path) -> Path:
             entry["fraction"] = row.fraction
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     return path
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    found: dict[str, str] = {}
-    for line in lines:
-        key, _, value = line.partition(":")
-        found.setdefault(key.strip(), value.strip())
-    return f"{found.get('model name', 'unknown')} family {found.get('cpu family')} model {found.get('model')}"

@@ -19,8 +19,10 @@ from agentserve.cli.bench_frontend import frontend
 from agentserve.cli.bench_grammar import grammar
 from agentserve.cli.bench_kernels import bench_kernels
 from agentserve.cli.bench_outside import outside
+from agentserve.cli.bench_overlap import overlap as overlap_bench
 from agentserve.cli.bench_quality import quality_bench
 from agentserve.cli.bench_scheduler import scheduler
+from agentserve.cli.bench_steps import steps_bench
 from agentserve.cli.bench_tiers import tiers_bench
 from agentserve.cli.bench_traces import traces
 from agentserve.cli.output import fail
@@ -42,7 +44,9 @@ bench.command("frontend")(frontend)
 bench.command("grammar")(grammar)
 bench.command("kernels")(bench_kernels)
 bench.command("outside")(outside)
+bench.command("overlap")(overlap_bench)
 bench.command("quality")(quality_bench)
+bench.command("steps")(steps_bench)
 bench.command("scheduler")(scheduler)
 bench.command("tiers")(tiers_bench)
 bench.command("traces")(traces)

@@ -17,6 +17,7 @@ from agentserve.cli.bench import bench
 from agentserve.cli.chat import chat
 from agentserve.cli.demo import demo
 from agentserve.cli.doctor import doctor
+from agentserve.cli.fit import fit
 from agentserve.cli.keys import keys
 from agentserve.cli.output import fail
 from agentserve.cli.records import records
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "chat": chat,
     "doctor": doctor,
+    "fit": fit,
     "records": records,
 }
 

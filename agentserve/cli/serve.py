@@ -150,6 +150,10 @@ def serve(
         typer.Option("--overlap/--no-overlap", help="Deliver results while the next step computes."),
     ] = None,
     record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
+    step_model: Annotated[
+        Path | None,
+        typer.Option(help="What steps cost here, by `agentserve fit`.", show_default="measured if needed"),
+    ] = None,
     recording: Annotated[
         Path | None,
         typer.Option(help="A folder: write down what became of requests and iterations.", show_default="off"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -12,6 +12,9 @@ import typer
 from agentserve.cli.output import fail
 from agentserve.cli.sim_policies import policies
 from agentserve.cli.sim_traces import traces
+
+if TYPE_CHECKING:
+    from agentserve.core.cost import StepCost
 
 sim = typer.Typer(help="Run the engine core in virtual time.", no_args_is_help=True, rich_markup_mode=None)
 sim.command("policies")(policies)
@@ -33,6 +36,9 @@ def run(
     per_token: Annotated[float, typer.Option(min=0.0, help="Seconds a token row takes.")] = 0.001,
     fixed: Annotated[float, typer.Option(min=0.0, help="Seconds any step takes.")] = 0.02,
     per_context: Annotated[float, typer.Option(min=0.0, help="Seconds per pair attended.")] = 2e-7,
+    step_model: Annotated[
+        Path | None, typer.Option(help="What steps take, by `agentserve fit`; instead of the three above.")
+    ] = None,
     seed: Annotated[int, typer.Option()] = 1,
     record: Annotated[Path | None, typer.Option(help="Write the ordered log here.")] = None,
 ) -> None:
@@ -52,6 +58,8 @@ def run(
         max_num_seqs=max_num_seqs, max_batched_tokens=max_batched_tokens, max_model_len=1 << 20
     )
     cost = StepCost(fixed=fixed, per_token=per_token, per_context=per_context)
+    if step_model is not None:
+        cost = _fitted(step_model)
     log: list[Entry] = []
     simulation = Simulation(
         make_workload(spec), config, pages=pool // config.page_size, cost=cost,
@@ -99,6 +107,17 @@ def replay(
         fail(f"{log}: no plan to compare{', the log is cut short' if found.cut else ''}")
     cut = "; the log is cut short after them" if found.cut else ""
     typer.echo(f"{found.commands} commands replayed, {found.plans} plans, all identical{cut}")
+
+
+def _fitted(path: Path) -> StepCost:
+    from agentserve.core.timing.saved import CostFileError, decode_saved
+
+    try:
+        return decode_saved(path.read_bytes()).cost
+    except CostFileError as error:
+        fail(f"{path}: {error}")
+    except OSError as error:
+        fail(f"{path}: {error.strerror or error}")
 
 
 def _spread(values: list[float]) -> str:

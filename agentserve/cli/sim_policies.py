@@ -26,7 +26,13 @@ TUNED_AT = 4.0  # oversubscription
 def policies(
     *,
     only: Annotated[str, typer.Option(help="Policies, with commas between.", show_default="all")] = "",
-    hardware: Annotated[str, typer.Option(help="Machines to imagine.", show_default=", ".join(SECONDS))] = "",
+    hardware: Annotated[
+        str,
+        typer.Option(
+            help="Machines to imagine; NAME@FILE has steps by `agentserve fit`.",
+            show_default=", ".join(SECONDS),
+        ),
+    ] = "",
     oversubscription: Annotated[
         str, typer.Option(help="Contexts alive over what the device pool holds.")
     ] = "1,2,4,10",

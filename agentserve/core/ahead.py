@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from agentserve.core.config import CoreConfig
-from agentserve.core.cost import StepCost
 from agentserve.core.draft import Draft
 from agentserve.core.kv import KVManager
 from agentserve.core.pages import DEVALUED
@@ -26,6 +25,7 @@ from agentserve.core.radix import common_prefix
 from agentserve.core.scheduler import Scheduler
 from agentserve.core.session import Session
 from agentserve.core.tiers import Tiers
+from agentserve.core.timing.tally import Wanted
 from agentserve.messages import AheadCounts
 from agentserve.types import SessionId
 
@@ -60,7 +60,6 @@ class Ahead:
         self._config = config
         self._kv = kv
         self._scheduler = scheduler
-        self._cost: StepCost = scheduler.cost
         self._tiers = tiers
         self._limit = limit
         self._share = max(config.page_size, config.max_batched_tokens // SHARE)
@@ -163,11 +162,12 @@ class Ahead:
             kv.release(session.id)
             return False
         draft.copies.extend(copies)
+        draft.tally.copy(copies)
         table = kv.table(session.id)
         chunk = Chunk(session.id, session.last_turn, session.epoch, start, tokens[start:end], table, None)
         draft.chunks.append(chunk)
         draft.tokens -= count
-        draft.spent += self._cost.chunk(start, count)
+        draft.tally.chunk(start, count, None)
         expected.flying = tokens, start, end
         expected.left -= count
         if not expected.left:
@@ -189,7 +189,10 @@ class Ahead:
         room = (self._kv.blocks_of(expected.session.id) + max(self._room, 0)) * size - start
         count = max(min(lag, most, room, expected.left), 0)
         if draft.seconds is not None:
-            count = self._cost.largest_chunk(start, count, draft.seconds - draft.spent)
+            wanted = Wanted(start, count, count + 1)  # whose next token nobody picks
+            cost = self._scheduler.cost
+            tally = draft.tally.with_copies() if cost.minds_copies else draft.tally
+            count = cost.largest(tally, wanted, draft.seconds)
         if count < lag:
             count = max((start + count) // size * size - start, 0)
         return count

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, overload
 
+from agentserve.core.cost import StepCost
 from agentserve.core.plan import Chunk, PageCopy
 from agentserve.core.scheduling.policy import Order
 from agentserve.core.session import Session
+from agentserve.core.timing.tally import Attention, Tally
 from agentserve.types import SessionId
 
 
@@ -17,8 +19,8 @@ class Draft:
     """What is left of each limit, and what was granted so far."""
 
     tokens: int  # may fall below 0: a prompt that must run whole is longer than a step
-    seconds: float | None  # None: the step may take as long as it likes
-    spent: float
+    seconds: float | None  # that the step's bound may come to; None: any
+    tally: Tally  # what there is in the step, for its time
     copies: list[PageCopy] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     reasons: list[tuple[SessionId, str]] = field(default_factory=list)
@@ -51,6 +53,18 @@ class Standing(Sequence[Session]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+
+class Times(Protocol):
+    """What is known of how long steps take."""
+
+    @property
+    def cost(self) -> StepCost:
+        """What steps cost by now."""
+        ...
+
+    @property
+    def attention(self) -> Attention: ...
 
 
 class Gate(Protocol):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from agentserve.core.ahead import Ahead
 from agentserve.core.checking import check_queues
 from agentserve.core.config import CoreConfig
@@ -27,6 +25,8 @@ from agentserve.core.scheduling.policy import Ran
 from agentserve.core.session import Session, SessionTable, Turn
 from agentserve.core.states import Phase
 from agentserve.core.tiers import Tiers
+from agentserve.core.timing.learning import Learning
+from agentserve.core.timing.tally import Attention
 from agentserve.core.views import session_view, worker_view
 from agentserve.messages import (
     Abort,
@@ -79,11 +79,14 @@ class EngineCore:
         self.config = config
         self.sessions = SessionTable()
         self.kv = KVManager(config.page_size, pages, prefix_cache=config.prefix_cache)
-        self.scheduler = Scheduler(config, self.sessions, self.kv, cost or StepCost())
+        self.learning = Learning(
+            cost or StepCost(), Attention(groups, config.page_size), config.max_batched_tokens,
+            tiers.book if tiers is not None else None,
+        )  # fmt: skip
+        self.scheduler = Scheduler(config, self.sessions, self.kv, self.learning)
         self.tiers = Tiers(tiers, self.kv, self.scheduler) if tiers is not None else None
         self.scheduler.gate = self.tiers
         self._leaving = Leaving(self.sessions, self.scheduler, self.tiers)
-        self._planned: Plan | None = None  # the one that runs
         self.limit = min(config.max_model_len, self.kv.capacity)
         self.ahead = Ahead(config, self.kv, self.scheduler, self.tiers, self.limit)
         self.scheduler.filler = self.ahead
@@ -105,7 +108,7 @@ class EngineCore:
             case Withdraw(session=name, turn=turn):
                 self._events += self._leaving.withdraw(name, turn, now)
             case Neighbour(pages=pages):
-                self.scheduler.pressure.elsewhere = pages
+                self._events += self._leaving.neighbour(pages)
             case Park():
                 self._park(command, now)
             case Hint() | ToolSignal() | Devalue():
@@ -250,7 +253,7 @@ class EngineCore:
         for session in preempted:
             self._events += self._leaving.displaced(session, now)
             self._show(session, now, PRESSURE)
-        self._planned = plan
+        self.learning.begun(plan)
         for session in admitted:  # of the others none has changed
             self._show(session, now)
         return plan
@@ -258,10 +261,9 @@ class EngineCore:
     def finish_step(self, result: StepResult, now: float) -> None:
         """Book what a plan computed. Results of another epoch are stale and dropped."""
         self.kv.plan_done()
-        if self.tiers is not None and self._planned is not None:
-            chunks = [(chunk.start, len(chunk.tokens)) for chunk in self._planned.chunks]
-            self.tiers.stepped([chunk.session for chunk in result.chunks], chunks, result.seconds)
-            self._planned = None
+        self.learning.ended(result)
+        if self.tiers is not None:
+            self.tiers.stepped([chunk.session for chunk in result.chunks], result.seconds)
         fresh: list[tuple[Session, ChunkResult]] = []
         ran: list[Ran] = []
         for chunk in result.chunks:
@@ -306,8 +308,7 @@ class EngineCore:
         ahead = self.ahead.failed()
         turns = tuple(chunk for chunk in plan.chunks if chunk.session not in ahead)
         if ahead and turns:
-            self._planned = msgspec.structs.replace(plan, chunks=turns)
-            return self._planned
+            return self.learning.cut(plan, turns)
         self.kv.plan_done()
         for chunk in turns:
             session = self.sessions.get(chunk.session)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentserve.core.config import CoreConfig
-from agentserve.core.cost import StepCost
-from agentserve.core.draft import Draft
+from agentserve.core.draft import Draft, Times
 from agentserve.core.kv import KVManager
 from agentserve.core.plan import Chunk, PageCopy, SampleSpec
 from agentserve.core.scheduling.chunking import Caps, chunk_size
 from agentserve.core.scheduling.policy import Form
 from agentserve.core.session import Session
+from agentserve.core.timing.tally import Tally, Wanted
 
 
 class Grants:
     """Writes chunks as large as every limit allows, and says which limit bound."""
 
-    def __init__(self, config: CoreConfig, kv: KVManager, cost: StepCost, form: Form) -> None:
-        self.cost = cost
+    def __init__(self, config: CoreConfig, kv: KVManager, times: Times, form: Form) -> None:
+        self._times = times
         self._config = config
         self._kv = kv
         self._form = form
@@ -29,15 +29,22 @@ class Grants:
             return "tokens"
         if draft.seconds is None or not draft.chunks:
             return ""
-        return "time" if draft.spent + self.cost.chunk(session.computed, 1) > draft.seconds else ""
+        load = self._tally(draft).with_decode(session.computed, session.running_turn.sampling)
+        return "time" if self._times.cost.bound(load) > draft.seconds else ""
 
     def each_one(self, sessions: Sequence[Session], draft: Draft) -> bool:
         """One token for each of these, all of which decode. False, and nothing granted, if any limit could
         bind: then they are to be granted one by one, the most deserving first. This is the usual step, so
         it looks at each of them only to write its chunk, and at pages where an edge is crossed."""
-        spent = self.cost.decodes(len(sessions), sum([session.computed for session in sessions]))
-        late = draft.seconds is not None and draft.spent + spent > draft.seconds
-        if late or len(sessions) > draft.tokens:
+        if len(sessions) > draft.tokens:
+            return False
+        tally, turns = draft.tally.another(), [session.running_turn for session in sessions]
+        tally.decodes_of(
+            len(sessions),
+            self._times.attention.seen_by([session.computed for session in sessions]),
+            sum([turn.picks for turn in turns]),
+        )
+        if draft.seconds is not None and self._times.cost.bound(tally.load()) > draft.seconds:
             return False
         tables = self._kv.tables
         edges = [
@@ -48,12 +55,12 @@ class Grants:
         if edges and not self._kv.extend(edges):
             return False
         write = draft.chunks.append
-        for session in sessions:
-            name, start, tokens, turn = session.id, session.computed, session.tokens, session.running_turn
+        for session, turn in zip(sessions, turns, strict=True):
+            name, start, tokens = session.id, session.computed, session.tokens
             sample = SampleSpec(turn.sampling, tokens, turn.prompt, start + 1)
             write(Chunk(name, turn.id, session.epoch, start, tokens[start:], tables[name].shown(), sample))
         draft.tokens -= len(sessions)
-        draft.spent += spent
+        draft.tally = tally
         return True
 
     def one(self, session: Session, draft: Draft) -> bool:
@@ -62,6 +69,7 @@ class Grants:
         if copies is None:
             return False
         self._write(session, session.computed, 1, copies, draft)
+        draft.tally.decode(session.computed, session.running_turn.sampling)
         return True
 
     def chunk(self, session: Session, start: int, draft: Draft) -> bool:
@@ -74,6 +82,8 @@ class Grants:
         if limit:
             draft.reasons.append((session.id, limit))
         self._write(session, start, count, copies, draft)
+        ends = start + count == len(session.tokens)
+        draft.tally.chunk(start, count, session.running_turn.sampling if ends else None)
         draft.prefill = True
         return True
 
@@ -89,7 +99,8 @@ class Grants:
 
         def in_time(count: int) -> int:
             assert draft.seconds is not None
-            most = self.cost.largest_chunk(start, count, draft.seconds - draft.spent)
+            wanted = Wanted(start, count, lag, session.running_turn.sampling)
+            most = self._times.cost.largest(self._tally(draft), wanted, draft.seconds)
             if draft.chunks:
                 return most
             return max(most, min(count, size - start % size))  # something must run, whatever it takes
@@ -97,12 +108,17 @@ class Grants:
         caps = Caps(draft.tokens, room, in_time if draft.seconds is not None else None)
         return chunk_size(start, lag, size, caps)
 
+    def _tally(self, draft: Draft) -> Tally:
+        """What there is, and the copies that the chunk may need which is granted next."""
+        return draft.tally.with_copies() if self._times.cost.minds_copies else draft.tally
+
     def _write(self, session: Session, start: int, count: int, copies: list[PageCopy], draft: Draft) -> None:
         turn, end = session.running_turn, start + count
         sample = None
         if end == len(session.tokens):
             sample = SampleSpec(turn.sampling, session.tokens, turn.prompt, end)
         draft.copies.extend(copies)
+        draft.tally.copy(copies)
         draft.chunks.append(
             Chunk(
                 session.id,
@@ -115,4 +131,3 @@ class Grants:
             )
         )
         draft.tokens -= count
-        draft.spent += self.cost.chunk(start, count)

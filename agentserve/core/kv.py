@@ -132,14 +132,11 @@ class KVManager:
     def extend(self, sessions: Sequence[tuple[SessionId, int]]) -> bool:
         """`reserve` one token for each of these, with its computed tokens. False, and nothing was taken, if
         pages lack or if it takes more than a fresh page each."""
-        tables = []
-        for session, computed in sessions:
-            table = self._tables[session]
+        tables = [self._tables[session] for session, _ in sessions]
+        for table, (_, computed) in zip(tables, sessions, strict=True):
             if table.donor is not None or table.blocks * self.page_size != computed:
                 return False
-            tables.append(table)
-        fresh = self._take(len(tables))
-        if fresh is None:
+        if (fresh := self._take(len(tables))) is None:
             return False
         for table, block in zip(tables, fresh, strict=True):
             table.append(block)
@@ -241,10 +238,7 @@ class KVManager:
 
     def evict_all(self) -> int:
         """Drop every idle block; returns how many."""
-        count = 0
-        while self._evict():
-            count += 1
-        return count
+        return sum(1 for _ in iter(self._evict, False))
 
     # --- transfers ---------------------------------------------------------------------------
 
@@ -395,6 +389,10 @@ class KVManager:
             for page in range(pool.pages):
                 assert pool.holds(page) == holds.get(page, 0), f"page {page}: holds differ"
                 assert pool.is_cached(page) == (page in cached), f"page {page}: cached differs"
+        for table in self._tables.values():
+            assert table.shown() == table.pages, "plans are given other pages than there are"
+            indices = range(table.sealed, table.writable // self.page_size)
+            assert all(self._is_private(table, index) for index in indices), "writable, but not private"
         marked = {block[0] for block in self._marked.values()}
         for page in range(self.pools[0].pages):
             assert (page in marked) == (self.pools[0].marks(page) > 0), f"page {page}: marks differ"

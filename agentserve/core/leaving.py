@@ -36,6 +36,16 @@ class Leaving:
         self._pressure.count(verdict.why, way, asked=verdict.asks > 0)
         return [Displaced(session.id, session.last_turn, verdict.asks)] if verdict.asks else []
 
+    def neighbour(self, pages: int) -> list[Displaced]:
+        """Another worker has room: a turn that waits already may want to go there, the last of them first."""
+        self._pressure.elsewhere = pages
+        waiting, running = self._scheduler.waiting, self._scheduler.running
+        last = next((session for session in reversed(waiting) if session.phase is Phase.PREEMPTED), None)
+        if last is None or not running:
+            return []
+        asks = self._pressure.wish(last, running)
+        return [Displaced(last.id, last.last_turn, asks)] if asks else []
+
     def withdraw(self, name: SessionId, turn: TurnId, now: float) -> list[Withdrawn]:
         """Another worker would take a turn over: give it up, as long as it waits. Its tokens stay, as those
         of a session at rest, so that what is on disk is not nobody's before the other one has read it."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from agentserve.core.cost import StepCost
 from agentserve.core.scheduling.forecast import NOTHING, Work
 from agentserve.core.session import Session
+from agentserve.core.timing.tally import Attention, Tally
 
 
 @dataclass(slots=True)
@@ -27,10 +28,10 @@ class Load:
         return self.short if short else self.long
 
 
-def load_of(running: Sequence[Session], cost: StepCost, budget: int) -> Load:
+def load_of(running: Sequence[Session], cost: StepCost, attention: Attention, budget: int) -> Load:
     """One pass over the turns that run: there are hundreds, at every step. budget: tokens of a step."""
-    load = Load(least=cost.fixed)
-    tokens, seconds, context = 0, 0.0, 0
+    load = Load()
+    tokens, seconds, lengths, picked = 0, 0.0, [], 0
     for session in running:
         turn, computed, length = session.running_turn, session.computed, len(session.tokens)
         lag = length - computed
@@ -41,12 +42,15 @@ def load_of(running: Sequence[Session], cost: StepCost, budget: int) -> Load:
                 load.short += Work(lag, takes)
             continue
         load.decodes += 1
-        context += computed
+        lengths.append(computed)
+        picked += turn.picks
         if turn.beat < math.inf:
             load.beat = min(load.beat, turn.beat)
             if turn.first_token:
                 due = turn.paced_from + turn.beat * (length - turn.prompt - turn.given)
                 load.dues.append(min(due, turn.over_by))
-    load.least += cost.decodes(load.decodes, context)
+    tally = Tally(attention)
+    tally.decodes_of(load.decodes, attention.seen_by(lengths), picked)
+    load.least = cost.predict(tally.load())
     load.long = Work(tokens, seconds)
     return load

@@ -39,6 +39,10 @@ class PriceBook(Protocol):
         """chunks: (start, tokens) of each."""
         ...
 
+    def predicted(self, prefill: tuple[float, float, float]) -> None:
+        """Computing costs this: (fixed, per token, per pair); whoever says so knows better than steps do."""
+        ...
+
 
 class TierSetup(msgspec.Struct, frozen=True):
     """What the tiers below a core are built from: values, kept in its log."""

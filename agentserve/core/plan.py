@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from agentserve.core.timing.features import StepLoad
 from agentserve.types import Sampling, SessionId, TurnId
 
 
@@ -68,6 +69,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     # Sessions left out or cut short, and by which limit. Waiting sessions are looked at in order; those
     # behind the last one named wait behind it.
     reasons: tuple[tuple[SessionId, str], ...]
+    load: StepLoad | None = None  # what the time was predicted from
+    bound_seconds: float = 0.0  # what the step hardly exceeds
 
     @property
     def tokens(self) -> int:

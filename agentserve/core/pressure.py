@@ -15,6 +15,7 @@ from typing import NamedTuple
 from agentserve.core.kv import KVManager
 from agentserve.core.lengths import Lengths
 from agentserve.core.quotes import Quotes
+from agentserve.core.scheduling.policy import Ran
 from agentserve.core.session import Session
 from agentserve.core.victims import Candidate, Offer, Way, Why, cheapest, choose, shortage
 from agentserve.messages import PreemptionCounts
@@ -53,6 +54,7 @@ class Pressure:
         self.lengths = Lengths()
         self._kv = kv
         self._by_price = by_price
+        self._spoken_for = 0  # of these: by turns that were taken since the last step
         self._pace = 0.0
         self._lefts: dict[SessionId, float] = {}  # as they were reckoned since the last step
         self._chosen: Candidate | None = None  # who is about to be judged, if the price chose
@@ -61,8 +63,10 @@ class Pressure:
         self._asked = 0
         self._migrated = 0
 
-    def stepped(self, seconds: float) -> None:
-        """A step took so long."""
+    def stepped(self, ran: Sequence[Ran], seconds: float) -> None:
+        """A step took so long, and did this; nothing of it has been booked yet."""
+        self.quotes.stepped([(each.session.computed, each.read) for each in ran if each.read], seconds)
+        self._spoken_for = 0
         self._lefts.clear()
         self._pace += (seconds - self._pace) / FADE if self._pace else seconds
 
@@ -91,9 +95,18 @@ class Pressure:
         best, asks = cheapest(candidate.offers), 0
         if best.way is Way.MIGRATE:
             asks = self._needed(victim)
-            self.elsewhere -= asks  # others of this step are not to count on it
+            self._spoken_for += asks
             best = cheapest([offer for offer in candidate.offers if offer.way is not Way.MIGRATE])
         self._verdicts[victim.id] = Verdict(why, best.way, best.seconds, asks)
+
+    def wish(self, waits: Session, running: Sequence[Session]) -> int:
+        """Pages that another worker would need for a turn that waits since it was preempted; 0: it has not so
+        many, or to begin there again takes as long as to wait here."""
+        needed, wait = self._needed(waits), self._ends(running).first * self._seconds
+        if needed > self.elsewhere or self.quotes.elsewhere(waits) >= wait:
+            return 0
+        self._asked += 1
+        return needed
 
     def take(self, session: SessionId) -> Verdict:
         """What was judged; told once."""
@@ -137,7 +150,7 @@ class Pressure:
         swap = self.quotes.swap(session, first, redo)
         if swap is not None:
             offers.append(Offer(Way.SWAP, wait + swap))
-        if self._needed(session) <= self.elsewhere:
+        if self._needed(session) <= self.elsewhere - self._spoken_for:
             offers.append(Offer(Way.MIGRATE, self.quotes.elsewhere(session)))
         return tuple(offers)
 

@@ -1,12 +1,13 @@
 """What it takes to have a victim's KV again: by computing, from below, or on another worker.
 
 All in seconds and by the one price book (`tiering/prices.py`), which parking, restores and admission use as
-well; without tiers by the step's cost model. Nothing is ordered here.
+well; without tiers by the step's cost model, where there is one, else by what steps were seen to take.
+Nothing is ordered here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from agentserve.core.restore import best_cut
 from agentserve.core.session import Session
 from tiering.manager import TierManager
 from tiering.policy.base import Prices
+from tiering.prices import PriceBook, starting_prices
 from tiering.types import Tier
 
 
@@ -35,6 +37,10 @@ class Quotes(Protocol):
         """Another worker reads what is on this one's disk if that is quicker, and computes the rest."""
         ...
 
+    def stepped(self, read: Sequence[tuple[int, int]], seconds: float) -> None:
+        """A step took so long. read: (start, tokens) of the prompts in it."""
+        ...
+
 
 class ComputedQuotes:
     """There is nothing below: what goes is computed."""
@@ -42,6 +48,11 @@ class ComputedQuotes:
     def __init__(self, page_size: int, cost: Callable[[], StepCost]) -> None:
         self._size = page_size
         self._cost = cost
+        self._seen = PriceBook(starting_prices(1, page_size))
+
+    def stepped(self, read: Sequence[tuple[int, int]], seconds: float) -> None:
+        if read and not self._cost().known:
+            self._seen.stepped(read, seconds)
 
     def recompute(self, session: Session, first: int) -> float:
         start = first * self._size
@@ -55,10 +66,14 @@ class ComputedQuotes:
 
     def _seconds(self, start: int, tokens: int) -> float:
         cost = self._cost()
-        return cost.fixed + cost.chunk(start, tokens) if tokens > 0 else 0.0
+        if not cost.known:
+            return self._seen.prices().recompute(start, tokens)
+        return cost.step([(start, tokens)]) if tokens > 0 else 0.0
 
 
 class TierQuotes:
+    """By the book that the tiers keep."""
+
     def __init__(
         self,
         kv: KVManager,
@@ -108,6 +123,9 @@ class TierQuotes:
             return None
         total = rest + out + self._out(prices, bare)
         return total if total < most else None
+
+    def stepped(self, read: Sequence[tuple[int, int]], seconds: float) -> None:
+        """The tiers tell their book themselves."""
 
     def _bare(self, known: Known, full: int, most: float) -> int:
         """Blocks without a copy below; no longer counted once moving them takes `most` seconds."""

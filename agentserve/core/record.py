@@ -19,7 +19,7 @@ from agentserve.messages import Command, pack_tokens
 from agentserve.types import KVGroup
 from tiering.types import Change, Transfer, TransferDone
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 _HEADER = struct.Struct(">I")
 
 

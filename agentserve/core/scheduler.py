@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from agentserve.core.admission import PASSED, Admission, Place
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
-from agentserve.core.draft import Draft, Filler, Gate, Standing
+from agentserve.core.draft import Draft, Filler, Gate, Standing, Times
 from agentserve.core.grants import Grants
 from agentserve.core.kv import KVManager
 from agentserve.core.line import arrival, place_of
@@ -33,34 +33,33 @@ from agentserve.core.scheduling.registry import PATIENCE, make_policy
 from agentserve.core.session import Session, SessionTable
 from agentserve.core.states import Phase
 from agentserve.core.timekeeper import Asked, Forecast, Timekeeper
+from agentserve.core.timing.tally import Tally, shared
 from agentserve.core.victims import Why
 
 
 class Scheduler:
-    def __init__(self, config: CoreConfig, sessions: SessionTable, kv: KVManager, cost: StepCost) -> None:
+    def __init__(self, config: CoreConfig, sessions: SessionTable, kv: KVManager, times: Times) -> None:
         self.config = config
         self.running: list[Session] = []  # by arrival, as are those that wait; orders say who goes first
         self.waiting: list[Session] = []
         self._sessions = sessions
         self._kv = kv
         self.policy = make_policy(config.scheduling, config.max_batched_tokens, self)
-        self._grants = Grants(config, kv, cost, self.policy.form)
+        self._times = times
+        self._grants = Grants(config, kv, times, self.policy.form)
         self._admission = Admission(config, sessions, kv, self._grants, self.policy)
         quotes = ComputedQuotes(config.page_size, lambda: self.cost)
         self.pressure = Pressure(kv, quotes, by_price=self.policy.form.victims_by_price)
         self.filler: Filler | None = None  # set by the engine
-        self.time = Timekeeper(config, self.policy.form, lambda: self.cost, self.lacking)
+        self.time = Timekeeper(config, self.policy.form, times, self.lacking)
         self._decoded = 0.0  # the time of the last step without prefill
         self.seen = 0.0  # the time of the last plan
         self._step = 0
 
     @property
     def cost(self) -> StepCost:
-        return self._grants.cost
-
-    @cost.setter
-    def cost(self, cost: StepCost) -> None:
-        self._grants.cost = cost
+        """What steps cost by now."""
+        return self._times.cost
 
     @property
     def gate(self) -> Gate | None:
@@ -96,7 +95,7 @@ class Scheduler:
 
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         """A step has run: what it did for each turn is charged."""
-        self.pressure.stepped(seconds)
+        self.pressure.stepped(ran, seconds)
         self.policy.order.stepped(ran, seconds, now)
 
     @property
@@ -118,7 +117,7 @@ class Scheduler:
 
     def seconds(self, session: Session) -> float:
         lacking = self.lacking(session)
-        return self.cost.fixed + self.cost.chunk(len(session.tokens) - lacking, lacking)
+        return self.cost.step([(len(session.tokens) - lacking, lacking)])
 
     def ranked(self, waiting: Sequence[Session], now: float) -> list[Session]:
         return self.gate.ranked(waiting, now) if self.gate is not None else list(waiting)
@@ -132,7 +131,7 @@ class Scheduler:
         self.seen = now
         seconds = self.time.step_seconds(self.running, self.waiting, now)
         self._relegate(now)
-        draft = Draft(self.config.max_batched_tokens, seconds, self.cost.fixed)
+        draft = Draft(self.config.max_batched_tokens, seconds, Tally(self._times.attention))
         line = self._admission.line_up(self.running, self.waiting, now)
         standing = Standing(self.policy.order, self.running, now)
         if self.policy.form.decodes_ride:
@@ -145,7 +144,14 @@ class Scheduler:
             return None, draft.preempted, draft.admitted
         self._step += 1
         self.time.planned(now, prefill=draft.prefill)
-        plan = Plan(self._step, tuple(draft.copies), tuple(draft.chunks), draft.spent, tuple(draft.reasons))
+        # Who shares with whom takes a look at every decode: only where it is known what that saves.
+        cost = self._times.cost
+        load = draft.tally.load(shared(draft.chunks, self._times.attention) if cost.per_read else 0)
+        predicted = cost.predict(load)
+        plan = Plan(
+            self._step, tuple(draft.copies), tuple(draft.chunks), predicted, tuple(draft.reasons),
+            load, cost.at_worst(predicted),
+        )  # fmt: skip
         return plan, draft.preempted, draft.admitted
 
     def _grant_all(
@@ -269,10 +275,13 @@ class Scheduler:
         place = next((place for place in line if place.limit not in PASSED), None)
         if place is None or not place.limit:
             return
+        outranks = self.policy.order.outranks
+        if not any(outranks(place.session, session) for session in self.running):
+            return  # who stands last need not be found
         needed = self._kv.needed_blocks(place.session.namespace, place.session.tokens)
         while self.running:
             victim = next(session for session in reversed(standing) if session not in draft.preempted)
-            if not self.policy.order.outranks(place.session, victim):
+            if not outranks(place.session, victim):
                 return
             self._preempt(victim, draft, now, Why.SEAT)
             if needed <= self._admission.room(self.running):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from agentserve.core.scheduling.deadlines import Course, judged, paced_from
 from agentserve.core.states import Happening, Phase, after, public_state
+from agentserve.core.timing.features import picks
 from agentserve.messages import TurnUsage
 from agentserve.types import NO_SLO, Sampling, SessionId, SessionState, Slo, TurnId
 
@@ -38,6 +39,7 @@ class Turn:
     relegated: bool = False  # it could not be in time any more, and stood behind those that could
     late: int = 0  # tokens after the first that came after they were due
     # Asked at every token, and so reckoned once. inf: nothing was promised.
+    picks: int = field(init=False)  # how its tokens are picked: `timing.features.picks`
     beat: float = field(init=False)  # seconds per token that keep all promises about tokens
     over_by: float = field(init=False)  # when all of it is due
     paced_from: float = 0.0  # the moment that the times of its tokens count from; 0: there is none yet
@@ -77,6 +79,7 @@ class Turn:
         )
 
     def __post_init__(self) -> None:
+        self.picks = picks(self.sampling)
         pace, total = self.slo.pace, self.slo.total
         self.beat = math.inf if pace is None else pace
         self.over_by = math.inf if total is None else self.arrived + total

@@ -266,12 +266,8 @@ class Tiers:
             self.spills.go_on(now)
             self._value.sync()
 
-    def stepped(
-        self, sessions: Iterable[SessionId], chunks: Sequence[tuple[int, int]], seconds: float
-    ) -> None:
-        """A step has run. chunks: (start, tokens) of each."""
-        if seconds > 0:
-            self._book.stepped(chunks, seconds)
+    def stepped(self, sessions: Iterable[SessionId], seconds: float) -> None:
+        """A step has run."""
         for session in sessions:
             known = self.ledger.known.get(session)
             if known is not None:

@@ -13,6 +13,7 @@ from itertools import islice
 
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
+from agentserve.core.draft import Times
 from agentserve.core.load import Load, load_of
 from agentserve.core.scheduling.deadlines import first_due, least_slack, within
 from agentserve.core.scheduling.forecast import NOTHING, Pace, Room, Work, ahead_of, first_token
@@ -63,12 +64,12 @@ class _Estimate:
 
 class Timekeeper:
     def __init__(
-        self, config: CoreConfig, form: Form, cost: Callable[[], StepCost], lacking: Callable[[Session], int]
+        self, config: CoreConfig, form: Form, times: Times, lacking: Callable[[Session], int]
     ) -> None:
         """lacking: tokens of a waiting session that must be computed."""
         self._config = config
         self._form = form
-        self._cost = cost
+        self._times = times
         self._lacking = lacking
         self._line: dict[SessionId, Session] = {}  # those that wait
         self._estimates: dict[SessionId, _Estimate] = {}  # of these, as far as anybody asked; oldest first
@@ -82,6 +83,18 @@ class Timekeeper:
         self._lasting = 0.0
         self.unattainable = self.overruled = self.relegated = self.shed = 0
 
+    @property
+    def _cost(self) -> StepCost:
+        return self._times.cost
+
+    @property
+    def _safety(self) -> float:
+        """What the guess at how far steps stray is, where that was not measured."""
+        return 1.0 if self._cost.bounded else self._config.scheduling.safety
+
+    def _load_of(self, running: Sequence[Session]) -> Load:
+        return load_of(running, self._cost, self._times.attention, self._config.max_batched_tokens)
+
     def counts(self) -> PromiseCounts:
         return PromiseCounts(self.relegated, self.shed, self.unattainable, self.overruled)
 
@@ -90,7 +103,7 @@ class Timekeeper:
     def step_seconds(
         self, running: Sequence[Session], waiting: Sequence[Session], now: float
     ) -> float | None:
-        """What the step may be predicted to take; None: as long as it likes.
+        """What the step's bound may come to; None: as long as it likes.
 
         Tokens that can be in time are not made late by prompts. Those that cannot be are set aside. And where
         prompts have not been read for `PATIENCE` seconds for all that, this step is not cut: what is promised
@@ -99,13 +112,13 @@ class Timekeeper:
         most = self._config.max_step_seconds
         if not self._form.keeps_deadlines:
             return most
-        self._load = load = load_of(running, self._cost(), self._config.max_batched_tokens)
-        least, dues = load.least, load.dues
+        self._load = load = self._load_of(running)
+        least, dues = self._cost.at_worst(load.least), load.dues
         if not (waiting or load.long.tokens):
             self._prefilled = now
         if not dues:
             return most
-        safety = self._config.scheduling.safety
+        safety = self._safety
         slack, missed = least_slack(dues, now, least * safety)
         self.unattainable += missed
         if now - self._prefilled >= PATIENCE:
@@ -140,14 +153,14 @@ class Timekeeper:
     def _estimated(self, session: Session) -> _Estimate:
         lacking = self._lacking(session)
         start = len(session.tokens) - lacking
-        work = Work(lacking, self._cost().chunk(start, lacking), 1.0, -(-lacking // self._config.page_size))
+        work = Work(lacking, self._cost.chunk(start, lacking), 1.0, -(-lacking // self._config.page_size))
         alone = self._alone(work)
         due = first_due(session.running_turn.slo, session.running_turn.arrived)
         short = self._form.short_first and lacking <= self._config.max_batched_tokens
         return _Estimate(session, work, short, due, due - alone)
 
     def _alone(self, work: Work) -> float:
-        return Pace(self._cost().fixed, self._config.max_batched_tokens).reading(work)
+        return Pace(self._cost.empty, self._config.max_batched_tokens).reading(work)
 
     def _watch(self, estimate: _Estimate) -> None:
         self._estimates[estimate.session.id] = estimate
@@ -206,12 +219,13 @@ class Timekeeper:
         """How fast prompts are read beside those that run."""
         config, allowed = self._config, self._config.max_step_seconds
         if self._form.keeps_deadlines and load.beat < math.inf:
-            promised = load.beat / config.scheduling.safety
+            promised = load.beat / self._safety
             allowed = promised if allowed is None else min(allowed, promised)
         tokens = max(config.max_batched_tokens - load.decodes, 1)
-        if allowed is None or allowed <= load.least:  # nothing is cut for what cannot be kept anyway
-            return Pace(load.least, tokens)
-        return Pace(load.least, tokens, allowed - load.least)
+        predicted = math.inf if allowed is None else self._cost.within(allowed)
+        if predicted in (math.inf, load.least) or predicted < load.least:
+            return Pace(load.least, tokens)  # nothing is cut for what cannot be kept anyway
+        return Pace(load.least, tokens, predicted - load.least)
 
     # --- who need not begin ------------------------------------------------------------------
 
@@ -219,10 +233,10 @@ class Timekeeper:
         self, asked: Asked, running: Sequence[Session], *, seats: int, blocks: int, held: int
     ) -> Forecast:
         """seats, blocks: free, or to be had; held: blocks of the turns that run."""
-        seconds = self._cost().chunk(asked.start, asked.lacking)
+        seconds = self._cost.chunk(asked.start, asked.lacking)
         own = Work(asked.lacking, seconds, 1.0, asked.blocks)
         short = self._form.short_first and asked.lacking <= self._config.max_batched_tokens
-        load = load_of(running, self._cost(), self._config.max_batched_tokens)
+        load = self._load_of(running)
         pace = self._pace(load)
         work = self._waiting(asked, short=short)
         mine = work.pop(asked.tenant, NOTHING)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -25,6 +26,8 @@ Shape = tuple[tuple[int, int], ...]
 
 LARGE, SMALL, FAR = 512, 64, 8192  # tokens
 RUNS = 3
+CAUTION = 1.2  # bound / prediction, at least
+INCAUTION = 2.0  # and at most: a run that was interrupted is no measure of the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +60,16 @@ class Bounds:
 def measure_cost(executor: Executor, bounds: Bounds) -> StepCost:
     """The cost model of `executor`. Takes some seconds; raises ValueError if a plan fails.
 
-    Each plan counts with the median of `RUNS` runs, after one whose time does not count.
+    Each plan counts with the median of `RUNS` runs, after one whose time does not count. So few runs say
+    little of how far steps stray: the bound is what the worst of them needs, and no less than `CAUTION`.
     """
     shapes = plan_shapes(bounds)
     for shape in shapes:  # the first one writes the pages that the others read
         _run(executor, shape, bounds)
-    return fit(
-        [
-            Timed(shape, statistics.median(_run(executor, shape, bounds) for _ in range(RUNS)))
-            for shape in shapes
-        ]
-    )
+    runs = [(shape, [_run(executor, shape, bounds) for _ in range(RUNS)]) for shape in shapes]
+    cost = fit([Timed(shape, statistics.median(seconds)) for shape, seconds in runs])
+    worst = max(max(seconds) / max(cost.step(shape), 1e-9) for shape, seconds in runs)
+    return msgspec.structs.replace(cost, ratio=min(max(worst, CAUTION), INCAUTION))
 
 
 def plan_shapes(bounds: Bounds) -> list[Shape]:

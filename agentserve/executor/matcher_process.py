@@ -87,6 +87,7 @@ class Told(msgspec.Struct, frozen=True):
     over: bool = False
     bits: bytes = b""  # see `GrammarFold.bits`
     size: int = 0
+    memory: int = 0  # bytes that the process grew by when the fold was begun
 
 
 T = TypeVar("T")
@@ -259,10 +260,12 @@ class _Matcher:
                 taken = fold.push(token)
                 return Told(taken=taken, over=fold.over, bits=fold.bits())
             case Begin(number, grammar, tokens):
+                before = _resident_bytes()
                 fold = self._store.start(grammar)
                 self._folds[number] = fold
                 taken = all(fold.push(token) for token in tokens)
-                return Told(taken=taken, over=fold.over, bits=fold.bits(), size=fold.size)
+                bits, grown = fold.bits(), max(_resident_bytes() - before, 0)
+                return Told(taken=taken, over=fold.over, bits=bits, size=fold.size, memory=grown)
             case Leave(numbers):
                 for number in numbers:
                     self._folds.pop(number, None)
@@ -276,6 +279,13 @@ class _Matcher:
                     self._guard.end()
                 return Told()
         return None
+
+
+def _resident_bytes() -> int:
+    """0 where the system does not say."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _limit_memory(memory_bytes: int) -> None:

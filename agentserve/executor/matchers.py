@@ -33,6 +33,10 @@ from agentserve.executor.matcher_process import (
 )
 
 MEMORY_BYTES = 2 * 1024**3  # for a matcher, on top of what the host has
+CALM = 5000  # questions; who lacks memory again before so many lacks it as long as all are here
+LARGE_SHARE = 16  # of the memory: a fold that takes less of it is no cause
+CALM = 5000  # questions; who lacks memory again before so many lacks it as long as all are here
+LARGE_SHARE = 16  # of the memory: a fold that takes less of it is no cause
 MOST_HANGING = 1024  # grammars of which it is known that they do
 log = logging.getLogger(__name__)
 
@@ -60,7 +64,8 @@ class GuardedGrammars:
     A process that ended while a fold was asked of it ended of that fold, if it was for time: it is
     `GrammarTooSlow`, and never asked again, nor is its grammar begun by another turn. Of any other
     end, and where the process just stood still, the fold is tried once more, in a process that has no other
-    fold yet: where that one lacks memory, too, it is the fold's. All may raise `HostGone`.
+    fold yet: where that one lacks memory, too, it is the fold's. Where they lack it together, again and
+    again, the largest gives up its own. All may raise `HostGone`.
     """
 
     def __init__(
@@ -82,6 +87,10 @@ class GuardedGrammars:
         self._known: set[str] = set()  # by the child
         self._texts: dict[str, bytes] = {}
         self._hanging: OrderedDict[str, str] = OrderedDict()  # and what is told of them
+        self._memory_bytes = memory_bytes
+        self._memory_of: weakref.WeakKeyDictionary[GuardedFold, int] = weakref.WeakKeyDictionary()
+        self._asked = 0
+        self._short_at = -CALM  # `_asked` when memory was lacked last
         self._numbers = count()
         self._ended: list[int] = []
 
@@ -134,11 +143,13 @@ class GuardedGrammars:
 
         def once() -> Told:
             told = None
+            fold.check()  # it may have had to give up its memory
             if fold.generation != self.generation or not self._link.runs:
                 if fold.grammar not in self._known:
                     self._tell(fold.grammar, fold.text)
                 told = self._ask(Begin(fold.number, fold.grammar, list(fold.tokens)))
                 fold.generation = self.generation
+                self._memory_of[fold] = told.memory
             if token is not None:
                 told = self._ask(Push(fold.number, token))
             assert told is not None
@@ -158,16 +169,35 @@ class GuardedGrammars:
                 return once()
             except _Died as death:
                 log.warning("%s and was replaced", death)
+                if death.status == NO_MEMORY:
+                    self._relieve()
                 if fault := death.fault(again=last):
-                    self._hanging[grammar_id] = fault
-                    if len(self._hanging) > MOST_HANGING:
-                        self._hanging.popitem(last=False)
+                    self._bar(grammar_id, fault)
                     raise GrammarTooSlow(fault) from None
                 if last:
                     raise ValueError(str(death)) from None
         raise AssertionError
 
+    def _bar(self, grammar_id: str, fault: str) -> None:
+        self._hanging[grammar_id] = fault
+        if len(self._hanging) > MOST_HANGING:
+            self._hanging.popitem(last=False)
+
+    def _relieve(self) -> None:
+        """All are folded again after this end, and would end again for the same reason: each fits alone, and
+        nobody would ever be at fault. The largest has to go, by what it took when it was begun last."""
+        again = self._asked - self._short_at < CALM
+        self._short_at = self._asked
+        largest = max(self._memory_of.items(), key=lambda one: one[1], default=None)
+        if again and largest is not None and largest[1] >= self._memory_bytes // LARGE_SHARE:
+            fold, taken = largest
+            del self._memory_of[fold]
+            fold.fail(TOO_LARGE)
+            if taken >= self._memory_bytes // 2:
+                self._bar(fold.grammar, TOO_LARGE)
+
     def _ask(self, ask: Ask) -> Told:
+        self._asked += 1
         if not self._link.runs:
             self._link.spawn()
         late = False
@@ -213,13 +243,13 @@ class GuardedFold:
         self.size = self._told.size
 
     def allowed(self) -> npt.NDArray[np.int64]:
-        self._check()
+        self.check()
         if self._allowed is None:
             self._allowed = ids_of(self._told.bits, self._grammars.vocab_size)
         return self._allowed
 
     def push(self, token: int) -> bool:
-        self._check()
+        self.check()
         if self._told.over:
             return False
         told = self._advanced(token)
@@ -240,6 +270,11 @@ class GuardedFold:
             self._failed = str(error)
             raise
 
-    def _check(self) -> None:
+    def fail(self, why: str) -> None:
+        """Whoever asks of it from now on is told so."""
+        self._failed = why
+
+    def check(self) -> None:
+        """GrammarTooSlow."""
         if self._failed:
             raise GrammarTooSlow(self._failed)

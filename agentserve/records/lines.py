@@ -12,6 +12,7 @@ from itertools import accumulate
 
 import msgspec
 
+from agentserve.core.timing.fingerprint import Fingerprint
 from agentserve.messages import GroupPages
 from agentserve.types import Slo
 
@@ -31,6 +32,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="o
     page_size: int = 0
     step_tokens: int = 0  # the most that an iteration may have
     machine: dict[str, str | int | float] = {}  # what times depend on, as far as it is known
+    fingerprint: Fingerprint | None = None  # of a worker: all that they depend on but for what is in a step
 
 
 class Gap(msgspec.Struct, frozen=True, tag_field="kind", tag="gap"):
@@ -109,6 +111,7 @@ class IterationRecord(
     iteration_ms: float  # from planning to results: scheduling, copies, forward pass, sampling, booking
     model_ms: float  # of these, the executor's: what `predicted_ms` predicts
     predicted_ms: float  # 0: nothing is known of this machine
+    bound_ms: float = 0.0  # what `model_ms` is hardly to exceed; 0: the same
     kv_pages: tuple[GroupPages, ...]  # by KV group, after it (with overlap: once the next is planned)
     swapped_bytes: Swapped
     binding_limit: str  # the first that kept it from being larger or admitting more; empty: none did

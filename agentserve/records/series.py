@@ -9,7 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from agentserve.clock import Clock
+from agentserve.core.timing.fingerprint import Fingerprint
 from agentserve.messages import Hello
 from agentserve.records.lines import Opened
 from agentserve.records.writer import Bounds, LineWriter
@@ -37,11 +40,13 @@ def iterations_writer(
     worker: int,
     groups: Sequence[str],
     step_tokens: int,
+    fingerprint: Fingerprint | None = None,
 ) -> LineWriter:
-    """Of one worker."""
+    """Of one worker. fingerprint: whose steps these are, for who fits to them."""
 
     def opened() -> Opened:
-        return _opened(hello, model, clock, worker=worker, groups=tuple(groups), step_tokens=step_tokens)
+        line = _opened(hello, model, clock, worker=worker, groups=tuple(groups), step_tokens=step_tokens)
+        return msgspec.structs.replace(line, fingerprint=fingerprint)
 
     return LineWriter(folder / f"iterations.w{worker}.jsonl", bounds, opened)
 

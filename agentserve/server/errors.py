@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from starlette.responses import Response
 
-from agentserve.server.json_line import dump_json
+from agentserve.server.json_line import dump_whole
 
 MESSAGE_CHARS = 300  # messages quote what clients sent, which may be megabytes
 
@@ -75,7 +75,7 @@ def _clipped(text: str) -> str:
 
 def json_response(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(
-        dump_json(value), status_code=status, headers=dict(headers or {}), media_type="application/json"
+        dump_whole(value), status_code=status, headers=dict(headers or {}), media_type="application/json"
     )
 
 

@@ -26,6 +26,15 @@ def dump_json(value: object) -> bytes:
         return _escaping(_finite(value)).encode()
 
 
+def dump_whole(value: object) -> bytes:
+    """The same for a reply that is one value: no reader looks for lines in it, so what is not ASCII stays as
+    it is. To escape some megabytes takes ten times as long as all the rest."""
+    try:
+        return _plain(value)
+    except UnicodeEncodeError:  # half a surrogate pair
+        return dump_json(value)
+
+
 def _finite(value: object) -> object:
     match value:
         case dict():

@@ -39,7 +39,8 @@ from agentserve.records.series import FolderTaken, claimed
 from agentserve.server.agents.remote import MOST_CALLS, MOST_LISTINGS
 from agentserve.server.engine_port import Engine
 from agentserve.server.http.app import begin_drain
-from agentserve.server.http.wire_bounds import WireBounds, bounded_protocol
+from agentserve.server.http.connections import WireBounds
+from agentserve.server.http.wire_bounds import bounded_protocol
 from agentserve.server.tidying import Memory, Tidying
 from agentserve.server.workers.fleet import Fleet
 from agentserve.server.workers.spec import replacement, scheduling_of, worker_spec
@@ -300,7 +301,7 @@ class _Launch:
         ready = self._ready(prepared, fleet, listener)
         self._server = _Server(settings, lambda: self._on_ready(ready))
         lost = asyncio.create_task(self._leave_when_lost(fleet, self._server))
-        tidying = Tidying(FullCollections(PythonsCollector()), Memory(resident, give_back), time.thread_time)
+        tidying = Tidying(FullCollections(PythonsCollector()), Memory(resident, give_back), time.process_time)
         freeze()
         tidying.start()
         try:

@@ -1,6 +1,6 @@
 """Tidies the process up while it serves: full collections of cycles, and memory back to the system.
 
-Both hold others up, so they wait for a second in which the event loop had next to nothing to do. Streams that
+Both hold others up, so they wait for a second in which the process had next to nothing to do. Streams that
 are open and silent do not make it busy.
 """
 
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from agentserve.heap import GROWN, FullCollections
 
 INTERVAL = 1.0  # seconds between looks
-QUIET = 0.05  # of that time, that the loop may have computed
+QUIET = 0.05  # of that time, that the process may have computed, all of its threads
+WORKED = 1.0  # CPU seconds, after which there may be something to give back
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Tidying:
         spent: Callable[[], float],
         interval: float = INTERVAL,
     ) -> None:
-        """spent: CPU seconds of the loop's thread so far."""
+        """spent: CPU seconds of the process so far. (Of the loop's thread they would not do: it has nothing
+        to do while another encodes a long text, and what that takes is no piece.)"""
         self._collections = collections
         self._memory = memory
         self._spent = spent
@@ -51,12 +53,14 @@ class Tidying:
         self._collections.stop()
 
     async def _run(self) -> None:
-        settled = self._memory.resident()
+        memory = self._memory
+        least, given_back = memory.resident(), self._spent()  # bytes; when that was
         while True:
             before = self._spent()
             await asyncio.sleep(self._interval)
-            quiet = self._spent() - before < QUIET * self._interval
+            spent = self._spent()
+            quiet = spent - before < QUIET * self._interval
             self._collections.look(quiet)
-            if quiet and self._memory.resident() > settled + GROWN:
-                await asyncio.to_thread(self._memory.give_back)
-                settled = self._memory.resident()
+            if quiet and spent - given_back >= WORKED and memory.resident() > least + GROWN:
+                await asyncio.to_thread(memory.give_back)
+                least, given_back = min(least, memory.resident()), self._spent()

@@ -78,8 +78,7 @@ class SimExecutor:
             slots = self._slots[copy.group]
             slots[copy.target, : copy.slots] = slots[copy.source, : copy.slots]
         results = tuple(self._run_chunk(chunk) for chunk in plan.chunks)
-        seconds = self.cost.step((chunk.start, len(chunk.tokens)) for chunk in plan.chunks)
-        return StepResult(plan.step, results, seconds)
+        return StepResult(plan.step, results, self.cost.plan(plan))
 
     def _run_chunk(self, chunk: Chunk) -> ChunkResult:
         state = _EMPTY

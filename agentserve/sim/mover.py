@@ -37,6 +37,9 @@ class FixedPrices:
     def stepped(self, chunks: object, seconds: float) -> None:
         """Prices are fixed."""
 
+    def predicted(self, prefill: tuple[float, float, float]) -> None:
+        """Prices are fixed."""
+
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
     """Shares, in [0, 1], of what goes wrong."""

@@ -3,9 +3,9 @@
 Encoded at once, a text takes a hundred times its size for as long as that lasts, and turning four megabytes'
 ids into Python's, and letting go of the rest, holds the interpreter's lock for a tenth of a second.
 
-Where to cut, the encoder says: a piece ends before a space between two words, at which the encoder, shown
-what comes next, too, began another word. Encoders look at words one by one, so such an end changes nothing.
-One that knows no words, or a text without such a place, is encoded whole.
+Where to cut, the encoder says: a piece ends where the encoder, shown what comes next, too, began another
+word. Encoders find words from left to right and look at them one by one, so such an end changes nothing. One
+that knows no words, or a text without such a place, is encoded whole.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from tokenizers import Tokenizer as Encoder
 SHORT = 4096  # characters: encoded with the lock held, which is not for long
 PIECE = 16 << 10  # characters
 AHEAD = 512  # characters behind a cut that the encoder is shown: more than any pattern of words looks at
-_BETWEEN_WORDS = re.compile(r"(?<=\w)[ \n](?=\w)")
-_TRIES = 4
+# Before a space, or between a mark and a word: JSON may have no spaces. Never before what joins the character
+# before it (an accent).
+_PLACES = re.compile(r"(?<=[!-~\w])[ \n](?=[!-~\w])|(?<=[!-/:-@\[-`{-~])(?=\w)")
+_TRIES = 16
 
 
 def encode(text: str, where: Encoder, joined: Encoder) -> array[int]:
@@ -55,12 +57,12 @@ def _cut(text: str, encoded: Encoding) -> tuple[int, int] | None:
     stand before it."""
     offsets, words = encoded.offsets, encoded.word_ids
     starts = [start for start, _ in offsets]
-    for found in reversed(list(_BETWEEN_WORDS.finditer(text, len(text) // 2))[-_TRIES:]):
+    for found in reversed(list(_PLACES.finditer(text, len(text) // 2))[-_TRIES:]):
         place = found.start()
-        index = bisect_left(starts, place)  # some encoders do not count a word's space as a part of it
+        index = bisect_left(starts, place)
         if (
             0 < index < len(starts)
-            and starts[index] <= place + 1
+            and starts[index] in (place, found.end())  # some do not count a space as a part of its word
             and offsets[index - 1][1] <= place
             and words[index] != words[index - 1]
         ):

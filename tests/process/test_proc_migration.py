@@ -12,12 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
+from agentserve.core.record import decode_entries
+from agentserve.sim.replay import named_parts, replay
 from tests.process.serving import serving
 from tests.process.test_proc_tiers import LIMIT, at_rest
 
 pytestmark = [pytest.mark.process, pytest.mark.model]
 
-WRITES = 180  # tokens of a second turn: two contexts and what they write do not fit into the pool
+WRITES = 150  # tokens of a second turn: two contexts and what they write do not fit into the pool
 Numbers = list[tuple[str, float, tuple[float, ...]]]  # of each token: text, log-probability, the runners-up's
 
 
@@ -73,12 +75,16 @@ def streamed(
 
 def test_a_turn_goes_to_the_worker_that_has_room_without_a_gap(tmp_path: Path) -> None:
     flags = ["--workers", "2", "--device-kv", "7MiB", "--disk-kv", "64MiB", "--data-dir", str(tmp_path)]
+    flags += ["--record", str(tmp_path / "log")]
     with serving(*flags, "--tier-policy", "lru", patience=LIMIT, stderr=subprocess.PIPE) as (client, _):
         prompts = {name: first_turn(client, name) for name in (1, 2)}  # one after the other: on one worker
         at_rest(client)
         with ThreadPoolExecutor(2) as pool:
             told = list(pool.map(lambda name: streamed(client, prompts[name], f"agent-{name}"), prompts))
-        alone = [streamed(client, prompts[name], f"again-{name}")[0] for name in prompts]
+            # New sessions come one to each worker: nothing disturbs them there.
+            again = list(pool.map(lambda name: streamed(client, prompts[name], f"again-{name}"), prompts))
+        alone = [numbers for numbers, took in again]
+        assert not any(took["preemptions"] for _, took in again)
         assert [numbers for numbers, _ in told] == alone
         assert all(len(numbers) == WRITES for numbers in alone)
         assert sum(took["preemptions"] for _, took in told) >= 1
@@ -88,3 +94,7 @@ def test_a_turn_goes_to_the_worker_that_has_room_without_a_gap(tmp_path: Path) -
         assert found["pinned_pages"] == 0
         # Its session lives on where it went; the worker that it left has forgotten it.
         assert client.get("/agentserve/sessions/agent-2").json()["state"] == "IDLE"
+    for worker in (0, 1):
+        result = replay(decode_entries((tmp_path / f"log.{worker}").read_bytes()), named_parts)
+        assert result.plans > 0
+        assert result.differs_at is None, "what is decided depends on the log alone"

@@ -4,12 +4,10 @@ same folder under a disk that is full, and after `kill -9`."""
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import re
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from itertools import chain, pairwise
@@ -21,6 +19,7 @@ import pytest
 
 from agentserve.records.lines import IterationRecord, RequestRecord, Status
 from agentserve.records.reader import Records, read_records
+from agentserve.server.tenants.keyfile import KeyFile
 from agentserve.server.workers.iterations import NO_LIMIT
 from tests.process.serving import serving
 
@@ -31,11 +30,6 @@ CHAT = "/v1/chat/completions"
 SECRET = "a secret sentence that nobody writes down"
 FACTS = " ".join(f"Fact {number} is {number * number}." for number in range(30))
 FLAGS = ["--device-kv", "14MiB", "--host-kv", "4MiB", "--tier-policy", "lru"]  # room for one turn
-
-
-def new_key(folder: Path, *whose: str) -> str:
-    command = [sys.executable, "-m", "agentserve", "keys", "create", "--data-dir", str(folder), *whose]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def user(text: str) -> dict[str, Any]:
@@ -140,10 +134,11 @@ def check_recording(found: Records, told: dict[str, dict[str, Any]], pages: int)
 
 def test_a_server_writes_down_what_became_of_everything(tmp_path: Path) -> None:
     data, recording = tmp_path / "data", tmp_path / "recording"
-    keys = {name: new_key(data, "--tenant", name) for name in ("a", "b")}
-    admin = new_key(data, "--admin")
+    file = KeyFile(data / "tenants")
+    keys = {name: file.create(name, time.time())[1] for name in ("a", "b")}
+    admin = file.create(None, time.time())[1]
     flags = [*FLAGS, "--data-dir", str(data), "--recording", str(recording)]
-    with serving(*flags, patience=LIMIT) as (client, _):
+    with serving(*flags, patience=LIMIT) as (client, process):
         jobs = [(keys[name], f"{name}{number}") for name in "ab" for number in range(2)]
         with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
             told = dict(chain.from_iterable(pool.map(lambda job: ask(client, *job), jobs)))
@@ -156,9 +151,11 @@ def test_a_server_writes_down_what_became_of_everything(tmp_path: Path) -> None:
         pages = client.get("/server_info", headers=header(admin)).json()["pages"]
         page = client.get("/metrics", headers=header(admin)).text
         assert client.get("/metrics", headers=header(keys["a"])).status_code == 403
-    found = read_records(recording)
-    assert (found.missing, found.damaged) == (0, 0)
-    assert len(found.requests) == len(told) + 3
+        found = wait_for(recording, lambda found: len(found.requests) == len(told) + 3)
+        leave(client, keys["a"])
+        process.send_signal(signal.SIGKILL)  # the server is in the middle of something
+        process.wait(LIMIT)
+        process.returncode = 0
     check_recording(found, told, pages)
     for name in "ab":
         ended = sum(line.tenant == name and line.status is Status.LENGTH for line in found.requests)
@@ -168,47 +165,38 @@ def test_a_server_writes_down_what_became_of_everything(tmp_path: Path) -> None:
     written = b"".join(file.read_bytes() for file in recording.iterdir()).decode()
     for secret in (SECRET, "Fact 7", admin, *keys.values()):
         assert secret not in written
-    summary = subprocess.run(
-        [sys.executable, "-m", "agentserve", "records", str(recording), "--json"],
-        capture_output=True, check=True,
-    )  # fmt: skip
-    assert json.loads(summary.stdout)["requests"]["requests"] == len(found.requests)
+    serve_on_a_full_disk(tmp_path, recording)
 
 
-def test_a_full_disk_and_a_kill_cost_lines_and_no_request(tmp_path: Path) -> None:
-    recording = tmp_path / "recording"
-    flags = ["--device-kv", "14MiB", "--recording", str(recording)]
+def serve_on_a_full_disk(scratch: Path, recording: Path) -> None:
+    """The next server, in the folder of one that was killed; soon nothing more can be written there."""
+    before = read_records(recording)
+    assert before.damaged <= 2  # the last line of each of its files
+    most = max(file.stat().st_size for file in recording.iterdir()) + 4096
 
     def full_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
+    flags = ["--device-kv", "14MiB", "--recording", str(recording)]
     with (
-        open(tmp_path / "errors", "w+") as errors,
+        open(scratch / "errors", "w+") as errors,
         subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=errors) as log,
     ):
         with serving(*flags, patience=LIMIT, stderr=log.stdin, preexec_fn=full_disk) as (client, _):
             lost = _lost(client)
+        assert log.stdin is not None
         log.stdin.close()
     assert min(lost.values()) > 0
-    said = [line for line in (tmp_path / "errors").read_text().splitlines() if "recording ends" in line]
+    said = [line for line in (scratch / "errors").read_text().splitlines() if "recording ends" in line]
     assert sorted(line.split(" cannot be written")[0].rpartition("/")[2] for line in said) == [
         "iterations.w0.jsonl",
         "requests.jsonl",
     ], said
-    full = read_records(recording)
-    assert (len(full.requests) > 3, full.damaged) == (True, 0)
-
-    with serving(*flags, patience=LIMIT) as (client, process):  # there is room again
-        assert client.post(CHAT, json=body([user("Hi")], 2)).status_code == 200
-        found = wait_for(recording, lambda found: len(found.requests) > len(full.requests))
-        assert found.damaged == 0
-        leave(client, "any")
-        process.send_signal(signal.SIGKILL)
-        process.wait(LIMIT)
-        process.returncode = 0
-    found = read_records(recording)
-    assert found.damaged <= 2  # the last line of each file
-    assert len(found.requests) > len(full.requests)
+    after = read_records(recording)
+    assert after.damaged == before.damaged
+    assert after.requests[: len(before.requests)] == before.requests
+    assert len(after.requests) > len(before.requests)
+    assert len(after.iterations) > len(before.iterations)
 
 
 def _lost(client: httpx.Client) -> dict[str, float]:

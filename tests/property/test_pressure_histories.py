@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentserve.core.scheduling.registry import policy_names
 from agentserve.core.victims import MOST_CHOSEN
 from agentserve.messages import Withdrawn
 from agentserve.sim.mover import Faults
@@ -26,7 +28,8 @@ def life(load: Load, seed: int) -> Pair:
     for rig in (pair.full, pair.other):
         rig.settle()
         finish(rig)
-    bounded(pair)
+    if pair.full.core.scheduler.policy.form.victims_by_price:
+        bounded(pair)
     return pair
 
 
@@ -40,9 +43,15 @@ def bounded(pair: Pair) -> None:
 
 
 @given(st.integers(0, 10**9))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_random_loads(seed: int) -> None:
     life(load_of(seed), seed)
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_every_policy(policy: str) -> None:
+    for seed in (3, 11):
+        life(replace(load_of(seed), policy=policy), seed)
 
 
 def test_all_three_ways_occur_and_what_they_are_for() -> None:

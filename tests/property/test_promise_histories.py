@@ -15,9 +15,9 @@ from agentserve.core.scheduling.registry import policy_names
 from agentserve.core.scheduling.settings import SchedulingConfig
 from agentserve.core.timekeeper import PATIENCE
 from agentserve.types import NO_SLO, FinishReason, Slo, TurnId
-from tests.engines import Rig
-from tests.histories import OPERATIONS, History
-from tests.promises_rig import PromisesRig
+from tests.engines import Rig, TierRig
+from tests.histories import OPERATIONS, TIER_OPERATIONS, History
+from tests.promises_rig import COST, PromisesRig
 
 SECONDS = st.sampled_from([1e-300, 1e-6, 0.011, 0.02, 0.05, 0.3, 2.0, 60.0, 1e300])
 SLOS = st.one_of(
@@ -108,6 +108,30 @@ def test_a_log_replayed_gives_the_same_plans(operations: list, asked) -> None:  
     run(operations, again)
     assert [str(plan) for plan in first.plans] == [str(plan) for plan in again.plans]
     assert first.events == again.events
+
+
+class PromisedWithTiers(TierRig):
+    """The same above a host and a disk tier."""
+
+    def __init__(self, asked: Sequence[tuple[Slo, bool, str]]) -> None:
+        super().__init__((30,), host=20, disk=40, cost=COST, max_num_seqs=4)
+        self.now = 1.0
+        self._asked = cycle(asked)
+
+    def submit(self, name: str, tokens: Sequence[int], **more: object) -> TurnId:
+        slo, shed, tenant = next(self._asked)
+        return super().submit(name, tokens, slo=slo, shed=shed, tenant=tenant, **more)  # type: ignore[arg-type]
+
+
+@given(st.lists(TIER_OPERATIONS, min_size=15, max_size=40), ASKED)
+@settings(max_examples=30, deadline=None)
+def test_tiers_below_make_no_difference(operations: list, asked) -> None:  # type: ignore[no-untyped-def,type-arg]
+    rig = PromisedWithTiers(asked)
+    history = History(rig)
+    for operation in operations:
+        history.apply(operation)
+    rig.drain()
+    history.check_said()
 
 
 SLOW = StepCost(fixed=0.5, per_row=0.01, per_token=0.01)  # a decode step is longer than half a second

@@ -9,7 +9,7 @@ import pytest
 
 from agentserve.core.cost import StepCost
 from agentserve.core.plan import ChunkResult, Plan, Sampled, StepResult
-from agentserve.executor.calibrate import Bounds, Timed, fit, measure_cost, plan_shapes
+from agentserve.executor.calibrate import CAUTION, INCAUTION, Bounds, Timed, fit, measure_cost, plan_shapes
 from agentserve.models.hf_config import hf_config
 from agentserve.models.weights import random_weights
 from tests.parity.harness import VOCAB, Engine, config_json
@@ -123,3 +123,8 @@ def test_the_real_executor_runs_the_plans(name: str) -> None:
         vocab_size=VOCAB,
     )
     assert measure_cost(engine.executor, bounds).step([(0, 1)]) > 0
+
+
+def test_the_bound_is_cautious_and_not_led_by_a_stall() -> None:
+    assert measure_cost(Clockwork(COST, BOUNDS), BOUNDS).ratio == CAUTION
+    assert CAUTION < measure_cost(Clockwork(COST, BOUNDS, noise=0.3), BOUNDS).ratio <= INCAUTION

@@ -85,6 +85,7 @@ device_kv = "2GB"
 kv_dtype = "fp16"
 overlap = false
 max_step_seconds = 0.25
+step_model = "m.json"
 [workers]
 count = 4
 threads = 2
@@ -114,6 +115,7 @@ files = 3
     )
     assert config.engine.device_kv == 2_000_000_000
     assert config.engine.max_step_seconds == 0.25
+    assert config.engine.step_model == Path("m.json")
     assert (config.workers.count, config.workers.threads, config.workers.record) == (4, 2, Path("log"))
     assert (config.storage.host_kv, config.storage.disk_kv) == (2**30, 20 * 10**9)
     assert (config.storage.data_dir, config.storage.tier_policy) == (Path("d"), "lru")

@@ -225,7 +225,10 @@ def test_turns_do_not_fail_for_what_was_computed_ahead_in_their_step(again: bool
     assert plan.copies
     rest = rig.core.fail_step(plan, "out of memory", rig.now)
     rig._collect()
-    assert rest == replace(plan, chunks=plan.chunks[:1])
+    assert rest is not None
+    assert rest == replace(plan, chunks=plan.chunks[:1], load=rest.load)
+    assert rest.load is not None
+    assert rest.load.tokens == rest.tokens
     if again:
         assert rig.core.fail_step(rest, "out of memory", rig.now) is None
         rig._collect()

@@ -73,66 +73,6 @@ def test_only_pages_that_nobody_else_holds_become_free_from_the_tail_on() -> Non
     rig.drain()
 
 
-# --- prices ---------------------------------------------------------------------------------
-
-
-def running(rig: TierRig, name: str, length: int) -> None:
-    """One running turn with `length` tokens computed, whose first token has come."""
-    rig.submit(name, prompt(name, length), max_tokens=8)
-    rig.step()
-
-
-def test_quotes_are_those_of_the_price_book() -> None:
-    """A block is moved in 1 ms, a transfer begins after 1 ms; a token is computed in 10 ms."""
-    rig = TierRig((40,), host=8, disk=40)
-    running(rig, "a", 22)  # five full blocks of four tokens, and two tokens
-    session, quotes = rig.core.sessions.get(A), rig.tiers.quotes
-    assert session is not None
-    assert quotes.recompute(session, 3) == pytest.approx(0.10)  # tokens 12 to 21
-    assert quotes.recompute(session, 0) == pytest.approx(0.22)
-    # Out: all five; in: the two that go, and two tokens that are in no full block.
-    assert quotes.swap(session, 3, 1.0) == pytest.approx((0.001 + 0.005) + (0.001 + 0.002) + 0.02)
-    assert quotes.swap(session, 3, 0.028) is None, "computing is cheaper"
-    assert quotes.swap(session, 5, 1.0) is None, "nothing that could be moved goes"
-    assert quotes.elsewhere(session) == pytest.approx(0.23)  # tokens 0 to 22, the new one as well
-    rig.drain()
-
-
-def test_what_lies_below_already_need_not_be_moved_out_and_is_brought_if_that_is_cheaper() -> None:
-    rig = TierRig((40,), host=8)
-    context = turn(rig, "a", prompt("a", 20))
-    rig.submit("a", [*context, 9], max_tokens=8)
-    rig.step()
-    session, quotes = rig.core.sessions.get(A), rig.tiers.quotes
-    assert session is not None
-    assert session.computed == 22
-    # Blocks 3 and 4 are in the host: 1 ms and 1 ms for each; then the two tokens after them.
-    assert quotes.recompute(session, 3) == pytest.approx(0.001 + 0.002 + 0.02)
-    assert quotes.swap(session, 3, 1.0) == pytest.approx(0.001 + 0.002 + 0.02)
-    rig.drain()
-
-
-def test_without_host_or_with_one_that_is_too_small_nothing_is_swapped() -> None:
-    for host in (0, 4):
-        rig = TierRig((40,), host=host, disk=40)
-        running(rig, "a", 22)
-        session = rig.core.sessions.get(A)
-        assert session is not None
-        assert rig.tiers.quotes.swap(session, 3, 1.0) is None
-        rig.drain()
-
-
-def test_a_host_that_only_stages_swaps_to_the_disk() -> None:
-    rig = TierRig((40,), host=4, disk=40, staging=True)
-    running(rig, "a", 22)
-    session = rig.core.sessions.get(A)
-    assert session is not None
-    out = (0.001 + 0.005) + (0.005 + 5 * 0.005)
-    back = 0.002 + 2 * 0.002
-    assert rig.tiers.quotes.swap(session, 3, 1.0) == pytest.approx(out + back + 0.02)
-    rig.drain()
-
-
 # --- ways -----------------------------------------------------------------------------------
 
 
@@ -153,6 +93,20 @@ def test_swapped_out_is_parked_with_its_reason_and_comes_back_from_the_host() ->
     counts = rig.core.view().preempted
     assert counts.made == {"decode": {"swap": 1}}
     assert counts.swapped >= counts.returned > 0
+
+
+def test_where_the_host_is_short_of_slots_what_is_swapped_goes_on_to_the_disk() -> None:
+    rig = TierRig((46,), host=16, disk=60)
+    turn(rig, "r", prompt("r", 36))
+    rig.settle()
+    assert rig.tiers.manager.host_free < 10
+    written = len([order for order in rig.orders if order.move is Move.WRITE])
+    start(rig)
+    rig.drain()
+    rig.settle()
+    said(rig)
+    assert [decision.choice for _, decision in decided(rig)] == ["disk"]
+    assert len([order for order in rig.orders if order.move is Move.WRITE]) > written
 
 
 def test_recomputed_where_there_is_nothing_below() -> None:
@@ -300,6 +254,31 @@ def test_nobody_is_asked_who_has_no_room_or_where_it_costs_more() -> None:
         start(rig)
         rig.drain()
         assert not of(rig, Displaced)
+
+
+def test_one_that_waits_already_asks_when_there_is_room() -> None:
+    rig = TierRig((40,), host=64, cost=COST)
+    rig.core.handle(Neighbour(40), rig.now)  # nobody waits
+    rig.core.handle(Neighbour(0), rig.now)
+    start(rig)
+    while not rig.core.view().preempted.made:
+        rig.step()
+    assert not of(rig, Displaced)
+    rig.core.handle(Neighbour(10), rig.now)
+    rig._collect()
+    assert not of(rig, Displaced), "too little room"
+    rig.core.handle(Neighbour(30), rig.now)
+    rig._collect()
+    (event,) = of(rig, Displaced)
+    assert isinstance(event, Displaced)
+    rig.core.handle(Withdraw(event.session, event.turn), rig.now)
+    rig._collect()
+    (gone,) = of(rig, Withdrawn)
+    assert isinstance(gone, Withdrawn)
+    assert gone.usage is not None
+    counts = rig.core.view().preempted
+    assert (counts.asked, counts.migrated) == (1, 1)
+    rig.drain()
 
 
 def test_room_elsewhere_is_counted_on_once() -> None:

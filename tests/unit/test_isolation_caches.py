@@ -13,8 +13,8 @@ import pytest
 
 from agentserve.server.agents.records import AgentConfig, Head
 from agentserve.server.agents.shelf import Shelf
+from agentserve.server.http.connections import Connections, WireBounds, counted_as
 from agentserve.server.http.responses.desk import Desk, DeskBounds
-from agentserve.server.http.wire_bounds import Connections, WireBounds, counted_as
 from agentserve.text import Tokenizer, hf_vocab, pieces
 from tests.api_rig import CHAT, TOOLS, hermes, settled, user
 from tests.fakes import ByteTemplate, ScriptedEngine, say

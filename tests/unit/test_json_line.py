@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentserve.server.json_line import dump_json
+from agentserve.server.json_line import dump_json, dump_whole
 
 
 @pytest.mark.parametrize("text", ["plain", "caf\u00e9", "a\u2028b", "half \ud83d"])
@@ -27,3 +27,10 @@ def test_what_contains_itself_is_an_error() -> None:
     value.append(value)
     with pytest.raises((ValueError, RecursionError)):
         dump_json(value)
+
+
+@pytest.mark.parametrize("text", ["plain", "caf\u00e9", "a\u2028b", "half \ud83d"])
+def test_a_whole_reply_says_the_same(text: str) -> None:
+    value = {"a": [text, float("nan")], text: 1}
+    assert json.loads(dump_whole(value)) == {"a": [text, None], text: 1}
+    assert json.loads(dump_json(value)) == {"a": [text, None], text: 1}

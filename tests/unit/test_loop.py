@@ -116,11 +116,16 @@ class Worker:
     """A loop in a thread, and the API process's end of its socket."""
 
     def __init__(
-        self, pages: tuple[int, ...] = PAGES, *, recorded: bool = False, overlap: bool = False
+        self,
+        pages: tuple[int, ...] = PAGES,
+        *,
+        recorded: bool = False,
+        overlap: bool = False,
+        executor: Executor | None = None,
     ) -> None:
         ours, self.peer = socket.socketpair(socket.AF_UNIX)
         self.peer.settimeout(20)
-        self.executor = Executor()
+        self.executor = executor or Executor()
         self.log = io.BytesIO()
         groups = GROUPS * len(pages)
         self.core = EngineCore(CONFIG, groups, pages)

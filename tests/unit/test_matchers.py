@@ -9,7 +9,7 @@ import pytest
 import xgrammar
 
 from agentserve.executor import matcher_link
-from agentserve.executor.grammars import GrammarStore, GrammarTooSlow
+from agentserve.executor.grammars import TOO_LARGE, GrammarStore, GrammarTooSlow
 from agentserve.executor.matcher_link import HostGone, allowed_seconds
 from agentserve.executor.matcher_process import DEFINE_SECONDS, Define, fork_host
 from agentserve.executor.matchers import GuardedGrammars
@@ -162,6 +162,39 @@ def test_who_comes_where_another_has_taken_the_memory_is_not_blamed(texts):
     assert held[0].push(ord("{"))
     assert greedy.push(RUN)  # it fits, beside few
     assert grammars.deaths == 1
+    grammars.close()
+
+
+def test_those_that_lack_memory_together_do_not_end_it_for_ever(texts):
+    """Each fits by itself, so that none was at fault, and each step of everybody's ended it again."""
+    grammars = GuardedGrammars(fresh_host(), TOKENS, SIZE, [EOS], memory_bytes=32 * 2**20)
+    for name, text in texts.items():
+        grammars.define(name, text)
+    greedy, fold, other = [grammars.start("grows") for _ in range(3)], grammars.start("json"), here(texts)
+    for one in (fold, other):
+        assert one.push(ord("["))
+    told, steps = [], 0
+    while not told:
+        steps += 1
+        for one in greedy.copy():
+            try:
+                assert one.push(RUN)
+            except GrammarTooSlow as error:
+                told.append(str(error))
+                greedy.remove(one)
+        for one in (fold, other):
+            assert one.push(ord(" "))
+        assert grammars.deaths <= 4
+        assert steps < 2000
+    assert steps > 100
+    assert told == [TOO_LARGE]
+    deaths = grammars.deaths
+    for _ in range(20):  # there is room again
+        assert all(one.push(RUN) for one in greedy)
+        for one in (fold, other):
+            assert one.push(ord(" "))
+        assert same(fold, other)
+    assert grammars.deaths == deaths
     grammars.close()
 
 

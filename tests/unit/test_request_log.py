@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from itertools import pairwise
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,10 +13,11 @@ import pytest
 
 from agentserve.messages import PreemptionCounts, StateChange, Submit, Token, TurnEnded, TurnUsage
 from agentserve.metrics import Metrics
-from agentserve.records.lines import Line, RequestRecord, Status
+from agentserve.records.lines import Line, Opened, RequestRecord, Status
+from agentserve.records.reader import read_records
+from agentserve.records.writer import Bounds, LineWriter
 from agentserve.request_metrics import OTHER
 from agentserve.server.engine_port import TurnEvent
-from agentserve.server.sessions.errors import TurnRefused
 from agentserve.server.sessions.origin import Origin
 from agentserve.server.sessions.request_log import RequestLog
 from agentserve.tenant_limits import TenantLimits, TenantsConfig
@@ -112,6 +113,7 @@ async def test_every_choice_has_a_line_and_one_arrival() -> None:
     [
         (Script([], FinishReason.REFUSED, "no"), Status.REJECTED, "request_refused"),
         (Script([1, 2], FinishReason.ERROR, "it broke"), Status.ERROR, "engine_error"),
+        (Script([], FinishReason.SHED, "too late"), Status.SHED, "shed"),
         (say("abc"), Status.COMPLETED, "stop"),
     ],
 )
@@ -230,6 +232,17 @@ async def test_each_tenant_has_its_own_row_and_the_sum_is_what_was_recorded() ->
         )
 
 
+async def test_what_was_told_is_on_disk_when_the_application_has_ended(tmp_path: Path) -> None:
+    def opened() -> Opened:
+        return Opened(at_ts=0.0, unix=0.0, model="m", policy="p")
+
+    rig = Tenants(ScriptedEngine(), recording=LineWriter(tmp_path / "requests.jsonl", Bounds(), opened))
+    async with rig.app.router.lifespan_context(rig.app):
+        for _ in range(5):
+            await rig.a.post(CHAT, json=body())
+    assert len(read_records(tmp_path).requests) == 5
+
+
 # --- one turn by hand ---------------------------------------------------------------------------
 
 
@@ -272,7 +285,7 @@ def token(index: int) -> Token:
 
 
 def usage(generated: int, admitted: float, first: float, ended: float) -> TurnEnded:
-    told = TurnUsage(10, 4, generated, 8, 1, 100.5, admitted, first, ended, {"gate": 3, "pages": 1})
+    told = TurnUsage(10, 4, generated, 8, 1, 100.5, admitted, first, ended, held={"gate": 3, "pages": 1})
     return TurnEnded(SESSION, TURN, FinishReason.STOP, told)
 
 
@@ -327,14 +340,6 @@ def test_who_left_before_it_was_over_has_what_was_known_by_then() -> None:
     line = played(events, Slo(), asyncio.CancelledError(), 103.0)
     assert (line.admit_ts, line.first_token_ts, line.preemption_count) == (101.0, None, 1)
     assert (line.status, line.prefix_hit_tokens, line.prompt_tokens) == (Status.CANCELLED, None, 10)
-
-
-def test_what_was_shed_is_told_apart_from_what_was_refused() -> None:
-    ended = usage(0, 100.5, 100.5, 100.6)
-    shed = TurnEnded(SESSION, TURN, SimpleNamespace(value="shed"), ended.usage)  # type: ignore[arg-type]
-    for event, status in ((shed, Status.SHED), (ended, Status.REJECTED)):
-        line = played([(0, event)], Slo(ttft=1.0), TurnRefused("no"), 100.7)
-        assert (line.status, line.slo_met, line.admit_ts) == (status, False, None)
 
 
 def test_times_of_a_long_reply_do_not_drift() -> None:
@@ -398,7 +403,7 @@ def test_preemptions_are_told_by_why_and_way_and_never_fall() -> None:
         'preemption_reasons_total{reason="decode",way="swap"}': 4,
         'preemption_reasons_total{reason="decode",way="recompute"}': 1,
         'preemption_reasons_total{reason="seat",way="migrate"}': 2,
-        'preemption_reasons_total{reason="worker lost",way="recompute"}': 1,
+        'preemption_reasons_total{reason="worker_lost",way="recompute"}': 1,
         'preemption_blocks_total{what="swapped"}': 8,
         'preemption_blocks_total{what="returned"}': 5,
         'preemption_moves_total{what="asked"}': 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 
 import pytest
@@ -17,6 +18,8 @@ from agentserve.executor.sampler import NotSampled
 from agentserve.models.config import DecoderConfig
 from agentserve.models.hf_config import hf_config
 from agentserve.models.weights import DecoderWeights, random_weights
+from kernels import ops_for
+from kernels.cpu.ops import CpuOps
 from kernels.ops import Logits
 from kernels.reference import ReferenceOps
 from tests.parity.harness import CPU, VOCAB, Engine, config_json
@@ -217,3 +220,27 @@ def test_a_row_that_gives_no_token_fails_alone(engine: Engine, monkeypatch: pyte
         ("why", True, False),
         ("its own fault", True, True),
     ]
+
+
+def test_it_says_once_per_run_when_the_model_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of()
+    engine = Engine(config, weights_of(config), pages=24, most_rows=8, ops=ReferenceOps(CPU))
+    happened: list[str] = []
+    forward = engine.decoder.forward
+    monkeypatch.setattr(engine.decoder, "forward", lambda batch: happened.append("pass") or forward(batch))
+    engine.executor.when_computing(lambda: happened.append("computing"))
+    engine.executor.run(plan(whole(engine)))
+    assert happened == ["computing", "pass", "pass", "pass"]
+    happened.clear()
+    engine.executor.run(plan(replace(whole(engine), tokens=array("i"))))
+    assert not happened, "nothing can run: nobody computes"
+
+
+def test_python_is_free_while_kernels_run() -> None:
+    """What ctypes calls without Python's lock, for all functions of the compiled kernels."""
+    found = ops_for(CPU)
+    if not isinstance(found, CpuOps):
+        pytest.skip("no compiled kernels on this machine")
+    functions = [each for each in vars(found._library).values() if isinstance(each, ctypes._CFuncPtr)]
+    assert len(functions) > 10
+    assert not any(each._flags_ & ctypes._FUNCFLAG_PYTHONAPI for each in functions)

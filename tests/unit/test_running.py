@@ -9,7 +9,7 @@ import pytest
 
 from agentserve.messages import StateChange, Submit, Token, TurnEnded, TurnUsage, pack_tokens, unpack_tokens
 from agentserve.server.workers.running import RunningTurn
-from agentserve.types import FinishReason, Sampling, SessionId, SessionState, TurnId
+from agentserve.types import FinishReason, Sampling, SessionId, SessionState, Slo, TurnId
 
 S, T = SessionId("s"), TurnId(3)
 
@@ -74,6 +74,15 @@ async def test_usage_of_a_moved_turn_is_the_whole_turns() -> None:
     assert last.usage == TurnUsage(3, 3, 2, 4, 2, 1.0, 2.5, 2.5, 9.0)
 
 
+def test_what_another_worker_begun_is_not_refused() -> None:
+    turn = RunningTurn(msgspec.structs.replace(submit(), shed=True), 1.0)
+    assert turn.continuation().shed
+    turn.slot = 0
+    turn.migrated(TurnUsage(3, 0, 0, 3, 1, 1.0, 2.0, 0.0, 4.0), 5.0)
+    assert not turn.continuation().shed
+    assert turn.continuation().arrived == 1.0, "it is as old as it was"
+
+
 def test_a_repeated_or_lost_token_is_an_error() -> None:
     turn = RunningTurn(submit(), 1.0)
     turn.accept(token(0), 2.0)
@@ -98,3 +107,37 @@ def test_a_turn_with_all_its_tokens_is_exhausted() -> None:
         assert not turn.exhausted
         turn.accept(token(index), 2.0)
     assert turn.exhausted
+
+
+def promised() -> Submit:
+    return msgspec.structs.replace(submit(), slo=Slo(ttft=5.0, tbt=1.0), shed=True)
+
+
+def test_what_was_begun_is_not_shed_elsewhere() -> None:
+    turn = RunningTurn(promised(), 1.0)
+    assert turn.continuation().shed
+    turn.slot = 0
+    turn.migrated(TurnUsage(3, 0, 0, 3, 1, 1.0, 1.0, 0.0, 2.0), 2.0)
+    assert not turn.continuation().shed
+    again = RunningTurn(promised(), 1.0)
+    again.lost(2.0)
+    assert not again.continuation().shed
+    assert again.continuation().arrived == 1.0, "its promise counts from where it began"
+
+
+@pytest.mark.parametrize(("first", "kind"), [(5.5, "kept"), (6.5, "missed")])
+async def test_a_turn_that_moved_is_judged_as_a_whole(first: float, kind: str) -> None:
+    turn = RunningTurn(promised(), 1.0)
+    turn.slot = 0
+    turn.accept(token(0), first)
+    earlier = TurnUsage(3, 0, 1, 3, 1, 1.0, 2.0, first, 7.0, missed=("tbt",), relegated=True)
+    turn.migrated(earlier, 7.0)
+    turn.accept(token(1), 8.0)
+    turn.accept(ended(TurnUsage(3, 0, 2, 4, 0, 1.0, 7.0, 8.0, 8.0, kept=("tbt",))), 8.0)
+    last = (await drained(turn))[-1]
+    assert isinstance(last, TurnEnded)
+    usage = last.usage
+    assert "tbt" in usage.missed
+    assert "ttft" in getattr(usage, kind)
+    assert not set(usage.kept) & set(usage.missed)
+    assert usage.relegated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,6 +99,33 @@ def test_turns_that_can_be_in_time_are_in_time_where_all_would_be_late() -> None
     late = [end for end in rig.all_ended() if end.usage.relegated]
     assert late
     assert rig.core.view().promises.relegated == len(late)
+
+
+@pytest.mark.parametrize("policy", ["fair-resumes", "deadline"])
+def test_under_sustained_overload_every_late_turn_enters_within_its_bound(policy: str) -> None:
+    """Three times what can be served, for as long as it takes: who is late is passed by a bounded number."""
+    rig = PromisesRig((64,), max_num_seqs=2, scheduling=SchedulingConfig(policy=policy))
+    bounds: dict[str, int] = {}  # of late turns that wait: how many may still enter before them
+    done: set[str] = set()
+    arrived = count()
+    due = 1.0
+    while len(done) < 40:
+        while due <= rig.now:
+            rig.submit(f"s{next(arrived)}", [1] * LONG, max_tokens=1, slo=Slo(ttft=4 * SLOW))
+            rig.core.kv.evict_all()  # no prompt finds another's KV
+            due += SLOW / 3
+        before = set(rig.entered())
+        rig.step()
+        entered = [name for name in rig.entered() if name not in before]
+        for name in entered:
+            if bounds.pop(name, None) is not None:
+                done.add(name)
+            for other, left in bounds.items():
+                assert left > 0, f"{other} was passed by more than it may be"
+                bounds[other] = left - 1
+        late = [s for s in rig.core.scheduler.waiting if s.running_turn.relegated and s.id not in bounds]
+        for session in late:
+            bounds[session.id] = EVERY * (len(bounds) + 1)
 
 
 def test_a_tenants_late_turns_cost_another_nothing() -> None:

@@ -19,14 +19,9 @@ from starlette.routing import Route
 from uvicorn.server import ServerState
 
 from agentserve.server.http import send_queue
+from agentserve.server.http.connections import Connections, WireBounds
 from agentserve.server.http.sse import EventStream
-from agentserve.server.http.wire_bounds import (
-    TAKEN,
-    BoundedProtocol,
-    Connections,
-    WireBounds,
-    bounded_protocol,
-)
+from agentserve.server.http.wire_bounds import TAKEN, BoundedProtocol, bounded_protocol
 from tests.api_rig import CHAT, Rig, settled, user
 from tests.fakes import ScriptedEngine, say
 
@@ -68,9 +63,11 @@ class App:
 
 
 @asynccontextmanager
-async def client(app: App, path: str, unread: float) -> AsyncIterator[tuple[socket.socket, Connections]]:
+async def client(
+    app: App, path: str, unread: float, **more: int
+) -> AsyncIterator[tuple[socket.socket, Connections]]:
     """A connection that has asked and read nothing yet."""
-    bounds = WireBounds(head_seconds=LONG, linger_seconds=LONG, unread_seconds=unread)
+    bounds = WireBounds(head_seconds=LONG, linger_seconds=LONG, unread_seconds=unread, **more)
     connections = Connections(bounds)
     routes = [
         Route("/stream", app.stream),
@@ -110,6 +107,39 @@ async def test_a_stream_that_nobody_reads_waits_and_then_ends() -> None:
         assert app.made * len(FRAME) < 32 << 20  # what the system holds, and little more
         await settled(lambda: not len(connections))
         assert connections.unread == 1
+
+
+async def test_replies_that_nobody_reads_are_bounded_together() -> None:
+    """Whole replies lie here whatever their size, each until its time is over: of too many those go that have
+    lain longest."""
+    most = 3 * len(WHOLE)
+    async with client(App(), "/whole", unread=LONG, unread_bytes=most) as (first, connections):
+        place, others, loop = first.getpeername(), [], asyncio.get_running_loop()
+        for number in range(2, 8):
+            sock = socket.socket()
+            others.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, place)
+            await loop.sock_sendall(sock, b"GET /whole HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await settled(lambda number=number: connections.unread + len(connections) == number)
+        await settled(lambda: connections.unread)
+        assert 0 < connections.unread_bytes <= most
+        kept = len(connections)
+        assert kept == 7 - connections.unread >= 3
+        await settled(lambda: first.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or _ended(first))
+        for sock in others:
+            sock.close()
+        await settled(lambda: not len(connections))
+        assert not connections.unread_bytes
+
+
+def _ended(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError:
+        return True
+    return False
 
 
 async def test_a_whole_reply_that_nobody_reads_does_not_stay() -> None:

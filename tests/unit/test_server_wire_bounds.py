@@ -14,7 +14,8 @@ import pytest
 import uvicorn
 
 from agentserve.config import HttpConfig
-from agentserve.server.http.wire_bounds import Connections, WireBounds, bounded_protocol
+from agentserve.server.http.connections import Connections, WireBounds
+from agentserve.server.http.wire_bounds import bounded_protocol
 from agentserve.server.launch import wire_bounds
 from agentserve.server.limits import Limits
 from tests.api_rig import TOOLS, Rig, events, hermes, settled, user

@@ -107,9 +107,8 @@ def test_the_executor_notices_wrong_kv() -> None:
 
 
 def test_the_executor_predicts_what_the_core_predicts() -> None:
-    rig = Rig()
+    rig = Rig(cost=COST)
     executor = SimExecutor((32,), 4, COST)
-    rig.core.scheduler.cost = COST
     rig.submit("a", range(10))
     plan = rig.core.begin_step(0.0)
     assert plan is not None

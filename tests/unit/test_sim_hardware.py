@@ -61,8 +61,7 @@ def test_prices_are_the_machines_own(name: str) -> None:
         )
     chunk = hardware.max_batched_tokens
     steps = sum(hardware.step([(start, chunk)]) for start in range(0, 4 * chunk, chunk))
-    reading = hardware.per_read * sum(range(chunk, 5 * chunk, chunk))
-    assert prices.recompute(0, 4 * chunk) == pytest.approx(steps - reading, rel=0.02)
+    assert prices.recompute(0, 4 * chunk) == pytest.approx(steps, rel=0.02)
 
 
 @pytest.mark.parametrize(("name", "host", "disk"), [(CPU, 100, 10), (GPU, 10, 1.2)])
@@ -76,9 +75,11 @@ def test_loading_is_cheaper_than_computing_but_a_disk_before_a_gpu_hardly(
     assert 3 * disk * prices.seconds(prices.fetch, 100) > compute > disk * prices.seconds(prices.fetch, 100)
 
 
-def test_the_core_predicts_steps_as_the_machine_takes_them_but_for_reading() -> None:
+def test_the_core_predicts_steps_as_the_machine_takes_them() -> None:
     hardware = hardware_named(GPU)
     chunks = [(1000, 1), (0, 500)]
-    reading = hardware.per_read * (1001 + 500)
-    assert hardware.step_cost().step(chunks) == pytest.approx(hardware.step(chunks) - reading)
+    rows = hardware.fixed + 2 * hardware.per_row + 501 * hardware.per_token
+    attended = hardware.per_context * (1001 + pairs(0, 500)) + hardware.per_read * (1001 + 500)
+    assert hardware.step_cost().step(chunks) == pytest.approx(rows + attended)
+    assert hardware.step(chunks) == hardware.step_cost().step(chunks)
     assert pairs(0, 500) == 125_250

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -19,6 +20,7 @@ SPACES = (" ", " ", " ", "\n", "  ", "\n\n", "\t", "", " \n ", "\r\n", "\u00a0")
 WORDS = (
     "Hello", "world", "I'm", "x", "_y", "123", "1234567", "3.14", "e\u0301a", "\u0301", "你好", "👍🏽", "<b>",
     "!!", "...", "Zürich", "ﬁ", "Привет", "'s", '"a":1,', "{}", "a" * 40, "9" * 30,
+    '{"name":"x_1","is":[1,22,333,4444]}', "foo(bar=1)", "A.B", "#x", "a\u0301", '"\u0301',
 )  # fmt: skip
 
 
@@ -87,6 +89,10 @@ def test_no_more_than_pieces_are_encoded_at_once(monkeypatch: pytest.MonkeyPatch
     sizes.clear()
     encode("a" * 5000, encoder, encoder)
     assert sizes == [pieces.PIECE, 5000]
+    sizes.clear()
+    written = json.dumps([{"name": f"k{i}", "value": i} for i in range(400)], separators=(",", ":"))
+    encode(written, encoder, encoder)
+    assert max(sizes) == pieces.PIECE
     sizes.clear()
     line = "{};" * 1000 + " word word " * 300
     encode(line, encoder, encoder)

@@ -11,7 +11,7 @@ import pytest
 
 from agentserve import heap
 from agentserve.heap import FEW, GROWN, MANY, ROUNDS, FullCollections
-from agentserve.server.tidying import Memory, Tidying
+from agentserve.server.tidying import WORKED, Memory, Tidying
 from tests.api_rig import settled
 
 
@@ -105,7 +105,7 @@ class Machine:
     def __init__(self) -> None:
         self.resident = 100 << 20
         self.pieces = 0
-        self.computed = 0.0  # CPU seconds between two looks
+        self.computed = 0.0  # CPU seconds each time that it is asked for them
         self.spent = 0.0
         self.looks = 0
         self.given_back = 0
@@ -132,23 +132,29 @@ async def test_memory_is_given_back_when_it_is_quiet(thresholds: object) -> None
 
     tidying.start()
     await looked()
-    assert machine.given_back == 0
-    machine.computed = 1.0
-    await looked()
     machine.pieces = GROWN + 1
     machine.resident += machine.pieces
+    await looked()
+    assert machine.given_back == 0  # nothing was computed that could have left pieces
+    machine.computed = WORKED
     counted.young, counted.held = ROUNDS, 1000 + FEW + 1
     done = counted.collections
     await looked()
-    assert (machine.given_back, counted.collections) == (0, done)
+    assert (machine.given_back, counted.collections) == (0, done)  # others would wait
     machine.computed = 0.0
     await settled(lambda: machine.given_back == 1)
     await looked()
-    assert counted.collections == done + 1
-    machine.resident += 4 * GROWN  # which is used
-    await settled(lambda: machine.given_back == 2)
+    assert (machine.given_back, counted.collections) == (1, done + 1)
+    machine.resident += 4 * GROWN  # which was in use, and then is in pieces
+    for times in (2, 3):
+        machine.computed = WORKED
+        await looked()
+        machine.computed = 0.0
+        await settled(lambda times=times: machine.given_back == times)
+        machine.pieces = 4 * GROWN
     await looked()
-    assert machine.given_back == 2
+    assert machine.given_back == 3
+    assert machine.resident < 100 + GROWN << 20
     await tidying.stop()
     await tidying.stop()
 

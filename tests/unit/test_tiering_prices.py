@@ -115,3 +115,15 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         PriceBook(START, PriceSettings(outlier=1.0))
     with pytest.raises(ValueError, match="positive"):
         starting_prices(0, 16)
+
+
+def test_what_computing_costs_may_be_told() -> None:
+    """By whoever knows how long steps take: from then on steps teach nothing, moves do."""
+    book = PriceBook(START)
+    book.predicted((0.1, 0.02, 0.003))
+    book.stepped([(0, 64)], 9.0)
+    book.moved(Move.LOAD, 10, 1.0)
+    prices = book.prices()
+    assert prices.prefill == (0.1, 0.02, 0.003)
+    assert prices.load != START.load
+    assert prices.recompute(10, 2) == pytest.approx(0.1 + 0.04 + 0.003 * (20 + 3))

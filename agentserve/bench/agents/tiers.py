@@ -81,14 +81,13 @@ def with_tiers(built: BuiltEngine, options: TierOptions, stack: ExitStack) -> tu
 
 def _start_prices(built: BuiltEngine, block_bytes: int, config: CoreConfig) -> Prices:
     cost = _measured(built, config)
-    fixed = cost.fixed + cost.per_row
     return Prices(
         block_bytes=block_bytes,
         save=(LATENCY, block_bytes / COPY_RATE),
         load=(LATENCY, block_bytes / COPY_RATE),
         write=(LATENCY, block_bytes / WRITE_RATE),
         fetch=(LATENCY, block_bytes / FETCH_RATE),
-        prefill=(fixed, cost.per_token + fixed / config.max_batched_tokens, cost.per_context),
+        prefill=cost.prefill_line(config.max_batched_tokens),
         page_size=config.page_size,
     )
 

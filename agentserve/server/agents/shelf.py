@@ -203,12 +203,12 @@ class Shelf:
             (self._bounds.agents_bytes, held, own, "bytes of agents"),
         ):
             if of_mine > most - most // SPARE:
-                raise Full(f"at most {most - most // SPARE} {what} may be kept")
+                raise Full(f"at most {most - most // SPARE} {what} of one tenant are kept")
             if kept > most:
-                raise Full(f"there is no room for another agent: {most} {what} are kept in all")
+                raise Full("there is no place for another agent")
         self._agent_costs[agent.id] = len(content)
         self.agents[agent.id] = agent
-        return self._put(f"a:{agent.id}", agent)
+        return None if self._book is None else self._book.put(f"a:{agent.id}", content)
 
     def drop_agent(self, id_: str) -> Future[None] | None:
         del self.agents[id_], self._agent_costs[id_]
@@ -276,7 +276,7 @@ class Shelf:
 
     # --- inside ------------------------------------------------------------------------
 
-    def _put(self, name: str, record: SavedAgent | Head | Turn | Batch | Owed) -> Future[None] | None:
+    def _put(self, name: str, record: Head | Turn | Batch | Owed) -> Future[None] | None:
         return None if self._book is None else self._book.put(name, packed(record))
 
     def _use(self, history: History) -> None:

@@ -11,14 +11,11 @@ client that goes on so, or reads the end of a reply never, is cut off.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import secrets
 import socket
 import struct
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import httptools
@@ -26,65 +23,13 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from agentserve.server.errors import ApiError
+from agentserve.server.http.connections import Connections, WireBounds, counted_as
 from agentserve.server.http.names import REQUEST_HEADER
 from agentserve.server.http.send_queue import bound_unseen, unsent
 from agentserve.server.json_line import dump_json
 
 TAKEN = 16 << 10  # bytes: who reads so much in a while reads
 _NO_LINGER = struct.pack("ii", 1, 0)  # on, for no seconds: closing sends a reset
-
-
-@dataclass(frozen=True, slots=True)
-class WireBounds:
-    head_bytes: int = 64 << 10
-    headers: int = 100
-    url_bytes: int = 8 << 10
-    head_seconds: float = 10.0  # from a connection's, or a request's, first sign to its last header
-    linger_seconds: float = 5.0  # for the rest of a request that was answered before it was whole
-    unread_seconds: float = 30.0  # in which a client takes some of what lies there for it
-    connections: int = 4096
-    per_address: int = 2048
-
-
-class Connections:
-    """Those that are open, in all and of each address."""
-
-    def __init__(self, bounds: WireBounds) -> None:
-        self._bounds = bounds
-        self._of: Counter[str] = Counter()
-        self._all = 0
-        self.refused = 0
-        self.unread = 0  # that were cut off because nobody read
-
-    def __len__(self) -> int:
-        return self._all
-
-    def admit(self, address: str) -> bool:
-        if self._all >= self._bounds.connections or self._of[address] >= self._bounds.per_address:
-            self.refused += 1
-            return False
-        self._of[address] += 1
-        self._all += 1
-        return True
-
-    def left(self, address: str) -> None:
-        self._of[address] -= 1
-        self._all -= 1
-        if not self._of[address]:
-            del self._of[address]
-
-
-def counted_as(address: str) -> str:
-    """The address that a client is known by: whoever has IPv6 has 2^64 of them, so its network."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, 64), strict=False))
 
 
 def bounded_protocol(bounds: WireBounds, connections: Connections | None = None) -> type[HttpToolsProtocol]:
@@ -115,7 +60,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.logger = _Quiet(self.logger)
         self._bounds = bounds
         self._shared = shared
-        self._address = ""
+        self.address = ""
         self._admitted = False
         self._idle_bytes = 0  # since there was last a whole head, a piece of a body or a whole request
         self._whole = True  # the last request has come to its end
@@ -130,8 +75,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         peer = transport.get_extra_info("peername")
-        self._address = counted_as(str(peer[0])) if isinstance(peer, tuple) and peer else ""
-        self._admitted = self._shared.admit(self._address)
+        self.address = counted_as(str(peer[0])) if isinstance(peer, tuple) and peer else ""
+        self._admitted = self._shared.admit(self.address)
         if not self._admitted:
             self.transport = transport
             self._say(_too_many())
@@ -144,9 +89,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._was_read()
+        self._shared.lie(self, 0)
         if self._admitted:
             self._admitted = False
-            self._shared.left(self._address)
+            self._shared.left(self.address)
             super().connection_lost(exc)
             self._tell_all()
             self._let_go()
@@ -211,11 +157,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._reader is None and self._admitted:
             self._unsent = self._untaken()
             self._reader = self.loop.call_later(self._bounds.unread_seconds, self._look)
+            self._shared.lie(self, self.transport.get_write_buffer_size())
+            for one in self._shared.too_many():
+                self.loop.call_soon(one.cut_off)
 
     def _was_read(self) -> None:
         if self._reader is not None:
             self._reader.cancel()
             self._reader = None
+            self._shared.lie(self, 0)
 
     def _look(self) -> None:
         """Has it read meanwhile? Nothing is written while much is unsent, so that only shrinks."""
@@ -223,8 +173,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unsent - self._untaken() >= TAKEN:
             self._must_be_read()
         else:
-            self._shared.unread += 1
-            self._reset()
+            self.cut_off()
+
+    def cut_off(self) -> None:
+        self._shared.unread += 1
+        self._reset()
 
     def _untaken(self) -> int:
         """Bytes that the client has not taken, here and in the system."""

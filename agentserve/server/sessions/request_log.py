@@ -100,8 +100,8 @@ class Course:
         self.preemptions = usage.preemptions
         if usage.generated:
             self.admitted = max(usage.admitted, self.submitted or self.arrived)
-        if event.reason.value == "shed":
-            self.status, self.reason = Status.SHED, "shed"
+        if event.reason is FinishReason.SHED:
+            self.status, self.reason = Status.SHED, event.reason.value
 
     def done(self, reason: FinishReason, now: float) -> None:
         """Its client has an answer."""

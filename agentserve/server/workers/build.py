@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from agentserve.core.config import CoreConfig
-from agentserve.core.cost import StepCost
 from agentserve.core.engine import EngineCore
-from agentserve.executor.calibrate import Bounds, measure_cost
+from agentserve.core.timing.tally import Attention
+from agentserve.executor.calibrate import Bounds
 from agentserve.executor.matcher_process import Host
 from agentserve.executor.matchers import GuardedGrammars
 from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
@@ -24,6 +24,7 @@ from agentserve.messages import PROTOCOL_VERSION, Hello
 from agentserve.models.decoder import Decoder
 from agentserve.models.load import DTYPES, LoadedModel, open_model
 from agentserve.models.source import resolve
+from agentserve.server.workers.build_cost import fingerprint, step_cost
 from agentserve.server.workers.build_tiers import build_tiers
 from agentserve.server.workers.exchange import Tiering
 from agentserve.server.workers.sizes import (
@@ -86,7 +87,6 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         tokens=spec.max_batched_tokens,
         vocab_size=config.vocab_size,
     )
-    cost = _step_cost(spec.max_step_seconds, executor, bounds, measured=spec.predicts)
     core_config = CoreConfig(
         page_size=spec.page_size,
         max_model_len=longest,
@@ -97,18 +97,24 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         eos_token_ids=text.end_ids,
         namespace=_namespace(spec, loaded, ops),
     )
+    hello = _hello(spec, loaded, backend, reach, pool, policy=core_config.scheduling.policy)
+    here = fingerprint(spec, hello, torch.cuda.get_device_name(device) if device.type == "cuda" else "")
+    cost = step_cost(spec, here, executor, bounds)
     sizes = tier_sizes(spec, groups, None)  # that the memory is there was seen before the pool took its own
-    tiers = build_tiers(spec, sizes, pool, core_config.namespace, fault) if sizes is not None else None
+    tiers = None
+    if sizes is not None:
+        tiers = build_tiers(spec, sizes, pool, core_config.namespace, fault, cost=cost)
     core = EngineCore(core_config, groups, pages, cost, tiers.parts if tiers is not None else None)
     assert core.limit == reach
     if core.limit < longest:
         log.warning("the KV pool holds %d tokens, less than the context of %d", core.limit, longest)
-    hello = _hello(spec, loaded, backend, core.limit, pool, policy=core_config.scheduling.policy)
     return BuiltEngine(
         core, executor, hello, core_config, groups, pages, cost,
         tiering=Tiering(core, tiers.mover, tiers.release) if tiers is not None else None,
         tiers=tiers.parts.setup if tiers is not None else None,
         when_computing=executor.when_computing,
+        fingerprint=here,
+        attention=Attention(groups, spec.page_size),
     )  # fmt: skip
 
 
@@ -163,28 +169,3 @@ def _stored_formats(loaded: LoadedModel) -> str:
 
 def _kv_name(spec: WorkerSpec) -> str:
     return spec.dtype if spec.kv_dtype == "auto" else spec.kv_dtype
-
-
-def _step_cost(limit: float | None, executor: TorchExecutor, bounds: Bounds, *, measured: bool) -> StepCost:
-    """What steps cost here, measured if their predicted time is to be limited, or promises depend on it.
-    ValueError if the limit is shorter than the shortest step."""
-    if limit is None and not measured:
-        return StepCost()
-    cost = measure_cost(executor, bounds)
-    log.info(
-        "a step takes %.2f ms, and %.3f ms per row, %.4f ms per token, %.4f ms per 1000 pairs attended",
-        cost.fixed * 1e3, cost.per_row * 1e3, cost.per_token * 1e3, cost.per_context * 1e6,
-    )  # fmt: skip
-    if limit is None:
-        return cost
-    shortest = cost.step([(0, 1)])
-    if shortest > limit:
-        raise ValueError(f"--max-step-ms {limit * 1e3:g}: one token alone takes {shortest * 1e3:.3g} ms here")
-    # The least that a step may hold is the rest of a page.
-    page = min(bounds.page_size, bounds.positions)
-    longest = cost.step([(bounds.positions - page, page)])
-    if longest > limit:
-        log.warning(
-            "a page at the end of the context takes %.0f ms: longer than --max-step-ms", longest * 1e3
-        )
-    return cost

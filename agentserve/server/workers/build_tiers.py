@@ -7,7 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from agentserve.clock import WallClock
+from agentserve.core.cost import StepCost
 from agentserve.core.market import TierParts, TierSetup
 from agentserve.executor.pool import KVPool
 from agentserve.server.workers.sizes import TierSizes
@@ -35,15 +38,25 @@ class BuiltTiers:
 
 
 def build_tiers(
-    spec: WorkerSpec, sizes: TierSizes, pool: KVPool, namespace: bytes, fault: Fault = no_fault
+    spec: WorkerSpec,
+    sizes: TierSizes,
+    pool: KVPool,
+    namespace: bytes,
+    fault: Fault = no_fault,
+    *,
+    cost: StepCost | None = None,
 ) -> BuiltTiers:
-    """Raises StoreError (a ValueError, one line) where the disk cannot be had, unless a dead worker is
+    """cost: what steps take, where that is known: so computing is priced from the start.
+
+    Raises StoreError (a ValueError, one line) where the disk cannot be had, unless a dead worker is
     replaced: then there is no disk."""
     device = PoolPages(pool.storages)
     host = HostStore(sizes.host_slots, device.block_bytes, device.pinned) if sizes.host_slots else None
     disk, disk_error = _disk(spec, sizes, namespace, fault)
     peers = _open_peers(spec, sizes, disk, namespace) if disk is not None else None
     prices = starting_prices(device.block_bytes, spec.page_size)
+    if cost is not None and cost.known:
+        prices = msgspec.structs.replace(prices, prefill=cost.prefill_line(spec.max_batched_tokens))
     setup = TierSetup(
         policy=spec.tier_policy,
         host_slots=sizes.host_slots,

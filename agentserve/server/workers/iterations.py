@@ -9,6 +9,7 @@ import msgspec
 
 from agentserve.core.engine import CoreEvent
 from agentserve.core.plan import Plan
+from agentserve.core.timing.tally import Attention, load_of, shared
 from agentserve.messages import Description, TurnEnded, WorkerView
 from agentserve.records.lines import IterationRecord, Swapped
 from agentserve.records.writer import LineWriter
@@ -50,6 +51,7 @@ class IterationLog:
                 iteration_ms=round(whole, 3),
                 model_ms=round(whole if seconds is None else seconds * 1e3, 3),
                 predicted_ms=round(plan.predicted_seconds * 1e3, 3),
+                bound_ms=round(plan.bound_seconds * 1e3, 3),
                 kv_pages=(),
                 swapped_bytes=Swapped(),
                 binding_limit=next((reason for reason in limits if reason not in NO_LIMIT), ""),
@@ -100,6 +102,21 @@ class IterationLog:
     def _seen(self, view: WorkerView) -> WorkerView:
         lost = self._writer.lost
         return msgspec.structs.replace(view, unrecorded=lost) if lost else view
+
+
+def step_features(attention: Attention) -> Features:
+    """What the cost model's prediction of a plan is made from, those that are not 0 (`StepLoad`)."""
+
+    def features(plan: Plan) -> dict[str, float]:
+        load = plan.load or load_of(plan.chunks, plan.copies, attention)
+        if (
+            load.read == load.context
+        ):  # nobody has looked at what is shared: the model in use takes no interest
+            load = msgspec.structs.replace(load, read=load.context - shared(plan.chunks, attention))
+        found: dict[str, float] = msgspec.to_builtins(load)
+        return found
+
+    return features
 
 
 def _moved(view: WorkerView) -> Swapped:

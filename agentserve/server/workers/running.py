@@ -11,6 +11,7 @@ import asyncio
 import math
 from array import array
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -64,7 +65,7 @@ class RunningTurn:
             tokens=self.command.tokens + pack_tokens(self._generated),
             generated=self._done,
             arrived=self._submitted,
-            shed=self.command.shed and not self.moves,  # what was begun is ended
+            shed=self.command.shed and not (self.moves or self._earlier),  # what was begun is ended
         )
 
     def accept(self, event: TurnEvent, now: float) -> None:
@@ -135,7 +136,19 @@ class RunningTurn:
             admitted=told[0].admitted,
             swaps=sum(usage.swaps for usage in told),
             migrations=self.migrations,
+            relegated=any(usage.relegated for usage in told),
+            **self._verdicts(told),
         )
+
+    def _verdicts(self, told: Sequence[TurnUsage]) -> dict[str, tuple[str, ...]]:
+        """Promises kept and missed. What one worker broke no other mends, and when the first token came is
+        known here, where the last one cannot tell."""
+        missed = {kind for usage in told for kind in usage.missed}
+        kept = set(told[-1].kept)
+        promised = self.command.slo.ttft
+        if promised is not None and self._first_token is not None:
+            (kept if self._first_token - self._submitted <= promised else missed).add("ttft")
+        return {"kept": tuple(sorted(kept - missed)), "missed": tuple(sorted(missed))}
 
     def _timed(self, usage: TurnUsage) -> TurnUsage:
         """With times as this side saw them, on the clock that all processes of a machine share.

@@ -39,6 +39,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     peers: bool = True  # may read what the other workers of this machine have on disk
     tool_parser: str | None = None  # these decide which control tokens are shown, and which end a turn
     reasoning_parser: str | None = None
+    step_model: str | None = None  # a file of `agentserve fit`: what steps cost here
     recording: str | None = None  # absolute; a folder for what each iteration did
     recording_bytes: int = 64 << 20  # of each file
     recording_files: int = 8
@@ -87,6 +88,7 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         disk_kv=config.storage.disk_kv // count,
         data_dir=str(config.storage.data_dir.absolute()) if config.storage.data_dir else None,
         tier_policy=config.storage.tier_policy,
+        step_model=str(config.engine.step_model) if config.engine.step_model is not None else None,
         recording=str(config.recording.dir.absolute()) if config.recording.dir else None,
         recording_bytes=config.recording.file_size,
         recording_files=config.recording.files,

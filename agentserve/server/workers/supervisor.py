@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import signal
 import socket
+import stat
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -41,6 +43,7 @@ def worker_environment() -> dict[str, str]:
     return KERNEL_THREADS | os.environ
 
 
+_PREFIX, _LOCK = "agentserve-", "lock"
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV)
 """What a process ends with that trusted damaged memory or files."""
 
@@ -53,14 +56,35 @@ class WorkerFailed(Exception):
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """A directory only this user can enter (mode 0700), removed with everything in it at the end."""
-    directory = tempfile.mkdtemp(prefix="agentserve-")
+    """A directory only this user can enter (mode 0700), removed with everything in it at the end, or where
+    this process is killed, by the next that makes one."""
+    directory = tempfile.mkdtemp(prefix=_PREFIX)
     if len(directory) > 80:  # a Unix socket's path may have 107 bytes
         os.rmdir(directory)
-        directory = tempfile.mkdtemp(prefix="agentserve-", dir="/tmp")
+        directory = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
+    made = Path(directory)
     try:
-        yield Path(directory)
+        with open(made / "lock.new", "wb") as lock:  # no child has it, so this process alone holds it
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.rename(made / "lock.new", made / _LOCK)
+            _sweep(made.parent)
+            yield made
     finally:
+        rmtree(directory, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Directories of processes of this user's that were killed."""
+    for left in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # it is held, another's, or gone
+            found = left.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+                _remove_unheld(left)
+
+
+def _remove_unheld(directory: Path) -> None:
+    with open(directory / _LOCK, "r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         rmtree(directory, ignore_errors=True)
 
 

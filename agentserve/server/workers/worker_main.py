@@ -24,12 +24,14 @@ from agentserve.core.cost import StepCost
 from agentserve.core.market import TierSetup
 from agentserve.core.ports import Executor
 from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
+from agentserve.core.timing.fingerprint import Fingerprint
+from agentserve.core.timing.tally import EVERYTHING, Attention
 from agentserve.heap import freeze
 from agentserve.messages import Hello, StartFailed
 from agentserve.records.series import iterations_writer
 from agentserve.records.writer import Bounds
 from agentserve.server.workers.exchange import Exchange, Tiering
-from agentserve.server.workers.iterations import IterationLog
+from agentserve.server.workers.iterations import IterationLog, step_features
 from agentserve.server.workers.link import WorkerLink
 from agentserve.server.workers.loop import Core, WorkerLoop
 from agentserve.server.workers.recorder import Recorder
@@ -55,6 +57,8 @@ class BuiltEngine:
     tiering: Tiering | None = None  # the same core, and who moves its KV between tiers
     tiers: TierSetup | None = None  # what its tiers were built from, for the recorded log
     when_computing: Callable[[Callable[[], None]], None] | None = None  # of the executor, if it has that
+    fingerprint: Fingerprint | None = None  # whose steps these are, for recordings
+    attention: Attention = EVERYTHING  # how much of a context the model's layers attend to
 
 
 EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
@@ -142,8 +146,9 @@ def _iterations(spec: WorkerSpec, built: BuiltEngine, clock: WallClock) -> Itera
         worker=spec.index,
         groups=[group.name for group in built.groups],
         step_tokens=spec.max_batched_tokens,
+        fingerprint=built.fingerprint,
     )
-    return IterationLog(writer)
+    return IterationLog(writer, step_features(built.attention))
 
 
 def _drain_outbox(link: WorkerLink, seconds: float = 2.0) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import resources
+from pathlib import Path
 
 import msgspec
 
-from agentserve.core.cost import StepCost, pairs
+from agentserve.core.cost import StepCost
+from agentserve.core.timing.saved import CostFileError, decode_saved
 from tiering.policy.base import Prices
 
 
@@ -73,20 +75,10 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def step(self, chunks: Iterable[tuple[int, int]]) -> float:
         """Seconds of a step of chunks (start, count)."""
-        if self.fitted is not None:
-            return self.fitted.step(chunks)
-        seconds = self.fixed
-        for start, count in chunks:
-            seconds += (
-                self.per_row
-                + self.per_token * count
-                + self.per_read * (start + count)
-                + self.per_context * pairs(start, count)
-            )
-        return seconds
+        return self.step_cost().step(chunks)
 
     def step_cost(self) -> StepCost:
-        """The same as the core predicts it: reading a context is left out, unless steps were fitted."""
+        """What steps take, and what the core predicts."""
         if self.fitted is not None:
             return self.fitted
         return StepCost(
@@ -94,20 +86,20 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             per_row=self.per_row,
             per_token=self.per_token,
             per_context=self.per_context,
+            per_seen=self.per_read,
+            per_reach=self.per_read,
         )
 
     def prices(self) -> Prices:
         """What policies are told at the start."""
         size = self.block_bytes
-        cost = self.step_cost()
-        chunks = cost.fixed / self.max_batched_tokens  # a prefill is so many steps
         return Prices(
             block_bytes=size,
             save=(self.copy_latency, size / self.save_rate),
             load=(self.copy_latency, size / self.load_rate),
             write=(self.disk_latency, size / self.write_rate),
             fetch=(self.disk_latency, size / self.fetch_rate),
-            prefill=(cost.fixed, cost.per_token + chunks, cost.per_context),
+            prefill=self.step_cost().prefill_line(self.max_batched_tokens),
             page_size=self.page_size,
         )
 
@@ -121,12 +113,32 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def hardware_named(name: str) -> Hardware:
-    """A machine by name. Raises HardwareError."""
+    """A machine by name; NAME@FILE is that machine with steps as the cost model in FILE has them. Raises
+    HardwareError."""
+    name, at, file = name.partition("@")
     known = hardware_names()
     if name not in known:
         raise HardwareError(f'no hardware "{name}"; known: {", ".join(known)}')
     text = resources.files(__name__).joinpath(f"{name}.json").read_bytes()
     try:
-        return msgspec.json.decode(text, type=Hardware)
+        machine = msgspec.json.decode(text, type=Hardware)
     except msgspec.MsgspecError as error:
         raise HardwareError(f"{name}.json: {error}") from error
+    return fitted_to(machine, Path(file)) if at else machine
+
+
+def fitted_to(machine: Hardware, file: Path) -> Hardware:
+    """`machine` with the steps of a cost model that was fitted. Raises HardwareError."""
+    try:
+        saved = decode_saved(file.read_bytes())
+    except CostFileError as error:
+        raise HardwareError(f"{file}: {error}") from None
+    except OSError as error:
+        raise HardwareError(f"{file}: {error.strerror or error}") from None
+    whose = saved.fingerprint
+    how = (
+        f"steps: as fitted to {saved.steps} of {whose.machine}, {whose.threads} threads, "
+        f"model {whose.model[:12]}; off by {saved.held_out.mape:.1%} on steps held out",
+        *machine.how,
+    )
+    return msgspec.structs.replace(machine, name=f"{machine.name}@{file}", how=how, fitted=saved.cost)

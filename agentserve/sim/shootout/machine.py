@@ -23,12 +23,12 @@ class TimedExecutor:
     """Runs a plan in no time and says how long it would have taken."""
 
     def __init__(self, hardware: Hardware, vocab_size: int) -> None:
-        self._hardware = hardware
+        self._cost = hardware.step_cost()
         self._vocab_size = vocab_size
 
     def run(self, plan: Plan) -> StepResult:
-        seconds = self._hardware.step((chunk.start, len(chunk.tokens)) for chunk in plan.chunks)
-        return StepResult(plan.step, tuple(self._result(chunk) for chunk in plan.chunks), seconds)
+        results = tuple(self._result(chunk) for chunk in plan.chunks)
+        return StepResult(plan.step, results, self._cost.plan(plan))
 
     def _result(self, chunk: Chunk) -> ChunkResult:
         count, sampled = len(chunk.tokens), None
