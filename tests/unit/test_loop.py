@@ -39,7 +39,6 @@ from agentserve.messages import (
     Shutdown,
     StepDone,
     Submit,
-    TiersView,
     Token,
     ToolSignal,
     TurnEnded,
@@ -393,24 +392,3 @@ def test_lines_that_were_lost_are_told_to_the_server(recorded: Worker) -> None:
     views += [step.worker for step in recorded.steps if step.worker is not None]
     assert {view.unrecorded for view in views} == {3}
     assert len(views) > 1
-
-
-def test_swapped_bytes_are_those_since_the_step_before() -> None:
-    lines = Lines()
-    log = IterationLog(lines)  # type: ignore[arg-type]
-    core = EngineCore(CONFIG, GROUPS, PAGES)
-    core.handle(submit("a", [1, 2], 9), 0.0)
-    for moved in (
-        {"save": (1, 0.1)},
-        {"save": (3, 0.2), "load": (2, 0.1)},
-        {"save": (3, 0.2), "load": (2, 0.1)},
-    ):
-        plan = core.begin_step(1.0)
-        assert plan is not None
-        result = Executor().run(plan)
-        core.finish_step(result, 2.0)
-        log.ran(plan, 0.25, 1.0, 2.0)
-        view = msgspec.structs.replace(core.view(), tiers=TiersView(moved=moved, block_bytes=100))
-        log.reported([], view)
-    assert [line.swapped_bytes for line in lines.lines] == [Swapped(0, 100), Swapped(200, 200), Swapped(0, 0)]
-    assert {(line.iteration_ms, line.model_ms) for line in lines.lines} == {(1000.0, 250.0)}

@@ -130,10 +130,13 @@ async def test_a_turn_that_moved_is_judged_as_a_whole(first: float, kind: str) -
     turn = RunningTurn(promised(), 1.0)
     turn.slot = 0
     turn.accept(token(0), first)
-    earlier = TurnUsage(3, 0, 1, 3, 1, 1.0, 2.0, first, 7.0, missed=("tbt",), relegated=True)
+    earlier = TurnUsage(
+        3, 0, 1, 3, 1, 1.0, 2.0, first, 7.0, missed=("tbt",), relegated=True, held={"pages": 2, "seats": 1}
+    )
     turn.migrated(earlier, 7.0)
     turn.accept(token(1), 8.0)
-    turn.accept(ended(TurnUsage(3, 0, 2, 4, 0, 1.0, 7.0, 8.0, 8.0, kept=("tbt",))), 8.0)
+    last_held = {"pages": 3}
+    turn.accept(ended(TurnUsage(3, 0, 2, 4, 0, 1.0, 7.0, 8.0, 8.0, kept=("tbt",), held=last_held)), 8.0)
     last = (await drained(turn))[-1]
     assert isinstance(last, TurnEnded)
     usage = last.usage
@@ -141,3 +144,4 @@ async def test_a_turn_that_moved_is_judged_as_a_whole(first: float, kind: str) -
     assert "ttft" in getattr(usage, kind)
     assert not set(usage.kept) & set(usage.missed)
     assert usage.relegated
+    assert usage.held == {"pages": 5, "seats": 1}

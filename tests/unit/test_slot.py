@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from agentserve.messages import AheadCounts, TiersView, WorkerView
+from agentserve.messages import AheadCounts, PromiseCounts, TiersView, WorkerView
 from agentserve.server.workers.slot import RestartPolicy, Slot
 from agentserve.server.workers.supervisor import WorkerProcess
 
@@ -134,6 +134,19 @@ def test_what_was_computed_ahead_is_counted_over_all_workers_of_a_place() -> Non
     slot.up(WORKER, 20.0)
     slot.report(msgspec.structs.replace(tiers(), tiers=None, ahead=AheadCounts(1, 1)), 21.0)
     assert slot.view.ahead == AheadCounts(38, 21)
+
+
+def test_promises_are_counted_over_all_workers_of_a_place() -> None:
+    slot = Slot(0, POLICY)
+    for at, counts in ((0.0, PromiseCounts(3, 2, 9, 1)), (10.0, PromiseCounts(1, 0, 0, 4))):
+        slot.up(WORKER, at)
+        slot.report(msgspec.structs.replace(tiers(), promises=counts), at + 1.0)
+        slot.down(at + 2.0)
+    assert slot.view is not None
+    assert slot.view.promises == PromiseCounts(4, 2, 9, 5)
+    slot.up(WORKER, 20.0)
+    slot.report(msgspec.structs.replace(tiers(), promises=PromiseCounts(1, 1, 1, 1)), 21.0)
+    assert slot.view.promises == PromiseCounts(5, 3, 10, 6)
 
 
 def test_lines_that_were_not_recorded_are_those_of_all_workers_of_a_place() -> None:

@@ -10,7 +10,7 @@ import msgspec
 from agentserve.core.engine import CoreEvent
 from agentserve.core.plan import Plan
 from agentserve.core.timing.tally import Attention, load_of, shared
-from agentserve.messages import Description, TurnEnded, WorkerView
+from agentserve.messages import Description, TurnEnded, TurnUsage, Withdrawn, WorkerView
 from agentserve.records.lines import IterationRecord, Swapped
 from agentserve.records.writer import LineWriter
 from agentserve.types import SessionId
@@ -35,10 +35,16 @@ class IterationLog:
         self._moved = Swapped()
         self._held: dict[SessionId, Counter[str]] = {}
 
+    def planned(self, plan: Plan) -> None:
+        """A plan is about to run: whom each limit keeps waiting. A turn may leave while it does."""
+        ran = {chunk.session for chunk in plan.chunks}
+        for session, reason in plan.reasons:
+            if session not in ran:
+                self._held.setdefault(session, Counter())[reason] += 1
+
     def ran(self, plan: Plan, seconds: float | None, began: float, now: float) -> None:
         """A plan was run and its results are booked. seconds: of the executor; None: it raised."""
         limits = Counter(reason for _, reason in plan.reasons)
-        self._hold(plan)
         whole = (now - began) * 1e3
         decodes = sum(len(chunk.tokens) == 1 for chunk in plan.chunks)
         self._made.append(
@@ -86,18 +92,19 @@ class IterationLog:
     def close(self) -> None:
         self._writer.close(CLOSE_SECONDS)
 
-    def _hold(self, plan: Plan) -> None:
-        ran = {chunk.session for chunk in plan.chunks}
-        for session, reason in plan.reasons:
-            if session not in ran:
-                self._held.setdefault(session, Counter())[reason] += 1
-
     def _explained(self, event: CoreEvent) -> CoreEvent:
-        if isinstance(event, TurnEnded) and (held := self._held.pop(event.session, None)) is not None:
-            return msgspec.structs.replace(event, usage=msgspec.structs.replace(event.usage, held=dict(held)))
+        if isinstance(event, TurnEnded):
+            return msgspec.structs.replace(event, usage=self._left(event.session, event.usage))
+        if isinstance(event, Withdrawn) and event.usage is not None:
+            return msgspec.structs.replace(event, usage=self._left(event.session, event.usage))
         if isinstance(event, Description):
             return msgspec.structs.replace(event, worker=self._seen(event.worker))
         return event
+
+    def _left(self, session: SessionId, usage: TurnUsage) -> TurnUsage:
+        """What its turn took, now that it is over here."""
+        held = self._held.pop(session, None)
+        return usage if held is None else msgspec.structs.replace(usage, held=dict(held))
 
     def _seen(self, view: WorkerView) -> WorkerView:
         lost = self._writer.lost

@@ -204,6 +204,8 @@ class WorkerLoop:
         self._recorder.planned(began, plan)
         if plan is None:
             return False
+        if self._iterations is not None:
+            self._iterations.planned(plan)
         if self._exchange is not None:
             self._exchange.hand_out()  # what is moved now is moved while the step runs
         while plan is not None:

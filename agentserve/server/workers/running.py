@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import msgspec
@@ -137,6 +137,7 @@ class RunningTurn:
             swaps=sum(usage.swaps for usage in told),
             migrations=self.migrations,
             relegated=any(usage.relegated for usage in told),
+            held=dict(sum((Counter(usage.held) for usage in told), Counter[str]())),
             **self._verdicts(told),
         )
 

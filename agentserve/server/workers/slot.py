@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from agentserve.messages import AheadCounts, Command, PreemptionCounts, TiersView, WorkerView
+from agentserve.messages import (
+    AheadCounts,
+    Command,
+    PreemptionCounts,
+    PromiseCounts,
+    TiersView,
+    WorkerView,
+)
 from agentserve.server.workers.supervisor import WorkerProcess
 from agentserve.server.workers.tally import added, carried, ended, summed
 
@@ -31,10 +38,12 @@ class Slot:
         self.worker: WorkerProcess | None = None
         self.last_view: WorkerView | None = None
         self.disk_failing_since: float | None = None
-        self._counted: TiersView | None = None  # by the workers before this one
-        self._ahead = AheadCounts()  # of the workers before this one
-        self._unrecorded = 0  # by them
-        self._preempted = PreemptionCounts()  # the same
+        # Of the workers before this one:
+        self._counted: TiersView | None = None
+        self._ahead = AheadCounts()
+        self._unrecorded = 0
+        self._promises = PromiseCounts()
+        self._preempted = PreemptionCounts()
         self.quick_deaths = 0
         self.given_up = False
         self.unanswered = False  # it was asked something since it last answered
@@ -58,6 +67,7 @@ class Slot:
             last,
             tiers=tiers,
             ahead=added(self._ahead, last.ahead),
+            promises=added(self._promises, last.promises),
             preempted=summed(self._preempted, last.preempted),
             unrecorded=self._unrecorded + last.unrecorded,
         )
@@ -86,6 +96,7 @@ class Slot:
                 self._counted = carried(self._counted, ended(self.last_view.tiers))
             self._ahead = added(self._ahead, self.last_view.ahead)
             self._unrecorded += self.last_view.unrecorded
+            self._promises = added(self._promises, self.last_view.promises)
             self._preempted = summed(self._preempted, self.last_view.preempted)
             cleared = dict.fromkeys(_GAUGES, 0)
             self.last_view = msgspec.structs.replace(
@@ -94,6 +105,7 @@ class Slot:
                 tiers=None,
                 ahead=AheadCounts(),
                 unrecorded=0,
+                promises=PromiseCounts(),
                 preempted=PreemptionCounts(),
                 **cleared,
             )

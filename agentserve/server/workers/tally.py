@@ -8,9 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from agentserve.messages import AheadCounts, PreemptionCounts, TiersView
+from agentserve.messages import AheadCounts, PreemptionCounts, PromiseCounts, TiersView
 
 Value = TypeVar("Value")
+Counts = TypeVar("Counts", AheadCounts, PromiseCounts)  # all of whose fields only grow
 
 
 def carried(before: TiersView | None, now: TiersView | None) -> TiersView | None:
@@ -30,8 +31,8 @@ def carried(before: TiersView | None, now: TiersView | None) -> TiersView | None
     )
 
 
-def added(before: AheadCounts, now: AheadCounts) -> AheadCounts:
-    return AheadCounts(before.computed + now.computed, before.used + now.used)
+def added(before: Counts, now: Counts) -> Counts:
+    return type(now)(*map(operator.add, msgspec.structs.astuple(before), msgspec.structs.astuple(now)))
 
 
 def summed(before: PreemptionCounts, now: PreemptionCounts) -> PreemptionCounts:
