@@ -209,7 +209,8 @@ class Timekeeper:
                 margin = min(margin, left)
                 queue[tenant] = tokens + estimate.work.tokens, seconds + estimate.work.seconds
         self.relegated += len(found)
-        self._calm = now + margin / 2  # halved, as contexts grow meanwhile
+        # Halved, as contexts grow meanwhile; those behind the ones that were found have not been looked at.
+        self._calm = now + margin / 2 if not found else -math.inf
         return found
 
     @staticmethod
