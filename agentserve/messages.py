@@ -358,7 +358,7 @@ class PromiseCounts(msgspec.Struct, frozen=True):
     relegated: int = 0  # turns that could not be in time any more, and went behind those that could
     shed: int = 0  # turns that were not begun
     unattainable: int = 0  # deadlines of tokens that no step could keep
-    overruled: int = 0  # steps not cut for deadlines, as prompts had waited for long
+    overruled: int = 0  # steps not cut for deadlines, as prompts had got too little
 
 
 class PreemptionCounts(msgspec.Struct, frozen=True):

@@ -95,7 +95,7 @@ class PromiseMetrics(Collector):
             ("relegated", "Turns that went behind those that could still be in time"),
             ("shed", "Turns that were not begun for their queue"),
             ("unattainable", "Deadlines of tokens that no step could keep"),
-            ("overruled", "Steps not cut for deadlines, as prompts had waited for long"),
+            ("overruled", "Steps not cut for deadlines, as prompts had got too little"),
         ):
             family = GaugeMetricFamily(f"agentserve_engine_slo_{name}", told)
             family.add_metric([], sum(getattr(view, name) for view in self._views))

@@ -90,7 +90,7 @@ class Refusals:
         return Refusal(
             FinishReason.SHED,
             f"{promised:.4g} s were promised for the first token, "
-            f"and the queue is predicted to take {forecast.seconds:.4g} s.",
+            f"and the queue is predicted to take {forecast.seconds:.2g} s.",  # it is others' queue, too
             forecast.seconds - left,
         )
 

@@ -143,11 +143,12 @@ class Scheduler:
         if not draft.chunks:
             return None, draft.preempted, draft.admitted
         self._step += 1
-        self.time.planned(now, prefill=draft.prefill)
         # Who shares with whom takes a look at every decode: only where it is known what that saves.
         cost = self._times.cost
         load = draft.tally.load(shared(draft.chunks, self._times.attention) if cost.per_read else 0)
         predicted = cost.predict(load)
+        if draft.prefill:
+            self.time.planned(predicted)
         plan = Plan(
             self._step, tuple(draft.copies), tuple(draft.chunks), predicted, tuple(draft.reasons),
             load, cost.at_worst(predicted),

@@ -23,6 +23,7 @@ from agentserve.messages import PromiseCounts
 from agentserve.types import SessionId, Slo
 
 PATIENCE = 4.0  # seconds for which deadlines of tokens may keep prompts from being read
+LEAST = 1 / 16  # of the time of steps that prompts have, if they want it, once patience is at its end
 REFRESHED = 16  # estimates that are made anew for a forecast: caches have changed meanwhile
 RELEGATED = 16  # turns that are looked at before a step
 RECENT = 0.1  # what the last turn counts in the average
@@ -79,7 +80,8 @@ class Timekeeper:
         }  # with a promise: short ones, others
         self._load = Load()
         self._calm = -math.inf  # until then nobody is late who was not, if nothing else happens
-        self._prefilled = 0.0  # when prompts were read last, or none waited
+        self._asked = 0.0  # when a step was last asked for
+        self._owed = 0.0  # seconds of steps that deadlines keep from prompts
         self._lasting = 0.0
         self.unattainable = self.overruled = self.relegated = self.shed = 0
 
@@ -106,32 +108,34 @@ class Timekeeper:
         """What the step's bound may come to; None: as long as it likes.
 
         Tokens that can be in time are not made late by prompts. Those that cannot be are set aside. And where
-        prompts have not been read for `PATIENCE` seconds for all that, this step is not cut: what is promised
-        to one turn stops nobody else.
+        prompts have not been read for `PATIENCE` seconds for all that, or have less than `LEAST` of the time,
+        this step is not cut: what is promised to one turn stops nobody else, however little it leaves them.
         """
         most = self._config.max_step_seconds
         if not self._form.keeps_deadlines:
             return most
         self._load = load = self._load_of(running)
         least, dues = self._cost.at_worst(load.least), load.dues
-        if not (waiting or load.long.tokens):
-            self._prefilled = now
-        if not dues:
-            return most
+        if not dues or not (waiting or load.long.tokens):
+            self._owed, self._asked = 0.0, now
+            if not dues:
+                return most
+        self._owed = min(self._owed + (now - self._asked) * LEAST, PATIENCE * LEAST)
+        self._asked = now
         safety = self._safety
         slack, missed = least_slack(dues, now, least * safety)
         self.unattainable += missed
-        if now - self._prefilled >= PATIENCE:
+        if self._owed >= PATIENCE * LEAST:
             self.overruled += 1
             return most
         # Never less than the decodes take: they are the ones that it is for.
         allowed = max(slack / safety, least * (1 + 1e-9))
         return min(allowed, most) if most is not None else allowed
 
-    def planned(self, now: float, *, prefill: bool) -> None:
-        """A step was planned."""
-        if prefill:
-            self._prefilled = now
+    def planned(self, predicted: float) -> None:
+        """A step with prompts was planned."""
+        # Of steps that nothing is known of none is cut.
+        self._owed = max(self._owed - (predicted - self._load.least), 0.0) if predicted else 0.0
 
     # --- who waits ---------------------------------------------------------------------------
 
@@ -205,7 +209,8 @@ class Timekeeper:
                 margin = min(margin, left)
                 queue[tenant] = tokens + estimate.work.tokens, seconds + estimate.work.seconds
         self.relegated += len(found)
-        self._calm = now + margin / 2  # halved, as contexts grow meanwhile
+        # Halved, as contexts grow meanwhile; those behind the ones that were found have not been looked at.
+        self._calm = now + margin / 2 if not found else -math.inf
         return found
 
     @staticmethod

@@ -7,8 +7,10 @@ log, and nobody else notices.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -63,8 +65,8 @@ class Series:
     def _open(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(self._path, flags, FILE)
-        self._size = os.fstat(self._file).st_size
         try:
+            self._size = _own(self._file).st_size
             torn = self._size > 0 and os.pread(self._file, 1, self._size - 1) != b"\n"
             self._append((b"\n" if torn else b"") + encode_line(self._opened()))
         except OSError:
@@ -95,6 +97,15 @@ class Series:
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.stem}.{number}{self._path.suffix}")
+
+
+def _own(file: int) -> os.stat_result:
+    """A plain file that nobody else owns or has another name for: in a folder that others may write in, they
+    can lay out what is opened there. OSError."""
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
+        raise PermissionError(errno.EPERM, "not a file of this user alone")
+    return found
 
 
 class LineWriter:

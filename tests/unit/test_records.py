@@ -205,6 +205,29 @@ def test_where_nothing_can_be_written_there_is_one_line_in_the_log(
     assert (tmp_path / "elsewhere").read_text() == "mine"
 
 
+@pytest.mark.parametrize("what", ["pipe", "another user's", "a second name"])
+def test_no_file_is_written_that_somebody_else_may_read(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that others may write in, they can lay out what the server will open."""
+    file = tmp_path / "requests.jsonl"
+    if what == "pipe":
+        os.mkfifo(file)
+    else:
+        file.write_text("")
+    if what == "another user's":
+        me = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    if what == "a second name":
+        os.link(file, tmp_path / "other")
+    log = writer(tmp_path)
+    log.add(request(1))
+    log.close()
+    assert "not a file of this user alone" in log.failure
+    assert log.lost == 1
+    assert file.stat().st_size == 0
+
+
 def test_a_full_disk_ends_the_recording_with_whole_lines(tmp_path: Path) -> None:
     script = f"""
         import resource, sys

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from agentserve.core.scheduling.orders import Keyed, promised
 from agentserve.core.scheduling.relegation import EVERY, Relegating
 from agentserve.core.scheduling.settings import SchedulingConfig
+from agentserve.core.timekeeper import RELEGATED
 from agentserve.types import NO_SLO, Slo
 from tests.engines import cold
 from tests.promises_rig import COST, PromisesRig
@@ -126,6 +127,19 @@ def test_under_sustained_overload_every_late_turn_enters_within_its_bound(policy
         late = [s for s in rig.core.scheduler.waiting if s.running_turn.relegated and s.id not in bounds]
         for session in late:
             bounds[session.id] = EVERY * (len(bounds) + 1)
+
+
+def test_all_that_are_late_are_found_however_many_they_are() -> None:
+    """No seat becomes free meanwhile, and nobody comes or goes."""
+    rig = PromisesRig((400,), max_num_seqs=1)
+    rig.submit("runs", [9] * 4, max_tokens=500)
+    rig.step()
+    late = 3 * RELEGATED
+    for number in range(late):
+        rig.submit(f"s{number}", [number] * LONG, max_tokens=1, slo=Slo(ttft=1e-6))
+    for _ in range(8):
+        rig.step()
+    assert rig.core.view().promises.relegated == late
 
 
 def test_a_tenants_late_turns_cost_another_nothing() -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from agentserve.messages import AheadCounts, PromiseCounts, TiersView, WorkerView
+from agentserve.messages import AheadCounts, PreemptionCounts, PromiseCounts, TiersView, WorkerView
 from agentserve.server.workers.slot import RestartPolicy, Slot
 from agentserve.server.workers.supervisor import WorkerProcess
 
@@ -157,3 +157,22 @@ def test_lines_that_were_not_recorded_are_those_of_all_workers_of_a_place() -> N
         slot.down(2.0)
     assert slot.view is not None
     assert slot.view.unrecorded == 7
+
+
+def test_no_counter_of_a_view_is_forgotten() -> None:
+    """What a worker that died had told is all there yet, but for what it held: whatever fields come to be."""
+    held = {"running", "waiting", "sessions", "pages", "pages_free", "pages_cached", "pages_live", "groups"}
+    slot = Slot(0, POLICY)
+    slot.up(WORKER, 0.0)
+    told = WorkerView(
+        0, 0, 0, 50, 50, 0, 0,
+        tiers=TiersView(hit_tokens={"host": 1}), ahead=AheadCounts(1, 1), unrecorded=1,
+        promises=PromiseCounts(1, 1, 1, 1), preempted=PreemptionCounts({"seat": {"swap": 1}}, 1, 1, 1, 1),
+    )  # fmt: skip
+    counters = set(told.__struct_fields__) - held
+    plain = WorkerView(0, 0, 0, 50, 50, 0, 0)
+    assert all(getattr(told, name) != getattr(plain, name) for name in counters), "a counter is not tried"
+    slot.report(told, 1.0)
+    slot.down(2.0)
+    assert slot.view is not None
+    assert all(getattr(slot.view, name) == getattr(told, name) for name in counters)

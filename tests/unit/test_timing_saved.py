@@ -67,6 +67,8 @@ def test_no_damage_is_believed() -> None:
         (b"{}", "`agentserve fit` writes them"),
         (b'{"format": "agentserve step cost", "version": 7}', "version 7; this is version 1"),
         (b'{"format": "agentserve step cost", "version": 1}', "damaged"),
+        (b'{"x": ' * 100_000, "not a cost model"),
+        (b'{"format": "agentserve step cost", "version": 1, "body": ' + b"[" * 100_000, "not a cost model"),
     ],
 )
 def test_what_is_no_such_file_is_told(data: bytes, said: str) -> None:
@@ -78,3 +80,10 @@ def test_a_model_that_would_not_be_monotone_is_refused() -> None:
     data = encode_saved(SAVED).replace(b'"per_pair": 1e-7', b'"per_pair": -1e-7')
     with pytest.raises(CostFileError, match="damaged"):
         decode_saved(data)
+
+
+@pytest.mark.parametrize("name", ["per_token", "pace", "ratio", "extra"])
+def test_a_model_whose_steps_would_take_forever_is_refused(name: str) -> None:
+    cost = msgspec.structs.replace(SAVED.cost, **{name: 1e300})
+    with pytest.raises(CostFileError, match=r"a coefficient is above 1e\+30"):
+        decode_saved(encode_saved(msgspec.structs.replace(SAVED, cost=cost)))

@@ -16,6 +16,8 @@ from agentserve.core.timing.fitting import Quality
 
 FORMAT = "agentserve step cost"
 VERSION = 1
+MOST = 1e30  # of any coefficient: what a step comes to by the model stays a number, and is never infinite
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # the last: nested too deep
 
 
 class CostFileError(ValueError):
@@ -51,7 +53,7 @@ def decode_saved(data: bytes) -> SavedCost:
     """Raises CostFileError."""
     try:
         head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise CostFileError(f"not a cost model: {error}") from None
     if head.format != FORMAT:
         raise CostFileError("not a cost model: `agentserve fit` writes them")
@@ -60,10 +62,12 @@ def decode_saved(data: bytes) -> SavedCost:
     try:
         file = msgspec.json.decode(data, type=_File)
         saved = msgspec.json.decode(file.body, type=SavedCost)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise CostFileError(f"the cost model is damaged: {error}") from None
     if _digest(bytes(file.body)) != file.digest:
         raise CostFileError("the cost model is damaged: it does not agree with its digest")
+    if max(*msgspec.structs.astuple(saved.cost)[2:], *saved.cost.slopes) > MOST:
+        raise CostFileError(f"the cost model is damaged: a coefficient is above {MOST:g}")
     return saved
 
 

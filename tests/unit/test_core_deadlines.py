@@ -1,0 +1,38 @@
+"""Deadlines of one tenant's tokens beside another one's prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentserve.core.timekeeper import LEAST, PATIENCE
+from agentserve.types import Slo
+from tests.promises_rig import COST, PromisesRig
+
+FULL = COST.step([(0, 64)])
+
+
+@pytest.mark.parametrize("over", [1.001, 1.01, 1.1, 1.5])
+def test_a_promise_that_leaves_prompts_next_to_nothing_slows_them_by_a_bounded_factor(over: float) -> None:
+    """Its tokens are due a hair after the fastest steps, so a page now and then would be all there is room
+    for, and what it is early first (its first token was not due for long) hides how tight that is."""
+    rig = PromisesRig((1200,), max_model_len=3000)
+    decode = COST.step([(4, 1)])
+    rig.submit("a", [1] * 4, tenant="hostile", slo=Slo(ttft=0.1, tbt=over * decode), max_tokens=2900)
+    for _ in range(3):
+        rig.step()
+    began, length = rig.now, 512
+    rig.submit("b", list(range(length)), tenant="other", max_tokens=1)
+    most = PATIENCE + length / 64 * FULL / LEAST
+    while not any(end.session == "b" for end in rig.all_ended()) and rig.now < began + most:
+        rig.step()
+    assert any(end.session == "b" for end in rig.all_ended())
+
+
+def test_a_promise_that_can_be_kept_beside_prompts_is() -> None:
+    rig = PromisesRig((700,), max_model_len=3000)
+    rig.submit("a", [1] * 4, tenant="one", slo=Slo(ttft=0.3, tbt=0.03), max_tokens=400)
+    for number in range(12):
+        rig.submit(f"b{number}", [number] * 100, tenant="other", max_tokens=1)
+    rig.drain()
+    assert rig.ended("a").usage.kept == ("ttft", "tbt")
+    assert not rig.core.view().promises.overruled
