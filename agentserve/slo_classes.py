@@ -15,7 +15,7 @@ import msgspec
 from agentserve.types import NO_SLO, Slo
 from agentserve.values import ConfigError, boolean, positive_seconds, read, text, text_list
 
-KINDS = ("ttft", "tbt", "tpot", "total")  # fields of Slo
+KINDS = ("ttft", "tbt", "gap", "tpot", "total")  # fields of Slo
 NAME_CHARS = 64
 _NAME = re.compile(rf"[A-Za-z0-9._:-]{{1,{NAME_CHARS}}}")
 _RESERVED = ("auto",)  # what clients send who mean nothing

@@ -85,6 +85,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
     ttft: float | None = None  # to the first token, from arrival, queueing included
     tbt: float | None = None  # from token to token; what one is early, those after it may use up
+    gap: float | None = None  # between any two tokens, however early the first of them was
     tpot: float | None = None  # per token after the first, on average over the turn
     total: float | None = None  # to the last token
 
@@ -96,7 +97,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
     @property
     def pace(self) -> float | None:
-        """Seconds per token that keep both promises about tokens; None: there is none."""
+        """Seconds per token that keep the promises about tokens which time gained counts for; None: none."""
         promised = [value for value in (self.tbt, self.tpot) if value is not None]
         return min(promised, default=None)
 

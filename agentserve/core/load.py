@@ -44,11 +44,11 @@ def load_of(running: Sequence[Session], cost: StepCost, attention: Attention, bu
         load.decodes += 1
         lengths.append(computed)
         picked += turn.picks
-        if turn.beat < math.inf:
-            load.beat = min(load.beat, turn.beat)
+        if turn.beat < math.inf or turn.gap < math.inf:
+            load.beat = min(load.beat, turn.beat, turn.gap)
             if turn.first_token:
                 due = turn.paced_from + turn.beat * (length - turn.prompt - turn.given)
-                load.dues.append(min(due, turn.over_by))
+                load.dues.append(min(due, turn.last_token + turn.gap, turn.over_by))
     tally = Tally(attention)
     tally.decodes_of(load.decodes, attention.seen_by(lengths), picked)
     load.least = cost.predict(tally.load())

@@ -36,6 +36,8 @@ from agentserve.core.timekeeper import Asked, Forecast, Timekeeper
 from agentserve.core.timing.tally import Tally, shared
 from agentserve.core.victims import Why
 
+STRETCH = 4.0  # a prompt that was begun may be passed for so many times the time that it takes
+
 
 class Scheduler:
     def __init__(self, config: CoreConfig, sessions: SessionTable, kv: KVManager, times: Times) -> None:
@@ -222,7 +224,7 @@ class Scheduler:
         short: list[Session] = []  # a turn that was begun is ended before another one is
         if self.policy.form.short_first:
             short = [session for session in lagging if session.lag <= self.config.max_batched_tokens]
-            lagging.sort(key=lambda s: s.lag > self.config.max_batched_tokens and not _impatient(s, now))
+            lagging.sort(key=lambda s: self._wanted(s, now))
         kept = 0
         for session in lagging:
             if not kept and session not in short:
@@ -230,6 +232,13 @@ class Scheduler:
                 draft.tokens -= kept
             self._grants.chunk(session, session.computed, draft)
         draft.tokens += kept
+
+    def _wanted(self, session: Session, now: float) -> float:
+        """When its prompt should be read: those that take long wait longer, each in proportion. Where nobody
+        knows what steps take, those that one step can end go before the others for as long as is bearable."""
+        if self.cost.known:
+            return session.running_turn.arrived + STRETCH * self.cost.chunk(session.computed, session.lag)
+        return float(session.lag > self.config.max_batched_tokens and not _impatient(session, now))
 
     def _admit(self, line: Sequence[Place], draft: Draft, now: float) -> None:
         for place in line:

@@ -38,9 +38,12 @@ class Turn:
     given: int = 0  # tokens that it had generated on another worker
     relegated: bool = False  # it could not be in time any more, and stood behind those that could
     late: int = 0  # tokens after the first that came after they were due
+    wide: int = 0  # gaps between tokens that were longer than promised
+    last_token: float = 0.0  # when it came
     # Asked at every token, and so reckoned once. inf: nothing was promised.
     picks: int = field(init=False)  # how its tokens are picked: `timing.features.picks`
     beat: float = field(init=False)  # seconds per token that keep all promises about tokens
+    gap: float = field(init=False)  # seconds that may lie between any two tokens
     over_by: float = field(init=False)  # when all of it is due
     paced_from: float = 0.0  # the moment that the times of its tokens count from; 0: there is none yet
     admitted: float = 0.0
@@ -59,7 +62,14 @@ class Turn:
     def usage(self, generated: int, now: float, *, whole: bool) -> TurnUsage:
         """What it took, if it ends now. whole: nobody cut it off."""
         course = Course(
-            self.arrived, self.first_token, now, generated, self.late, whole, moved=bool(self.given)
+            self.arrived,
+            self.first_token,
+            now,
+            generated,
+            self.late,
+            self.wide,
+            whole,
+            moved=bool(self.given),
         )
         kept, missed = judged(self.slo, course)
         return TurnUsage(
@@ -82,6 +92,7 @@ class Turn:
         self.picks = picks(self.sampling)
         pace, total = self.slo.pace, self.slo.total
         self.beat = math.inf if pace is None else pace
+        self.gap = math.inf if self.slo.gap is None else self.slo.gap
         self.over_by = math.inf if total is None else self.arrived + total
 
     def wrote(self, index: int, now: float) -> None:
@@ -89,8 +100,11 @@ class Turn:
         if self.first_token == 0.0:
             self.first_token = now
             self.paced_from = paced_from(self.slo, self.arrived, now)
-        elif self.slo.tbt is not None:
-            self.late += now > self.paced_from + self.slo.tbt * (index - self.given)
+        else:
+            self.wide += now - self.last_token > self.gap
+            if self.slo.tbt is not None:
+                self.late += now > self.paced_from + self.slo.tbt * (index - self.given)
+        self.last_token = now
 
 
 @dataclass(slots=True, eq=False)

@@ -23,13 +23,18 @@ SECONDS = st.sampled_from([1e-300, 1e-6, 0.011, 0.02, 0.05, 0.3, 2.0, 60.0, 1e30
 SLOS = st.one_of(
     st.just(NO_SLO),
     st.builds(
-        Slo, ttft=SECONDS | st.none(), tbt=SECONDS | st.none(), tpot=SECONDS, total=SECONDS | st.none()
+        Slo,
+        ttft=SECONDS | st.none(),
+        tbt=SECONDS | st.none(),
+        tpot=SECONDS,
+        gap=SECONDS | st.none(),
+        total=SECONDS | st.none(),
     ),
     st.builds(Slo, ttft=SECONDS, tbt=SECONDS),
 )
 ASKED = st.lists(st.tuples(SLOS, st.booleans(), st.sampled_from("ab")), min_size=1, max_size=6)
 PROMISING = [name for name in policy_names() if name in ("deadline", "fair-resumes")]
-KINDS = {"ttft", "tbt", "tpot", "total"}
+KINDS = {"ttft", "tbt", "gap", "tpot", "total"}
 
 
 class Promised(PromisesRig):

@@ -36,3 +36,26 @@ def test_a_promise_that_can_be_kept_beside_prompts_is() -> None:
     rig.drain()
     assert rig.ended("a").usage.kept == ("ttft", "tbt")
     assert not rig.core.view().promises.overruled
+
+
+def test_a_gap_is_kept_however_early_a_turn_is_and_a_pace_lets_it_be_used_up() -> None:
+    def longest_step(slo: Slo) -> float:
+        rig = PromisesRig((1200,), max_model_len=3000)
+        rig.submit("a", [1] * 4, tenant="one", slo=slo, max_tokens=1000)
+        for _ in range(60):
+            rig.step()
+        rig.submit("b", list(range(600)), tenant="other", max_tokens=1)
+        longest = 0.0
+        while not any(end.session == "b" for end in rig.all_ended()):
+            began = rig.now
+            assert rig.step() is not None
+            longest = max(longest, rig.now - began)
+        rig.drain()
+        assert rig.ended("a").usage.missed == ()
+        return longest
+
+    decode = COST.step([(1000, 1)])
+    promised = 2 * decode
+    assert promised < FULL, "the test is none else"
+    assert longest_step(Slo(gap=promised)) <= promised
+    assert longest_step(Slo(tbt=promised)) > promised

@@ -17,6 +17,7 @@ from agentserve.sim.experiment.script import Session, Trace, Turn, arrivals
 from agentserve.sim.experiment.synthetic import Lengths, draw
 from agentserve.sim.hardware import Hardware, hardware_named
 from agentserve.sim.traces.agents import Run as Text
+from agentserve.types import Slo
 
 TINY = msgspec.structs.replace(
     hardware_named("tiny"), device_kv=4_000_000, per_token=2e-4, max_batched_tokens=64
@@ -68,7 +69,7 @@ def test_commands_come_at_their_times_and_hold_the_whole_context() -> None:
     (first,) = clients.due(0.1)
     assert isinstance(first, Submit)
     assert len(unpack_tokens(first.tokens)) == 20
-    assert (first.tenant, first.slo.ttft, first.slo.tbt) == ("all", 1.0, 0.5)
+    assert (first.tenant, first.slo) == ("all", Slo(ttft=1.0, gap=0.5))
     assert clients.next_due() == pytest.approx(0.5)
     assert clients.due(0.4) == []
     assert len(clients.due(0.6)) == 1

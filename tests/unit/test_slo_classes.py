@@ -58,7 +58,7 @@ def test_no_tenant_has_a_class_that_is_not_for_it(name: str) -> None:
 
 
 @given(
-    st.sampled_from(["ttft", "tbt", "tpot", "total"]),
+    st.sampled_from(["ttft", "tbt", "gap", "tpot", "total"]),
     st.sampled_from([0.0, -1.0, float("inf"), float("nan")]),
 )
 def test_a_time_is_above_zero(kind: str, value: float) -> None:
@@ -155,7 +155,10 @@ def test_an_unknown_policy_stops_the_start_and_lists_those_there_are() -> None:
     ("text", "told"),
     [
         ("[slo.a]\nttft = 0", r"\[slo.a\] ttft: expected seconds, above 0, got 0"),
-        ("[slo.a]\nttft_ms = 1", r"\[slo.a\] ttft_ms: unknown; a class has ttft, tbt, tpot, total, shed"),
+        (
+            "[slo.a]\nttft_ms = 1",
+            r"\[slo.a\] ttft_ms: unknown; a class has ttft, tbt, gap, tpot, total, shed",
+        ),
         ("[slo.a]\nshed = true", r"\[slo.a\]: a class promises at least one of"),
         ("[slo.a]\ntbt = 1\nshed = true", r"\[slo.a\] shed: queues can only be late for ttft or total"),
         ("[slo.auto]\ntbt = 1", r"\[slo.auto\]: a class cannot be called so"),

@@ -2,7 +2,8 @@
 
 A token is due at arrival + max(time that its prefill took, promised time to the first token) + promised
 time between tokens x its number after the first. Time that a turn is early is thus kept as slack for its
-later tokens. Objective: as many turns as possible that keep every promise.
+later tokens; where a gap was promised, none may be longer. Objective: as many turns as possible that keep
+every promise.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Course:
     ended: float
     generated: int
     late: int  # tokens after the first that came after they were due
+    wide: int  # gaps between tokens that were longer than promised
     whole: bool  # the model ended it, or its length: else somebody cut it off
     moved: bool = False  # it came with tokens from another worker, which knew when the first one came
 
@@ -65,6 +67,8 @@ def judged(slo: Slo, course: Course) -> tuple[tuple[str, ...], tuple[str, ...]]:
         verdicts["ttft"] = _held(slo.ttft, first, took)
     if slo.tbt is not None:
         verdicts["tbt"] = False if course.late else True if course.whole else None
+    if slo.gap is not None:
+        verdicts["gap"] = False if course.wide else True if course.whole else None
     if slo.tpot is not None and course.whole:
         paced = course.ended - course.first_token
         verdicts["tpot"] = paced <= slo.tpot * max(course.generated - 1, 1)

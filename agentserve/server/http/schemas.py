@@ -112,6 +112,7 @@ class SloFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename
     name: str | None = None
     ttft: float | None = None  # to the first token
     tbt: float | None = None  # from token to token
+    gap: float | None = None  # between any two tokens
     tpot: float | None = None  # per token after the first, on average
     total: float | None = None  # to the last token
     shed: bool | None = None  # refuse it with 503 if the queue cannot keep that, rather than be late

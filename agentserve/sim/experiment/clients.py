@@ -20,7 +20,7 @@ from agentserve.messages import Abort, Close, Command, Park, Submit, Token, Turn
 from agentserve.sim.experiment.metrics import met
 from agentserve.sim.experiment.record import Promise, RequestRecord, Status
 from agentserve.sim.experiment.script import Session, Trace, Turn, arrivals
-from agentserve.types import FinishReason, Sampling, SessionId, Slo, TurnId
+from agentserve.types import FinishReason, Sampling, SessionId, TurnId
 
 TOOL = "tool"
 KEPT = (FinishReason.STOP, FinishReason.LENGTH)
@@ -250,7 +250,7 @@ def submit(script: Session, turn: int, context: array[int], promise: Promise, ar
         pack_tokens(context),
         sampling,
         tenant=script.tenant,
-        slo=Slo(ttft=promise.ttft, tbt=promise.tbt),
+        slo=promise.slo,
         arrived=arrived,
     )
 

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
+from agentserve.types import Slo
+
 
 class Status(Enum):
     """How a request ended."""
@@ -35,6 +37,13 @@ class Promise(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft: float
     tbt: float
     pace: Pace = Pace.GAPS
+
+    @property
+    def slo(self) -> Slo:
+        """As the scheduler is told it."""
+        if self.pace is Pace.GAPS:
+            return Slo(ttft=self.ttft, gap=self.tbt)
+        return Slo(ttft=self.ttft, tbt=self.tbt)
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
