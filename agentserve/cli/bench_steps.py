@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def steps_bench(
     *,
-    steps: Annotated[int, typer.Option(min=200, help="Of each of two loads.")] = 1500,
+    steps: Annotated[int, typer.Option(min=500, help="Of each of two loads.")] = 1500,
     seed: Annotated[int, typer.Option(min=0, help="Of both loads.")] = 0,
     model: Annotated[str | None, typer.Option(show_default="smollm2-135m")] = None,
     dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,

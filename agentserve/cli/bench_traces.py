@@ -57,6 +57,9 @@ def traces(
     weights: Annotated[str | None, typer.Option(help="expanded or stored.", show_default="stored")] = None,
     threads: Annotated[str | None, typer.Option(show_default="all cores")] = None,
     max_batched_tokens: Annotated[str | None, typer.Option(help="Tokens per step.")] = None,
+    step_model: Annotated[
+        str | None, typer.Option(help="What steps cost, by `agentserve fit`.", show_default="measured")
+    ] = None,
     device_kv: Annotated[str, typer.Option(help="KV pool.")] = "512MiB",
     host_kv: Annotated[
         str, typer.Option(help="KV in the host's memory, for policies with tiers.")
@@ -88,8 +91,8 @@ def traces(
 
     settings = {
         "model": model, "dtype": dtype, "weights": weights, "threads": threads, "device_kv": device_kv,
-        "max_batched_tokens": max_batched_tokens, "host_kv": host_kv, "disk_kv": disk_kv,
-        "data_dir": str(data_dir) if data_dir else None,
+        "max_batched_tokens": max_batched_tokens, "step_model": step_model, "host_kv": host_kv,
+        "disk_kv": disk_kv, "data_dir": str(data_dir) if data_dir else None,
     }  # fmt: skip
     found: list[TraceStudy] = []
     agreed: list[Agreement] = []

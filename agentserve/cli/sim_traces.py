@@ -30,7 +30,9 @@ def traces(
     policies: Annotated[
         str, typer.Option(help="Policies, each also with @TOKENS per step.", show_default="the ladder")
     ] = "",
-    hardware: Annotated[str, typer.Option(help="The machine to imagine.")] = "h200-llama-8b",
+    hardware: Annotated[
+        str, typer.Option(help="The machine to imagine; NAME@FILE: with steps as `agentserve fit` found.")
+    ] = "h200-llama-8b",
     scale: Annotated[float, typer.Option(help="What all lengths are multiplied by.")] = 1.0,
     sessions: Annotated[
         int | None, typer.Option(min=10, help="Sessions of a trace.", show_default="by trace")
@@ -92,6 +94,8 @@ def traces(
         )
         entrants = [entrant_named(name) for name in options.names(policies)] or list(LADDER)
         imagined = hardware_named(hardware)
+        base, at, file = hardware.partition("@")
+        imagined = msgspec.structs.replace(imagined, name=f"{base}{at}{Path(file).name}")
         stage = Imagined(msgspec.structs.replace(imagined, page_size=page or imagined.page_size), host)
         rule = SloRule(ttft=ttft, tbt=tbt, pace=Kept(slo.value))
         plan = Plan(
@@ -118,7 +122,7 @@ def traces(
     except (HardwareError, ValueError, OSError, Standstill) as error:
         fail(str(error))
     report = TracesReport(
-        benchmark=f"traces-{hardware}",
+        benchmark=f"traces-{base}",
         command=options.command_line(),
         machine={},
         versions=benchmark.versions(),

@@ -77,7 +77,7 @@ class Admission:
         if self.gate is not None:
             order = self._told(self.gate, order, len(waiting), seats)
         line: list[Place] = []
-        passed, room = 0, self.room(running)
+        passed, room, reserved = 0, self.room(running), self._reserved(running)
         lagging = [s for s in running if len(s.tokens) - s.computed > self._config.page_size]
         for session in order:
             limit = ""
@@ -85,11 +85,12 @@ class Admission:
                 limit = "prefix"
             else:
                 needed = self._kv.needed_blocks(session.namespace, session.tokens)
-                if running and not self._fits(session, needed, room, running):
+                if running and not self._fits(session, needed, room, reserved):
                     limit = "gate"
                 elif self.gate is not None:
                     limit = self.gate.holds_up(session, room, now)
                 room -= needed
+                reserved += self._most(session)
             line.append(Place(session, limit, self._short(session)))
             passed += limit in PASSED
             if (limit and limit not in PASSED) or passed == WAITING_EXAMINED or len(line) - passed == seats:
@@ -118,12 +119,15 @@ class Admission:
         lacking = self.lacking(session)
         return lacking if lacking <= self._config.max_batched_tokens else 0
 
-    def _fits(self, session: Session, needed: int, room: int, running: Sequence[Session]) -> bool:
+    def _fits(self, session: Session, needed: int, room: int, reserved: int) -> bool:
         if self._policy.form.reserve is Reserve.OUTPUT:
-            return self._reserved(running) + self._most(session) <= min(p.pages for p in self._kv.pools)
+            return reserved + self._most(session) <= min(p.pages for p in self._kv.pools)
         return needed <= room or not self._config.full_input_gate
 
     def _reserved(self, running: Sequence[Session]) -> int:
+        """Pages that those who run can ever hold, where these are kept for them."""
+        if self._policy.form.reserve is not Reserve.OUTPUT:
+            return 0
         return sum(self._most(session) for session in running)
 
     def _most(self, session: Session) -> int:
@@ -159,7 +163,7 @@ class Admission:
         needed = kv.missing_blocks(session.id, len(session.tokens))
         fits = needed <= self.room(running)
         if running and self._policy.form.reserve is Reserve.OUTPUT:
-            fits = self._fits(session, needed, 0, running)
+            fits = self._fits(session, needed, 0, self._reserved(running))
         elif not self._config.full_input_gate:
             fits = kv.available > (self._reserve if running else 0)
         if not fits:

@@ -87,7 +87,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     @property
     def known(self) -> bool:
         """Whether anything was measured: without, every step is predicted to take no time."""
-        return self.step([(0, 1)]) > 0
+        return self.fixed > 0 or self.step([(0, 1)]) > 0
 
     # --- a step ------------------------------------------------------------------------------
 

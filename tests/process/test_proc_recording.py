@@ -19,6 +19,7 @@ import pytest
 
 from agentserve.records.lines import IterationRecord, RequestRecord, Status
 from agentserve.records.reader import Records, read_records
+from agentserve.records.steps import timed_steps, whose_steps
 from agentserve.server.tenants.keyfile import KeyFile
 from agentserve.server.workers.iterations import NO_LIMIT
 from tests.process.serving import serving
@@ -124,6 +125,12 @@ def check_recording(found: Records, told: dict[str, dict[str, Any]], pages: int)
     assert {line.status for line in refused.values()} == {Status.REJECTED}
     assert refused["long"].reason in ("context_length_exceeded", "request_refused")
     check_iterations(found.iterations, pages)
+    steps, left_out = timed_steps(found.iterations)
+    assert left_out == 0, "iterations say what was in them"
+    assert [step.load.rows for step in steps] == [
+        line.scheduled_tokens for line in found.iterations if not line.failed
+    ]
+    assert whose_steps([found]).threads >= 1
     assert sum(line.preempted for line in found.iterations) >= sum(
         line.preemption_count for line in found.requests
     )

@@ -30,7 +30,7 @@ GUESS = {"chat": 16.0, "long": 0.1, "agents": 0.05, "mix": 2.0}
 def test_what_is_asked_of_ours_is_found_at_full_size(name: str, pace: Pace) -> None:
     rule = SloRule(pace=pace)
     study = Study(Imagined(H200, host=0.0003), CellStore(None), promises(H200, rule), pace.value)
-    plan = Plan(guess=GUESS[name], steps=(512, 8192), rates=(1.0, 1.25, 1.5), precision=0.1)
+    plan = Plan(guess=GUESS[name], steps=(512, 1024, 2048, 8192), rates=(1.0, 1.25, 1.5), precision=0.1)
     trace = draw(name, SESSIONS[name])
     found = study.trace(trace, [entrant_named(each) for each in LADDER], plan)
     missed = [f"{claim.asked}: {claim.found}" for claim in claims([found]) if not claim.holds]

@@ -63,3 +63,9 @@ def test_what_is_counted() -> None:
         rig.core.scheduler.stepped = lambda *_, rig=rig: [s.lag for s in rig.core.scheduler.waiting]  # type: ignore
     few, many = (sum(rig.per_step(2)) for rig in rigs)
     assert many > 1.5 * few
+
+
+def test_what_is_reserved_is_summed_once_a_step() -> None:
+    """Where room for all that a turn may write is kept, many fit by themselves that do not fit together."""
+    few, many = (executed("orca", "pages", running, 200) for running in (32, 128))
+    assert many <= few * 128 * math.log(128) / (32 * math.log(32))

@@ -11,6 +11,7 @@ from agentserve.sim.experiment.fairness import (
     fairness,
     jain,
     largest_gap,
+    largest_work,
     late_entries,
     longest_overtaking,
     longest_wait,
@@ -187,6 +188,21 @@ def test_a_share_counts_only_while_its_tenant_is_backlogged() -> None:
     assert share_while_backlogged(found, 0, (1.0, 3.0)) == pytest.approx(1.0)
     assert share_while_backlogged(found, 1, (1.0, 3.0)) == pytest.approx(70 / 60)
     assert share_while_backlogged(found[1:2], 0, (1.0, 3.0)) is None
+
+
+def test_short_backlogs_count_for_nothing_where_only_long_ones_are_asked_for() -> None:
+    """Red waits for one step of 40, while blue's prompt ends, and later through three, of which it gets its
+    half."""
+    found = [
+        iteration((0.0, 40.0), backlogged="yn"),
+        iteration((0.0, 40.0), backlogged="nn"),
+        *(iteration((20.0, 20.0)) for _ in range(3)),
+    ]
+    assert share_while_backlogged(found, 0, (1.0, 1.0)) == pytest.approx(60 / 80)
+    assert share_while_backlogged(found, 0, (1.0, 1.0), sustained=60.0) == pytest.approx(1.0)
+    assert share_while_backlogged(found, 0, (1.0, 1.0), sustained=60.1) is None
+    assert fairness(found, ("red", "blue"), (1.0, 1.0), largest=5.0).shares["red"] == pytest.approx(1.0)
+    assert largest_work([request(0.0, (1.0, 2.0), hit=40), request(0.0, (1.0,))]) == 102.0
 
 
 def test_the_largest_gap_is_of_stretches_in_which_both_are_backlogged() -> None:

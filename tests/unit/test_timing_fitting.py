@@ -103,7 +103,7 @@ def test_short_steps_stray_by_a_constant() -> None:
 
 def test_what_is_held_out_is_not_fitted_to() -> None:
     """Steps of the held-out stretches take ten times as long, and the fit does not know."""
-    steps = timed(mixed_loads(400))
+    steps = timed(mixed_loads(600))
     broken = [
         Timed(step.load, step.seconds * (10 if number // STRETCH % 5 == 3 else 1))
         for number, step in enumerate(steps)
@@ -125,7 +125,7 @@ def test_too_few_steps_are_refused() -> None:
 @pytest.mark.parametrize("shape", ["decodes", "prefill", "one"])
 def test_a_log_of_one_kind_of_step_is_fitted(shape: str) -> None:
     draw, steps = random.Random(2), []
-    for _ in range(200):
+    for _ in range(LEAST_STEPS):
         tally = Tally(EVERYTHING)
         if shape == "prefill":
             tally.chunk(0, draw.randrange(2, 500), GREEDY)

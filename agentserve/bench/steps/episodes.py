@@ -46,7 +46,8 @@ class Agent:
 class Episode:
     """Agents on a core of their own over the engine's pool, from an empty cache on."""
 
-    def __init__(self, built: BuiltEngine, number: int, draw: random.Random) -> None:
+    def __init__(self, built: BuiltEngine, name: str, draw: random.Random) -> None:
+        """name: of its own, since executors remember turns by their names."""
         config = cast(CoreConfig, built.config)
         most = config.max_batched_tokens
         budget = draw.choice([most, most, most // 2, most // 4, most // 8])
@@ -61,12 +62,12 @@ class Episode:
         self._agents = {}
         shared = self._text(self._length(PROMPT))
         for place in range(draw.choice(AGENTS)):
-            name = SessionId(f"steps-{number}-{place}")
+            session = SessionId(f"{name}-{place}")
             head = shared if draw.random() < SHARED else []
             agent = Agent(
-                name, head + self._text(self._length(PROMPT)), self._sampling(), draw.randint(*TURNS)
+                session, head + self._text(self._length(PROMPT)), self._sampling(), draw.randint(*TURNS)
             )
-            self._agents[name] = agent
+            self._agents[session] = agent
             self._begin(agent)
 
     def steps(self, stepped: Stepped) -> Iterator[None]:
@@ -130,7 +131,7 @@ def drive(built: BuiltEngine, steps: int, seed: int, stepped: Stepped) -> None:
     draw, done, number = random.Random(seed), 0, 0
     while done < steps:
         number += 1
-        for _ in Episode(built, number, draw).steps(stepped):
+        for _ in Episode(built, f"steps-{seed}-{number}", draw).steps(stepped):
             done += 1
             if done >= steps:
                 return

@@ -107,7 +107,7 @@ class RealEngine:
             hardware_named(CPU),
             name="this machine",
             model=self.name,
-            how=("steps: fitted here, by agentserve.executor.calibrate", "copies: as cpu-smollm2"),
+            how=("steps: as fitted or measured here", "copies: as cpu-smollm2"),
             fitted=self.built.cost,
             kv_token_bytes=self.block_bytes // hello.page_size,
             page_size=hello.page_size,

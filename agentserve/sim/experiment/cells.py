@@ -14,7 +14,7 @@ from agentserve.sim.experiment.fairness import Fairness
 from agentserve.sim.experiment.metrics import Figures
 from agentserve.sim.experiment.record import IterationRecord, RequestRecord, read_lines, write_lines
 
-FORMAT = 1  # of what is kept; a new one makes all cells new
+FORMAT = 2  # of what is kept; a new one makes all cells new
 
 
 class Incomparable(ValueError):

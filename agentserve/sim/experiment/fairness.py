@@ -17,6 +17,7 @@ import msgspec
 from agentserve.sim.experiment.record import IterationRecord, RequestRecord
 
 INPUT, OUTPUT = 1.0, 2.0
+SUSTAINED = 10  # largest requests that a tenant must be entitled to in a backlog that counts
 
 
 class Fairness(msgspec.Struct, frozen=True):
@@ -32,13 +33,17 @@ class Fairness(msgspec.Struct, frozen=True):
 
 
 def fairness(
-    iterations: Sequence[IterationRecord], tenants: Sequence[str], weights: Sequence[float]
+    iterations: Sequence[IterationRecord],
+    tenants: Sequence[str],
+    weights: Sequence[float],
+    largest: float = 0.0,
 ) -> Fairness:
-    """tenants, weights: in the order of the records'."""
+    """tenants, weights: in the order of the records'. largest: work of the largest request; shares are of
+    backlogs in which a tenant was entitled to `SUSTAINED` such."""
     shares = {
         tenant: share
         for number, tenant in enumerate(tenants)
-        if (share := share_while_backlogged(iterations, number, weights)) is not None
+        if (share := share_while_backlogged(iterations, number, weights, SUSTAINED * largest)) is not None
     }
     together = [each for each in iterations if all(each.backlogged)] if len(tenants) > 1 else []
     served = [sum(each.served[number] for each in together) / weight for number, weight in enumerate(weights)]
@@ -52,18 +57,35 @@ def jain(values: Sequence[float]) -> float | None:
 
 
 def share_while_backlogged(
-    iterations: Sequence[IterationRecord], tenant: int, weights: Sequence[float]
+    iterations: Sequence[IterationRecord], tenant: int, weights: Sequence[float], sustained: float = 0.0
 ) -> float | None:
     """What a tenant got in the iterations in which it was backlogged, over what it was entitled to there: its
-    weight's part of all that was served, among the tenants that were active. None: it never was."""
-    got = entitled = 0.0
+    weight's part of all that was served, among the tenants that were active.
+
+    Only stretches of backlog count in which it was entitled to `sustained` work or more. Whoever comes finds
+    another's prompt being computed, and waits for its end: of short waits that is all there is to see. None:
+    there was no such stretch.
+    """
+    got = entitled = stretch_got = stretch_entitled = 0.0
     for each in iterations:
-        if not each.backlogged[tenant]:
+        if each.backlogged[tenant]:
+            active = sum(weight for weight, is_active in zip(weights, each.active, strict=True) if is_active)
+            stretch_got += each.served[tenant]
+            stretch_entitled += sum(each.served) * weights[tenant] / active
             continue
-        active = sum(weight for weight, is_active in zip(weights, each.active, strict=True) if is_active)
-        got += each.served[tenant]
-        entitled += sum(each.served) * weights[tenant] / active
+        if stretch_entitled >= sustained:
+            got, entitled = got + stretch_got, entitled + stretch_entitled
+        stretch_got = stretch_entitled = 0.0
+    if stretch_entitled >= sustained:
+        got, entitled = got + stretch_got, entitled + stretch_entitled
     return got / entitled if entitled else None
+
+
+def largest_work(requests: Sequence[RequestRecord]) -> float:
+    """The most work that a request took, in weighted tokens."""
+    return max(
+        (INPUT * each.computed_tokens + OUTPUT * len(each.every_token_ts) for each in requests), default=0.0
+    )
 
 
 def largest_gap(iterations: Sequence[IterationRecord], weights: Sequence[float]) -> float | None:

@@ -44,7 +44,8 @@ DEFINITIONS = (
     "warm-up (a tenth of the sessions), rejected and aborted ones among them. Goodput: those in SLO per "
     "second, from the first arrival to the last end. Knee: the highest rate with at least 90 % in SLO, to "
     "2.5 %. Jain's index, the largest gap (thousand weighted tokens of work) and the least share (of what a "
-    "tenant's weight entitles it to, while it is backlogged) are of the run at the rate of the row."
+    "tenant's weight entitles it to, in backlogs in which that is ten of the largest requests) are of the "
+    "run at the rate of the row."
 )
 
 

@@ -15,7 +15,13 @@ from agentserve.sim.experiment.cause import evidence
 from agentserve.sim.experiment.cells import Cell, CellResult, CellStore, digest_of
 from agentserve.sim.experiment.clients import Load, Promises
 from agentserve.sim.experiment.engines import Entrant
-from agentserve.sim.experiment.fairness import fairness, late_entries, longest_overtaking, longest_wait
+from agentserve.sim.experiment.fairness import (
+    fairness,
+    largest_work,
+    late_entries,
+    longest_overtaking,
+    longest_wait,
+)
 from agentserve.sim.experiment.knee import ATTAINED, PRECISION, Knee, find_knee
 from agentserve.sim.experiment.metrics import Figures, figures
 from agentserve.sim.experiment.record import RequestRecord
@@ -175,7 +181,7 @@ class Study:
         best, rate = entrant, 0.0
         for tokens in plan.steps:
             one = msgspec.structs.replace(entrant, tokens=tokens)
-            if rate and self._attained(trace, one, rate * (1 + COARSE), plan) < ATTAINED:
+            if rate and self._attained(trace, one, rate * (1 + MOVED), plan) < ATTAINED:
                 continue
             near = msgspec.structs.replace(plan, guess=rate or plan.guess)
             found = self.knee(trace, one, near, COARSE).rate
@@ -230,7 +236,12 @@ def summed_up(setting: Cell, trace: Trace, recorded: Recorded) -> CellResult:
         figures=total,
         by_tenant={tenant: _of(counted, "tenant", tenant) for tenant in trace.weights},
         by_kind={kind: _of(counted, "kind", kind) for kind in sorted({each.kind for each in counted})},
-        fairness=fairness(recorded.iterations, tuple(trace.weights), tuple(trace.weights.values())),
+        fairness=fairness(
+            recorded.iterations,
+            tuple(trace.weights),
+            tuple(trace.weights.values()),
+            largest_work(recorded.requests),
+        ),
         evidence=evidence(recorded.requests, recorded.iterations, recorded.copying, recorded.stalled),
         longest_wait=longest_wait(recorded.requests, recorded.ended),
         longest_overtaking=longest_overtaking(recorded.requests),
