@@ -38,8 +38,8 @@ def test_who_is_late_goes_behind_and_in_between() -> None:
     )
 )
 def test_a_late_turn_waits_for_a_bounded_number_of_others(happenings: list[str]) -> None:
-    """With n late turns before it, it enters after at most EVERY x (n + 1) others have. Who is aborted in line
-    has passed nobody."""
+    """With n late turns before it, it enters after at most EVERY x (n + 1) others have. Who is aborted in
+    line has passed nobody."""
     order, numbers = Relegating(Keyed), count()
     line: list = []
     bounds: dict[str, int] = {}  # of late turns: how many may still leave before it
