@@ -28,7 +28,7 @@ class Load:
         return self.short if short else self.long
 
 
-def load_of(running: Sequence[Session], cost: StepCost, attention: Attention, budget: int) -> Load:
+def load_of_running(running: Sequence[Session], cost: StepCost, attention: Attention, budget: int) -> Load:
     """One pass over the turns that run: there are hundreds, at every step. budget: tokens of a step."""
     load = Load()
     tokens, seconds, lengths, picked = 0, 0.0, [], 0

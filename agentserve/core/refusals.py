@@ -13,7 +13,7 @@ from agentserve.core.scheduler import Scheduler
 from agentserve.core.scheduling.deadlines import first_due
 from agentserve.core.session import Session
 from agentserve.core.tiers import Tiers
-from agentserve.core.timekeeper import Asked
+from agentserve.core.timekeeper import Newcomer
 from agentserve.messages import Submit
 from agentserve.types import FinishReason
 
@@ -73,7 +73,7 @@ class Refusals:
             return None
         kept = max(self._kv.cached_tokens(namespace, tokens), self._kept_below(session, namespace, tokens))
         lacking = max(len(tokens) - kept, 1)
-        asked = Asked(
+        newcomer = Newcomer(
             command.tenant,
             slo,
             arrived,
@@ -82,7 +82,7 @@ class Refusals:
             lacking,
             self._kv.needed_blocks(namespace, tokens),
         )
-        forecast = self._scheduler.forecast(asked)
+        forecast = self._scheduler.forecast(newcomer)
         left, promised = due - now, due - arrived
         if forecast.seconds <= left or forecast.alone > promised:
             return None

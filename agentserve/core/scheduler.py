@@ -32,7 +32,7 @@ from agentserve.core.scheduling.policy import Ran
 from agentserve.core.scheduling.registry import PATIENCE, make_policy
 from agentserve.core.session import Session, SessionTable
 from agentserve.core.states import Phase
-from agentserve.core.timekeeper import Asked, Forecast, Timekeeper
+from agentserve.core.timekeeper import Forecast, Newcomer, Timekeeper
 from agentserve.core.timing.tally import Tally, shared
 from agentserve.core.victims import Why
 
@@ -268,10 +268,10 @@ class Scheduler:
             self._sessions.relegate(session)
             self.policy.order.entered(session, now)
 
-    def forecast(self, asked: Asked) -> Forecast:
+    def forecast(self, newcomer: Newcomer) -> Forecast:
         """When a turn would write its first token, were it submitted now."""
         return self.time.forecast(
-            asked,
+            newcomer,
             self.running,
             seats=self.config.max_num_seqs - len(self.running),
             blocks=self._admission.room(self.running),

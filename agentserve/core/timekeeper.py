@@ -14,7 +14,7 @@ from itertools import islice
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.draft import Times
-from agentserve.core.load import Load, load_of
+from agentserve.core.load import Load, load_of_running
 from agentserve.core.scheduling.deadlines import first_due, least_slack, within
 from agentserve.core.scheduling.forecast import NOTHING, Pace, Room, Work, ahead_of, first_token
 from agentserve.core.scheduling.policy import Form
@@ -30,7 +30,7 @@ RECENT = 0.1  # what the last turn counts in the average
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Newcomer:
     """A turn that is about to be submitted."""
 
     tenant: str
@@ -95,7 +95,7 @@ class Timekeeper:
         return 1.0 if self._cost.bounded else self._config.scheduling.safety
 
     def _load_of(self, running: Sequence[Session]) -> Load:
-        return load_of(running, self._cost, self._times.attention, self._config.max_batched_tokens)
+        return load_of_running(running, self._cost, self._times.attention, self._config.max_batched_tokens)
 
     def counts(self) -> PromiseCounts:
         return PromiseCounts(self.relegated, self.shed, self.unattainable, self.overruled)
@@ -125,7 +125,7 @@ class Timekeeper:
         safety = self._safety
         slack, missed = least_slack(dues, now, least * safety)
         self.unattainable += missed
-        if self._owed >= PATIENCE * LEAST:
+        if self._owed >= PATIENCE * LEAST * (1 - 1e-9):  # it is a sum of many
             self.overruled += 1
             return most
         # Never less than the decodes take: they are the ones that it is for.
@@ -235,19 +235,19 @@ class Timekeeper:
     # --- who need not begin ------------------------------------------------------------------
 
     def forecast(
-        self, asked: Asked, running: Sequence[Session], *, seats: int, blocks: int, held: int
+        self, newcomer: Newcomer, running: Sequence[Session], *, seats: int, blocks: int, held: int
     ) -> Forecast:
         """seats, blocks: free, or to be had; held: blocks of the turns that run."""
-        seconds = self._cost.chunk(asked.start, asked.lacking)
-        own = Work(asked.lacking, seconds, 1.0, asked.blocks)
-        short = self._form.short_first and asked.lacking <= self._config.max_batched_tokens
+        seconds = self._cost.chunk(newcomer.start, newcomer.lacking)
+        own = Work(newcomer.lacking, seconds, 1.0, newcomer.blocks)
+        short = self._form.short_first and newcomer.lacking <= self._config.max_batched_tokens
         load = self._load_of(running)
         pace = self._pace(load)
-        work = self._waiting(asked, short=short)
-        mine = work.pop(asked.tenant, NOTHING)
+        work = self._waiting(newcomer, short=short)
+        mine = work.pop(newcomer.tenant, NOTHING)
         if self._form.shares:
             weight = self._config.scheduling.weight
-            others = [(weight(name) / weight(asked.tenant), theirs) for name, theirs in work.items()]
+            others = [(weight(name) / weight(newcomer.tenant), theirs) for name, theirs in work.items()]
             ahead = mine + ahead_of(mine + own, others)
         else:
             ahead = sum(work.values(), mine)
@@ -255,15 +255,17 @@ class Timekeeper:
         room = Room(seats, blocks, len(running), held, self._lasting)
         return Forecast(first_token(own, ahead, pace, room), self._alone(own))
 
-    def _waiting(self, asked: Asked, *, short: bool) -> dict[str, Work]:
+    def _waiting(self, newcomer: Newcomer, *, short: bool) -> dict[str, Work]:
         """By tenant, what waits and would go before it."""
         self._refresh()
         found: dict[str, list[float]] = {}
-        due = asked.arrived + within(asked.slo)
+        due = newcomer.arrived + within(newcomer.slo)
         for estimate in self._estimates.values():
             session = estimate.session
             turn = session.running_turn
-            if session.tenant == asked.tenant and self._goes_behind(turn, estimate, asked.rank, due, short):
+            if session.tenant == newcomer.tenant and self._goes_behind(
+                turn, estimate, newcomer.rank, due, short
+            ):
                 continue
             sums = found.setdefault(session.tenant, [0.0, 0.0, 0.0, 0.0])
             sums[0] += estimate.work.tokens

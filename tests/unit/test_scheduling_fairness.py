@@ -120,3 +120,55 @@ def test_virtual_tokens_keep_the_gap_bounded(
         counters.charge(tenant, read=read, written=written)
         gaps = [counters.counter(name) for name in waiting]
         assert not gaps or max(gaps) - min(gaps) <= 2 * (200 + 2 * 100)
+
+
+def test_a_debt_of_many_rounds_is_paid_at_once() -> None:
+    """The last turn may overdraw by any prompt, and a weight be small: rounds that serve nobody are not
+    walked through one by one."""
+    weights = {"small": 1e-6, "smaller": 0.5e-6}
+    rule = DeficitRoundRobin(512.0, weights.__getitem__)
+    for tenant in weights:
+        rule.arrived(tenant)
+        rule.charge(tenant, 100_000.0)
+    visits = 0
+
+    class Counted(dict[str, float]):
+        def __getitem__(self, tenant: str) -> float:
+            nonlocal visits
+            visits += 1
+            assert visits < 100, "round by round"
+            return super().__getitem__(tenant)
+
+    rule._deficits = Counted(rule._deficits)
+    assert rule.next() == "small", "it pays off twice as fast"
+    assert rule.deficit("small") > 0 > rule.deficit("smaller")
+    assert rule.deficit("smaller") == pytest.approx(-50_000.0, rel=1e-3)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.integers(0, 9000)), min_size=1, max_size=5),
+    st.integers(0, 4),
+)
+def test_rounds_that_are_passed_over_change_no_order(tenants: list[tuple[float, int]], served: int) -> None:
+    """As if each had been walked through."""
+    names = [f"t{number}" for number in range(len(tenants))]
+    weights = {name: weight for name, (weight, _) in zip(names, tenants, strict=True)}
+    rule = DeficitRoundRobin(64.0, weights.__getitem__)
+    for name in names:
+        rule.arrived(name)
+    for name in (names * 5)[:served]:
+        assert rule.next() is not None
+        rule.charge(name, 200.0)
+    for name, (_, debt) in zip(names, tenants, strict=True):
+        rule.charge(name, debt)
+    line, fresh, deficits = list(rule._round), rule._fresh, dict(rule._deficits)
+    while True:  # the rule as it is written down
+        head = line[0]
+        if fresh and deficits[head] <= 0:
+            deficits[head] += 64.0 * weights[head]
+        fresh = False
+        if deficits[head] > 0:
+            break
+        line, fresh = line[1:] + line[:1], True
+    assert rule.next() == head
+    assert rule._deficits == deficits

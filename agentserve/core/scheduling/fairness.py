@@ -89,7 +89,11 @@ class DeficitRoundRobin:
         """Whose head of line is to be served; None if nobody waits."""
         if not self._round:
             return None
+        visited = 0
         while True:
+            if visited == len(self._round):
+                self._pass_over()
+            visited += 1
             tenant = self._round[0]
             if self._fresh and self._deficits[tenant] <= 0:
                 self._deficits[tenant] += self._quantum * self._weight(tenant)
@@ -97,6 +101,13 @@ class DeficitRoundRobin:
             if self._deficits[tenant] > 0:
                 return tenant
             self._turn_to_next()
+
+    def _pass_over(self) -> None:
+        """All are in debt: pay off as many rounds as serve nobody. The order stays as it is."""
+        quanta = {tenant: self._quantum * self._weight(tenant) for tenant in self._round}
+        rounds = min(-self._deficits[tenant] // quantum for tenant, quantum in quanta.items())
+        for tenant, quantum in quanta.items():
+            self._deficits[tenant] += rounds * quantum
 
     def charge(self, tenant: str, cost: float) -> None:
         """What serving it took. Output may be charged later, as it comes."""
