@@ -20,15 +20,15 @@ MOST = 8  # probes to find a bracket
 
 class Knee(msgspec.Struct, frozen=True):
     """`rate` was good, `above` was not, and they are at most `PRECISION` apart. 0: no rate was good;
-    above inf: every rate was."""
+    above None: every rate was."""
 
     rate: float
-    above: float
+    above: float | None
     probed: dict[str, float]  # attainment by rate
 
     @property
     def found(self) -> bool:
-        return self.rate > 0 and self.above < math.inf
+        return self.rate > 0 and self.above is not None
 
 
 def find_knee(
@@ -55,7 +55,7 @@ def find_knee(
         if low and high < math.inf:
             break
     else:
-        return Knee(low, high, probed)
+        return Knee(low, high if high < math.inf else None, probed)
     while high / low > 1 + precision:
         middle = math.sqrt(low * high)
         if good(middle):
