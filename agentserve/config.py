@@ -107,7 +107,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     kv_dtype: str = "auto"  # the model's
     device_kv: int | None = None  # bytes of KV pool per worker; None: from free memory
     step_model: Path | None = None  # what steps cost here, by `agentserve fit`; None: measured when needed
-    overlap: bool = True  # deliver results, and take in what arrives, while the next step computes
+    overlap: bool | None = None  # deliver results while the next step computes; None: where a device does
 
 
 class WorkersConfig(msgspec.Struct, frozen=True):
@@ -230,7 +230,7 @@ _FLAGS: dict[str, _Key] = {
     "max_model_len": _Key("engine", "max_model_len", optional(at_least(1))),
     "max_step_ms": _Key("engine", "max_step_seconds", optional(positive_seconds), optional(milliseconds)),
     "kv_dtype": _Key("engine", "kv_dtype", choice(*KV_DTYPES)),
-    "overlap": _Key("engine", "overlap", boolean),
+    "overlap": _Key("engine", "overlap", optional(boolean)),
     "device_kv": _Key("engine", "device_kv", optional(size)),
     "step_model": _Key("engine", "step_model", optional(path)),
     "workers": _Key("workers", "count", at_least(1, 1024)),

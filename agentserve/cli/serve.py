@@ -147,7 +147,11 @@ def serve(
     ] = None,
     overlap: Annotated[
         bool | None,
-        typer.Option("--overlap/--no-overlap", help="Deliver results while the next step computes."),
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Deliver results while the next step computes.",
+            show_default="on devices",
+        ),
     ] = None,
     record: Annotated[Path | None, typer.Option(help="Write the engine's ordered log here.")] = None,
     step_model: Annotated[

@@ -100,3 +100,10 @@ def test_a_limit_below_any_step_is_refused_whatever_the_model_is_of(
     for flags in ({}, {"step_model": str(file)}):
         with pytest.raises(ValueError, match=r"--max-step-ms 1: one token alone takes"):
             cost_of(spec_of(max_step_ms="1", **flags))
+
+
+def test_results_are_delivered_meanwhile_where_the_device_computes_by_itself() -> None:
+    assert not spec_of().overlap
+    assert spec_of(device="cuda").overlap
+    assert spec_of(overlap=True).overlap
+    assert not spec_of(device="cuda", overlap=False).overlap

@@ -92,10 +92,16 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         recording=str(config.recording.dir.absolute()) if config.recording.dir else None,
         recording_bytes=config.recording.file_size,
         recording_files=config.recording.files,
-        overlap=config.engine.overlap,
+        overlap=overlaps(config),
         scheduling=scheduling_of(config),
         predicts=bool(config.slo.classes),
     )
+
+
+def overlaps(config: ServeConfig) -> bool:
+    """Unless it is said: where the device computes by itself. On a CPU the kernels have all cores already."""
+    said = config.engine.overlap
+    return config.model.device != "cpu" if said is None else said
 
 
 def scheduling_of(config: ServeConfig) -> SchedulingConfig:
