@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from agentserve.core.scheduling.feedback import FeedbackQueues, FeedbackSettings
-from agentserve.core.scheduling.policy import Outlook, Ran
+from agentserve.core.scheduling.policy import Order, Outlook, Ran
 from agentserve.core.session import Session
 from agentserve.types import SessionId
 
 P = TypeVar("P")
 
 
-class Feedback:
+class Feedback(Order):
     """Turns in skip-join feedback queues (FastServe). A turn keeps its level while it runs and waits."""
 
     def __init__(self, outlook: Outlook, settings: FeedbackSettings) -> None:
@@ -65,7 +65,7 @@ class Feedback:
         self._queues.leave(session)
 
 
-class LeastAttained:
+class LeastAttained(Order):
     """Programs by the service that all their turns have had (Autellix, arXiv 2502.13965: PLAS).
 
     An agent's turns are one program. Its turns join the level of what the program has had; a turn that has
@@ -131,9 +131,6 @@ class LeastAttained:
             self._service[program] = self._service.pop(program, 0.0) + seconds
         while len(self._service) > self._remembered:
             del self._service[next(iter(self._service))]
-
-    def ended(self, session: Session, now: float) -> None:
-        pass
 
 
 def _first(entry: tuple[P, Session]) -> P:

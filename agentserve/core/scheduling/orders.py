@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import groupby, islice
 
 from agentserve.core.scheduling.deadlines import within
-from agentserve.core.scheduling.policy import Outlook, Ran
+from agentserve.core.scheduling.policy import Order, Outlook
 from agentserve.core.session import Session
 from agentserve.types import SessionId
 
@@ -35,7 +35,7 @@ def promised(session: Session, now: float = 0.0) -> Place:
     return turn.rank[0], turn.arrived + within(turn.slo)
 
 
-class Keyed:
+class Keyed(Order):
     """Turns by a key that is taken once, as they enter the line.
 
     A key that grows with the time of arrival ages by itself: who arrives late enough comes after
@@ -63,18 +63,6 @@ class Keyed:
     def line(self, now: float) -> Iterator[Session]:
         return (session for _, _, session in self._line)
 
-    def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
-        return running
-
-    def outranks(self, waiting: Session, running: Session) -> bool:
-        return False
-
-    def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
-        pass
-
-    def ended(self, session: Session, now: float) -> None:
-        pass
-
 
 def _priority(session: Session) -> int:
     return session.running_turn.rank[0]
@@ -97,7 +85,7 @@ def by_deadline(outlook: Outlook, weight: float) -> Key:
     return key
 
 
-class ResumesFirst:
+class ResumesFirst(Order):
     """Of one tenant: turns of which all but one step's tokens have KV, as after a tool, go before whole new
     prompts; the rest as the tiers would admit them. Nobody is passed who has waited for `patience` seconds.
 
@@ -139,15 +127,3 @@ class ResumesFirst:
                 else:
                     others.append(session)
             yield from others
-
-    def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
-        return running
-
-    def outranks(self, waiting: Session, running: Session) -> bool:
-        return False
-
-    def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
-        pass
-
-    def ended(self, session: Session, now: float) -> None:
-        pass

@@ -67,7 +67,10 @@ class Ran(msgspec.Struct, frozen=True, gc=False):
 
 
 class Order(Protocol):
-    """Who is served next. An index over the turns that the scheduler says wait and run."""
+    """Who is served next. An index over the turns that the scheduler says wait and run.
+
+    Whose order says nothing of turns that run inherits what is said of them here.
+    """
 
     def entered(self, session: Session, now: float) -> None:
         """Its turn waits: it has arrived, or was preempted."""
@@ -83,19 +86,19 @@ class Order(Protocol):
 
     def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
         """Turns that run, most deserving first: who needs pages takes them from those behind it."""
-        ...
+        return running
 
     def outranks(self, waiting: Session, running: Session) -> bool:
         """Whether the first may take the seat and the pages of the second. Asked where `Form.displaces`."""
-        ...
+        return False
 
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         """A step of so many seconds has run."""
-        ...
+        return
 
     def ended(self, session: Session, now: float) -> None:
         """Its turn is over."""
-        ...
+        return
 
 
 @dataclass(frozen=True, slots=True)

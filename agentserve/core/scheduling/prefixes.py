@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from agentserve.core.scheduling.orders import Keyed
-from agentserve.core.scheduling.policy import Outlook, Ran
+from agentserve.core.scheduling.policy import Order, Outlook
 from agentserve.core.session import Session
 
 EXAMINED = 128  # longer lines are served as they came: to match them all would cost more than it saves
 
 
-class LongestPrefix:
+class LongestPrefix(Order):
     """The turn with the most tokens in the cache first."""
 
     def __init__(self, outlook: Outlook, *, per_token: float, most: float) -> None:
@@ -45,20 +45,8 @@ class LongestPrefix:
         saved = min(self._outlook.cached(session) * self._per_token, self._most)
         return session.running_turn.arrived - saved
 
-    def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
-        return running
 
-    def outranks(self, waiting: Session, running: Session) -> bool:
-        return False
-
-    def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
-        pass
-
-    def ended(self, session: Session, now: float) -> None:
-        pass
-
-
-class HeaviestBranch:
+class HeaviestBranch(Order):
     """Depth first over the prefixes that waiting turns share: the branch that most of them wait under goes
     first, and all of it, before the next (SGLang's dfs-weight)."""
 
@@ -83,18 +71,6 @@ class HeaviestBranch:
         late = {session.id for session in impatient}
         yield from _depth_first([session for session in waiting if session.id not in late], 0)
         yield from islice(self._arrivals.line(now), EXAMINED, None)
-
-    def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
-        return running
-
-    def outranks(self, waiting: Session, running: Session) -> bool:
-        return False
-
-    def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
-        pass
-
-    def ended(self, session: Session, now: float) -> None:
-        pass
 
 
 def _depth_first(turns: list[Session], shared: int) -> Iterator[Session]:

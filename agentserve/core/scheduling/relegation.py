@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from agentserve.core.line import by_priority
 from agentserve.core.scheduling.orders import Keyed, Place
-from agentserve.core.scheduling.policy import Ran
+from agentserve.core.scheduling.policy import Order, Ran
 from agentserve.core.scheduling.tenants import Lined
 from agentserve.core.session import Session
 from agentserve.types import SessionId
@@ -27,7 +27,7 @@ def _since(session: Session, now: float) -> Place:
     return float(session.running_turn.preemptions == 0), now
 
 
-class Relegating:
+class Relegating(Order):
     """An order of turns that may be in time, and behind it those that were relegated, in that order."""
 
     def __init__(self, inner: Callable[[], Lined], every: int = EVERY) -> None:
@@ -72,9 +72,6 @@ class Relegating:
 
     def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
         return by_priority(running)
-
-    def outranks(self, waiting: Session, running: Session) -> bool:
-        return False
 
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         self._hopeful.stepped(ran, seconds, now)

@@ -23,7 +23,7 @@ class Lined(Order, Protocol):
     def __len__(self) -> int: ...
 
 
-class OwnPlaces:
+class OwnPlaces(Order):
     """An order that knows neither tenants nor priorities: in the places that it gives to a tenant's turns,
     the more urgent of these go first. So no word of a tenant moves another's turns."""
 
@@ -57,7 +57,7 @@ class OwnPlaces:
         self._inner.ended(session, now)
 
 
-class FairShares:
+class FairShares(Order):
     """The tenant that was served least, by weight, is next: virtual token counters.
 
     What is charged is work: input that was computed (not what was cached), output at twice that, and the
@@ -145,9 +145,6 @@ class FairShares:
     def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
         return by_priority(running)
 
-    def outranks(self, waiting: Session, running: Session) -> bool:
-        return False
-
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         charges: dict[str, float] = {}
         held = self._memory * seconds  # per token
@@ -187,7 +184,7 @@ class FairShares:
             self._tokens.forget(tenant)
 
 
-class Rounds:
+class Rounds(Order):
     """Tenants in turn, each with a quantum of tokens per round: deficit round robin."""
 
     def __init__(
@@ -237,12 +234,6 @@ class Rounds:
     def standing(self, running: Sequence[Session], now: float) -> Sequence[Session]:
         return by_priority(running)
 
-    def outranks(self, waiting: Session, running: Session) -> bool:
-        return False
-
     def stepped(self, ran: Sequence[Ran], seconds: float, now: float) -> None:
         for each in ran:
             self._rule.charge(each.session.tenant, each.read + OUTPUT_WEIGHT * each.written)
-
-    def ended(self, session: Session, now: float) -> None:
-        pass
