@@ -47,8 +47,7 @@ def load_of_running(running: Sequence[Session], cost: StepCost, attention: Atten
         if turn.beat < math.inf or turn.gap < math.inf:
             load.beat = min(load.beat, turn.beat, turn.gap)
             if turn.first_token:
-                due = turn.paced_from + turn.beat * (length - turn.prompt - turn.given)
-                load.dues.append(min(due, turn.last_token + turn.gap, turn.over_by))
+                load.dues.append(turn.next_due(length - turn.prompt - turn.given))
     tally = Tally(attention)
     tally.decodes_of(load.decodes, attention.seen_by(lengths), picked)
     load.least = cost.predict(tally.load())

@@ -95,6 +95,12 @@ class Turn:
         self.gap = math.inf if self.slo.gap is None else self.slo.gap
         self.over_by = math.inf if total is None else self.arrived + total
 
+    def next_due(self, after_first: int) -> float:
+        """When token number `after_first` after the first (1, 2, ...) is due, by all that was promised. Asked
+        once its first token has come; inf: at no time."""
+        paced = self.paced_from + self.beat * after_first
+        return min(paced, self.last_token + self.gap, self.over_by)
+
     def wrote(self, index: int, now: float) -> None:
         """Token `index` of the turn has come."""
         if self.first_token == 0.0:

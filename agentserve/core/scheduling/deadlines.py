@@ -35,14 +35,6 @@ def paced_from(slo: Slo, arrived: float, first_token: float) -> float:
     return max(first_token, arrived + slo.ttft) if slo.ttft is not None else first_token
 
 
-def token_due(slo: Slo, arrived: float, first_token: float, after_first: int) -> float:
-    """When token number `after_first` after the first (1, 2, ...) is due. first_token: when that came."""
-    due = math.inf
-    if slo.pace is not None:
-        due = paced_from(slo, arrived, first_token) + slo.pace * after_first
-    return min(due, arrived + slo.total) if slo.total is not None else due
-
-
 @dataclass(frozen=True, slots=True)
 class Course:
     """How a turn went."""
