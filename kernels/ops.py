@@ -161,6 +161,14 @@ class StepGroup(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GroupPages:
+    """One KV group's pages, and what attention over them looks like."""
+
+    storage: Tensor  # as in StepGroup
+    shape: AttentionShape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Hidden:
     """The last layer's normed output."""
 
@@ -170,7 +178,10 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logits:
-    """`best` is the lowest id among the greatest logits of a row; without meaning where not `finite`."""
+    """`best` is the lowest id among the greatest logits of a row; without meaning where not `finite`.
+
+    Both may be on the CPU already while `values` are still on the device.
+    """
 
     values: Tensor  # [rows, vocab] float32
     best: Tensor  # [rows] int64
@@ -183,8 +194,9 @@ class Logits:
 
     def take(self, rows: Sequence[int]) -> Logits:
         """These rows, copied."""
-        at = torch.tensor(rows, dtype=torch.int64, device=self.values.device)
-        return Logits(self.values[at], self.best[at], self.finite[at])
+        at = torch.tensor(rows, dtype=torch.int64)
+        parts = (part[at.to(part.device)] for part in (self.values, self.best, self.finite))
+        return Logits(*parts)
 
 
 class StepDecoder(Protocol):
@@ -197,6 +209,11 @@ class StepDecoder(Protocol):
     def logits(self, hidden: Tensor) -> Logits:
         """Logits of `[rows, hidden]` from `forward`. The next call may reuse the memory of `values`."""
         ...
+
+    def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
+        """Do now what would hold up the first steps over these pages, of up to `rows` sequences. Writes
+        nothing into them. One line that says what was done, "" if nothing."""
+        return ""
 
 
 class Ops(Protocol):
