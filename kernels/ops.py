@@ -199,6 +199,30 @@ class Logits:
         return Logits(*parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How one row's token is drawn: as `agentserve.types.Sampling` means it, `temperature` above 0.
+
+    `position` is that of the token to be drawn. With `seed` it decides the random number.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    position: int
+
+
+class Drawing(Protocol):
+    """Drawing tokens where the logits are."""
+
+    def __call__(self, values: Tensor, draws: Sequence[Draw]) -> Tensor:
+        """`[rows]` int64 on the device of `values [rows, vocab]` float32, which are finite and left as they
+        are. A row's token depends on its logits and its draw alone."""
+        ...
+
+
 class StepDecoder(Protocol):
     """A forward pass as one operation. Keeps what it needs of the weights: the caller may drop them."""
 
@@ -252,6 +276,10 @@ class Ops(Protocol):
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         """The whole forward pass as one operation, or None where a backend has none for this model."""
+        ...
+
+    def drawing(self) -> Drawing | None:
+        """Drawing tokens on the device, or None where the host does it as fast."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
