@@ -187,16 +187,25 @@ class TorchExecutor:
             return {}
         logits = Logits(logits.values, fetched[-1], fetched[-2])
         numbers = [runnable[place] for place in places]
-        good_rows = []
-        for row, (number, good) in enumerate(zip(numbers, logits.finite.tolist(), strict=True)):
+        for number, good in zip(numbers, logits.finite.tolist(), strict=True):
             if not good:
                 errors[number] = _NOT_FINITE
-            if not errors[number]:
-                good_rows.append(row)
+        good_rows = [row for row, number in enumerate(numbers) if not errors[number]]
         if not good_rows:
             return {}
         if len(good_rows) < len(numbers):
             logits, numbers = logits.take(good_rows), [numbers[row] for row in good_rows]
+        return self._drawn(chunks, numbers, logits, errors, refused)
+
+    def _drawn(
+        self,
+        chunks: Sequence[Chunk],
+        numbers: Sequence[int],
+        logits: Logits,
+        errors: list[str],
+        refused: set[int],
+    ) -> dict[int, Sampled]:
+        """As `_sample`, of the chunks `numbers`, whose logits are all finite."""
         specs = [_row(chunks[number]) for number in numbers]
         sampled: dict[int, Sampled] = {}
         for number, found in zip(numbers, self._sampler.sample(logits, specs), strict=True):

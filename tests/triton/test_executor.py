@@ -1,4 +1,4 @@
-"""The whole engine on the Triton backend: what the reference says, with bits that no path leaves a trace in."""
+"""The whole engine on the Triton backend: it says what the reference says, and no path shows in its bits."""
 
 from __future__ import annotations
 
