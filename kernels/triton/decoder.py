@@ -19,6 +19,7 @@ from kernels.ops import (
     Logits,
     StepDecoder,
     StepGroup,
+    StepRuns,
 )
 from kernels.triton import heads, norms, products, sampling
 from kernels.triton.attention_plan import DecodeLayout
@@ -108,6 +109,10 @@ class TritonDecoder(StepDecoder):
             hidden=(parts.norm.shape[0], parts.dtype),
         )
         return str(self.graphs.recorded)
+
+    @property
+    def runs(self) -> StepRuns:
+        return StepRuns() if self.graphs is None else self.graphs.runs
 
     def _attend(self, layer: _Layer, x: Tensor, positions: Tensor, group: StepGroup) -> Tensor:
         parts = self._parts

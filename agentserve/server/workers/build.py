@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from agentserve.executor.matchers import GuardedGrammars
 from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
-from agentserve.messages import PROTOCOL_VERSION, Hello
+from agentserve.messages import PROTOCOL_VERSION, Hello, RunCounts
 from agentserve.models.decoder import Decoder
 from agentserve.models.load import DTYPES, LoadedModel, open_model
 from agentserve.models.source import resolve
@@ -115,6 +115,7 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         tiering=Tiering(core, tiers.mover, tiers.release) if tiers is not None else None,
         tiers=tiers.parts.setup if tiers is not None else None,
         when_computing=executor.when_computing,
+        runs=(lambda: RunCounts(*astuple(decoder.runs))) if prepared else None,
         fingerprint=here,
         attention=Attention(groups, spec.page_size),
     )  # fmt: skip
