@@ -75,7 +75,9 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
     pool = KVPool(config, pages, spec.page_size, kv_dtype, device)
     shown = shown_bytes(text.tokenizer)
     grammars = GuardedGrammars(matchers, shown, config.vocab_size, text.end_ids) if matchers else None
-    sampler = Sampler(config.vocab_size, shown, text.end_ids, 4 * spec.max_num_seqs, grammars)
+    sampler = Sampler(
+        config.vocab_size, shown, text.end_ids, 4 * spec.max_num_seqs, grammars, drawing=ops.drawing()
+    )
     executor = TorchExecutor(decoder, pool, sampler)
     if prepared := executor.prepare(spec.max_num_seqs):
         log.info("%s", prepared)
