@@ -39,10 +39,11 @@ class Picks:
         (stop strings, reasoning that has to end) is not looked at."""
         ways = [None if needs_logits(spec) else spec.sampling.temperature > 0.0 for spec in specs]
         drawn = [row for row, way in enumerate(ways) if way]
-        tokens = logits.best
+        found: list[int] = logits.best.tolist()
         if drawn and self._drawing is not None:
             tokens = self._draw(logits, drawn, specs, self._drawing)
-        found: list[int] = tokens.tolist()  # waits for the device, once
+            for row, token in zip(drawn, tokens.tolist(), strict=True):
+                found[row] = token
         return [
             None if way is None or (way and self._drawing is None) else token
             for token, way in zip(found, ways, strict=True)
@@ -50,12 +51,12 @@ class Picks:
 
     @staticmethod
     def _draw(logits: Logits, rows: list[int], specs: Sequence[SampleSpec], drawing: Drawing) -> torch.Tensor:
-        """The best tokens, but drawn ones for `rows`."""
+        """Tokens for `rows`."""
         draws = [_draw_of(specs[row]) for row in rows]
         if len(rows) == len(specs):
             return drawing(logits.values, draws)
         at = torch.tensor(rows, dtype=torch.int64, device=logits.values.device)
-        return logits.best.index_copy(0, at, drawing(logits.values[at], draws))
+        return drawing(logits.values[at], draws)
 
 
 def _draw_of(spec: SampleSpec) -> Draw:
