@@ -24,6 +24,7 @@ from kernels.ops import (
 from kernels.triton import heads, norms, products, sampling
 from kernels.triton.attention_plan import DecodeLayout
 from kernels.triton.graphs import Buckets, DecodeGraphs
+from kernels.triton.launch import ALIGNMENT
 from kernels.triton.recorder import Recorder
 
 
@@ -95,6 +96,9 @@ class TritonDecoder(StepDecoder):
 
     @torch.inference_mode()
     def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
+        """Raises ValueError for pages that kernels cannot address."""
+        for held in pages:
+            _check_alignment(held)
         if self._recorder is None:
             return ""
         parts, buckets = self._parts, Buckets.up_to(rows, self._parts.cos.shape[0])
@@ -133,3 +137,13 @@ class TritonDecoder(StepDecoder):
             parts.dim,
         )
         return layer.o(group.attention(q, kv))
+
+
+def _check_alignment(pages: GroupPages) -> None:
+    storage = pages.storage
+    part = storage.stride(1) * storage.element_size()
+    if part % ALIGNMENT:
+        raise ValueError(
+            f"pages of {pages.shape.slots} tokens: a layer's part of {part} bytes is no multiple of "
+            f"{ALIGNMENT}; take more tokens a page"
+        )
