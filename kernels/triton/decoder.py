@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.blocks import BlockMatrix, Matrix, expand_rows
+from kernels.blocks import BlockMatrix, Matrix
 from kernels.ops import (
     DecoderParts,
     GroupPages,
@@ -23,6 +23,7 @@ from kernels.ops import (
 )
 from kernels.triton import heads, norms, products, sampling
 from kernels.triton.attention_plan import DecodeLayout
+from kernels.triton.embedding import embed
 from kernels.triton.graphs import Buckets, DecodeGraphs
 from kernels.triton.launch import ALIGNMENT
 from kernels.triton.recorder import Recorder
@@ -79,7 +80,7 @@ class TritonDecoder(StepDecoder):
     def compute(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
         """The step, kernel by kernel. Nothing in it waits for the device or hangs on what tensors hold."""
         parts = self._parts
-        residual = expand_rows(parts.embedding, tokens, parts.dtype)
+        residual = embed(parts.embedding, tokens, parts.dtype)
         normed = norms.rms_norm(residual, parts.layers[0].attention_norm, parts.eps)
         for number, layer in enumerate(self._layers):
             attended = self._attend(layer, normed, positions, groups[layer.parts.group])
