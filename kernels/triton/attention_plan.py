@@ -156,7 +156,9 @@ class DecodeLayout:
         *,
         dtype: torch.dtype = torch.bfloat16,
         choice: Choice | None = None,
+        scratch: tuple[Tensor, Tensor] | None = None,
     ) -> None:
+        """scratch: of a layout of the same shape that is no smaller and never runs at the same time."""
         self._runner = runner = _Runner(shape, choice)
         self._rows, self._columns = rows, pages_per_row
         segments = -(-pages_per_row * shape.slots // runner.segment)
@@ -168,7 +170,7 @@ class DecodeLayout:
         self._programs = min(most, max(1, _PROGRAMS // shape.kv_heads))
         size = HEADER + rows * PARTS + most * (ITEM + ENTRY) + rows * pages_per_row
         self._packed = torch.zeros(size, dtype=torch.int32, device=device)
-        self._scratch = runner.scratch(max(1, partials), device)
+        self.scratch = runner.scratch(max(1, partials), device) if scratch is None else scratch
         self._out = torch.zeros((rows, shape.heads, shape.dim), dtype=dtype, device=device)
         self.fill((), torch.zeros((0, 0), dtype=torch.int64))
 
@@ -194,8 +196,8 @@ class DecodeLayout:
         """`q [rows, heads, dim]`, contiguous, in the layout's dtype -> `[rows, heads * dim]`."""
         if q.shape != self._out.shape or q.dtype != self._out.dtype or not q.is_contiguous():
             raise ValueError(f"queries must be contiguous {self._out.dtype} {list(self._out.shape)}")
-        self._runner.attend(q, kv, self._packed, self._out, self._scratch, self._programs)
-        self._runner.merge(self._packed, self._out, self._scratch, self._rows)
+        self._runner.attend(q, kv, self._packed, self._out, self.scratch, self._programs)
+        self._runner.merge(self._packed, self._out, self.scratch, self._rows)
         return self._out.view(self._rows, -1)
 
 
