@@ -164,7 +164,10 @@ def test_a_layout_is_filled_again_and_again(steps: list[list[int]], window: int 
     pool = Pool.of(shape, F32)
     table = pool.sequence(shape, 76, seed=1, step=F32)
     other = pool.sequence(shape, 76, seed=2, step=F32, behind=table[:2])
-    layout = DecodeLayout(4, 6, shape, torch.device("cpu"), dtype=F32, choice=SMALL)
+    first = DecodeLayout(
+        1, 6, shape, torch.device("cpu"), dtype=F32, choice=SMALL
+    )  # of little scratch memory
+    layout = DecodeLayout(4, 6, shape, torch.device("cpu"), dtype=F32, choice=SMALL, beside=first)
     q = queries(shape, 4, F32)
     for positions in steps:
         tables = [(table, other)[i % 2] for i in range(len(positions))]
@@ -190,6 +193,8 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="one run of memory"):
         attention(q, kv.transpose(2, 3).contiguous().transpose(2, 3))
     layout = DecodeLayout(2, 1, shape, torch.device("cpu"), dtype=F32, choice=SMALL)
+    with pytest.raises(ValueError, match="different heads"):
+        DecodeLayout(1, 1, AttentionShape(4, 1, 16, 16), torch.device("cpu"), beside=layout)
     with pytest.raises(ValueError, match="3 rows"):
         layout.fill([0, 0, 0], torch.zeros((3, 1), dtype=torch.int64))
     with pytest.raises(ValueError, match="must be contiguous"):
