@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernels.ops import AttentionShape, Span
 from kernels.triton import attention_plan
 from kernels.triton.attention_plan import DecodeLayout, TritonAttention
-from tests.triton.attention_rig import SMALL, Pool, expected, queries, run, tables_of
+from tests.triton.attention_rig import SMALL, WIDE, Pool, expected, queries, run, tables_of
 
 # The interpreter is slow: examples that fail are not made smaller.
 _PHASES = (Phase.explicit, Phase.generate)
@@ -18,15 +18,15 @@ F32, F16, I8 = torch.float32, torch.float16, torch.int8
 
 
 @pytest.mark.parametrize(
-    ("step", "pages", "heads", "dim", "window", "tolerance"),
+    ("step", "pages", "heads", "dim", "slots", "window", "tolerance"),
     [
-        (F32, F32, (6, 2), 64, None, 2e-6),
-        (F32, F32, (7, 1), 80, 37, 2e-6),
-        (F32, I8, (3, 1), 96, 21, 2e-6),
-        (F32, F16, (1, 1), 256, None, 2e-6),
-        (F16, F16, (4, 1), 128, None, 2e-3),
-        (F16, F32, (2, 2), 64, 50, 2e-3),
-        (F16, I8, (3, 1), 64, None, 2e-3),
+        (F32, F32, (6, 2), 64, 32, None, 2e-6),
+        (F32, F32, (7, 1), 80, 16, 37, 2e-6),
+        (F32, I8, (3, 1), 96, 16, 21, 2e-6),
+        (F32, F16, (1, 1), 256, 16, None, 2e-6),
+        (F16, F16, (4, 1), 128, 128, None, 2e-3),
+        (F16, F32, (2, 2), 64, 32, 50, 2e-3),
+        (F16, I8, (3, 1), 64, 16, None, 2e-3),
     ],
 )
 def test_values_are_the_reference_ones(
@@ -34,16 +34,18 @@ def test_values_are_the_reference_ones(
     pages: torch.dtype,
     heads: tuple[int, int],
     dim: int,
+    slots: int,
     window: int | None,
     tolerance: float,
 ) -> None:
-    shape = AttentionShape(*heads, dim, 16, window)
+    shape = AttentionShape(*heads, dim, slots, window)
     pool = Pool.of(shape, pages)
     spans = [Span(0, 1, 70), Span(1, 7, 30), Span(8, 1, 4), Span(9, 1, 70)]
     tables = [pool.sequence(shape, tokens, seed=tokens, step=step) for tokens in (71, 37, 5)]
     tables.append(tables[0])
     q = queries(shape, 10, step)
-    found = run(shape, spans, tables, q, pool.kv)
+    choice = SMALL if slots > 16 else WIDE
+    found = run(shape, spans, tables, q, pool.kv, choice)
     wanted = expected(shape, spans, tables, q, pool.kv)
     assert found.dtype == step
     torch.testing.assert_close(found.to(F32), wanted, rtol=0, atol=tolerance)
