@@ -161,12 +161,12 @@ class _Layouts:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._scratch: dict[AttentionShape, tuple[Tensor, Tensor]] = {}
+        self._first: dict[AttentionShape, DecodeLayout] = {}
 
     def __call__(self, rows: int, pages: int, shape: AttentionShape, device: torch.device) -> DecodeLayout:
-        scratch = self._scratch.get(shape)
-        made = DecodeLayout(rows, pages, shape, device, dtype=self._dtype, scratch=scratch)
-        self._scratch[shape] = made.scratch
+        beside = self._first.get(shape)
+        made = DecodeLayout(rows, pages, shape, device, dtype=self._dtype, beside=beside)
+        self._first.setdefault(shape, made)
         return made
 
 
