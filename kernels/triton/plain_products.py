@@ -202,8 +202,7 @@ def _cases(out: int, width: int, bias: bool, dtype: torch.dtype) -> Iterator[Cas
         constants = _constants(out, width, bias, plan, tile)
         signature = {"x": f"*{number}", "weight": f"*{number}", "bias": f"*{number}", "rows": "i32"}
         signature["y"] = "*fp32" if constants["APART"] else f"*{number}"
-        yield Case(
-            f"product-{number}-{shape}-{tile.name}", multiply, signature, constants, tile.choice, decode
-        )
+        label = f"product-{number}-{shape}-{tile.name}"
+        yield Case(label, multiply, signature, constants, tile.choice, decode=tile.apart)
     if plan.parts > 1:
         yield adding_case(shape, number, adding_constants(out, 0, out, bias, plan.parts))
