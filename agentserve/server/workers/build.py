@@ -65,7 +65,9 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
     check_settings(spec, source, opened.config, ops)  # before minutes of reading weights
     chat_template = Path(spec.chat_template) if spec.chat_template else None
     text = load(source.path, chat_template, spec.tool_parser, spec.reasoning_parser)
-    loaded = opened.load(dtype, device, spec.weights)
+    # Kernels of the CPU multiply with numbers: a folder's codes are expanded at once, not kept beside them.
+    numbers = device.type == "cpu" and opened.quantization is not None
+    loaded = opened.load(dtype, device, "expanded" if numbers else spec.weights)
     check_blocks(spec, source, loaded.weights)
     config, kv_dtype = loaded.config, kv_dtype_of(spec)
     longest = context_of(spec, config)
