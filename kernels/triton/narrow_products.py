@@ -25,7 +25,7 @@ from kernels.triton.tiles import Split, Tile, TiledLinear, alike, split
 
 _LARGER = (
     Tile(32, 64, 32, True, Choice(warps=4, stages=3)),
-    Tile(64, 64, 256, True, Choice(warps=4, stages=3)),
+    Tile(64, 64, 256, True, Choice(warps=4, stages=2)),
     Tile(128, 64, 1 << 31, False, Choice(warps=8, stages=2)),
 )
 _FP8 = (Tile(16, 64, 16, True, Choice(warps=8, stages=4)), *_LARGER)
