@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentserve.cli.bench_agents import agents
+from agentserve.cli.bench_ahead import kernels_aot
 from agentserve.cli.bench_compare import compare
 from agentserve.cli.bench_frontend import frontend
 from agentserve.cli.bench_grammar import grammar
@@ -43,6 +44,7 @@ bench.command("compare")(compare)
 bench.command("frontend")(frontend)
 bench.command("grammar")(grammar)
 bench.command("kernels")(bench_kernels)
+bench.command("kernels-aot")(kernels_aot)
 bench.command("outside")(outside)
 bench.command("overlap")(overlap_bench)
 bench.command("quality")(quality_bench)
