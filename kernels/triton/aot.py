@@ -29,7 +29,7 @@ _THREADS = 32  # of a warp
 _USAGE = re.compile(r"REG:(?P<registers>\d+) STACK:(?P<stack>\d+) .*?LOCAL:(?P<local>\d+)")
 
 
-class Compiled(msgspec.Struct, frozen=True):
+class Compiled(msgspec.Struct, frozen=True, omit_defaults=True):
     """A case on a target. Bytes are of one thread (`spilled`) or block (`shared`).
 
     `spilled` is all of a thread's local memory. `columns`: of tensor memory. `blocks` is how many one

@@ -7,7 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from kernels.triton.launch import Case
 
-MODULES: tuple[str, ...] = ()
+MODULES: tuple[str, ...] = (
+    "kernels.triton.norms",
+    "kernels.triton.heads",
+    "kernels.triton.pages",
+)
 """Each has `cases() -> Iterable[Case]`."""
 
 
