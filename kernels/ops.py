@@ -161,6 +161,14 @@ class StepGroup(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GroupPages:
+    """One KV group's pages, and what attention over them looks like."""
+
+    storage: Tensor  # as in StepGroup
+    shape: AttentionShape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Hidden:
     """The last layer's normed output."""
 
@@ -170,7 +178,10 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logits:
-    """`best` is the lowest id among the greatest logits of a row; without meaning where not `finite`."""
+    """`best` is the lowest id among the greatest logits of a row; without meaning where not `finite`.
+
+    Both may be on the CPU already while `values` are still on the device.
+    """
 
     values: Tensor  # [rows, vocab] float32
     best: Tensor  # [rows] int64
@@ -183,8 +194,33 @@ class Logits:
 
     def take(self, rows: Sequence[int]) -> Logits:
         """These rows, copied."""
-        at = torch.tensor(rows, dtype=torch.int64, device=self.values.device)
-        return Logits(self.values[at], self.best[at], self.finite[at])
+        at = torch.tensor(rows, dtype=torch.int64)
+        parts = (part[at.to(part.device)] for part in (self.values, self.best, self.finite))
+        return Logits(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How one row's token is drawn: as `agentserve.types.Sampling` means it, `temperature` above 0.
+
+    `position` is that of the token to be drawn. With `seed` it decides the random number.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    position: int
+
+
+class Drawing(Protocol):
+    """Drawing tokens where the logits are."""
+
+    def __call__(self, values: Tensor, draws: Sequence[Draw]) -> Tensor:
+        """`[rows]` int64 on the device of `values [rows, vocab]` float32, which are finite and left as they
+        are. A row's token depends on its logits and its draw alone."""
+        ...
 
 
 class StepDecoder(Protocol):
@@ -197,6 +233,11 @@ class StepDecoder(Protocol):
     def logits(self, hidden: Tensor) -> Logits:
         """Logits of `[rows, hidden]` from `forward`. The next call may reuse the memory of `values`."""
         ...
+
+    def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
+        """Do now what would hold up the first steps over these pages, of up to `rows` sequences. Writes
+        nothing into them. One line that says what was done, "" if nothing."""
+        return ""
 
 
 class Ops(Protocol):
@@ -235,6 +276,10 @@ class Ops(Protocol):
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         """The whole forward pass as one operation, or None where a backend has none for this model."""
+        ...
+
+    def drawing(self) -> Drawing | None:
+        """Drawing tokens on the device, or None where the host does it as fast."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -23,6 +23,7 @@ from kernels.ops import (
     Attention,
     AttentionShape,
     DecoderParts,
+    Drawing,
     Linear,
     Span,
     StepDecoder,
@@ -110,6 +111,9 @@ class ReferenceOps:
         return frozenset(KV_TAILS) if dtype in _STEPS else frozenset()
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
+        return None
+
+    def drawing(self) -> Drawing | None:
         return None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from agentserve.core.plan import Chunk, ChunkResult, PageCopy, Plan, Sampled, SampleSpec, StepResult
-from agentserve.executor.batch import Piece, build_batch, check_chunks, split_rows
+from agentserve.executor.batch import Piece, attention_shapes, build_batch, check_chunks, split_rows
 from agentserve.executor.pool import KVPool
 from agentserve.executor.sampler import NotSampled
+from agentserve.executor.transfers import to_host
 from agentserve.models.decoder import Decoder
 from agentserve.types import SessionId, TurnId
-from kernels.ops import Logits
+from kernels.ops import GroupPages, Logits
 
 MOST_ROWS = 512
 """Token rows of one pass: bounds activations; longer plans take several passes, with the same bits."""
@@ -23,6 +25,14 @@ MOST_ROWS = 512
 _NOT_FINITE = "the model's output is not finite"
 
 Row = tuple[SessionId, TurnId, SampleSpec]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pass:
+    """What went through the model together, and which of its rows came out finite (on the device)."""
+
+    pieces: Sequence[Piece]
+    finite: Tensor  # [rows] bool
 
 
 class SamplerPort(Protocol):
@@ -65,6 +75,14 @@ class TorchExecutor:
         lock is free, but for moments."""
         self._computing = call
 
+    @torch.inference_mode()
+    def prepare(self, rows: int) -> str:
+        """Before the first plan: get ready for steps of up to `rows` sequences. One line that says how,
+        "" where there is nothing to do. Writes nothing into pages."""
+        shapes = attention_shapes(self._decoder.config, self._pool)
+        pages = [GroupPages(*pair) for pair in zip(self._pool.storages, shapes, strict=True)]
+        return self._decoder.prepare(pages, rows)
+
     @property
     def pool(self) -> KVPool:
         """The pages that it reads and writes; whoever else touches them keeps to the core's pins."""
@@ -93,10 +111,8 @@ class TorchExecutor:
         sampled: dict[int, Sampled] = {}
         refused: set[int] = set()
         if runnable:
-            ends, broken = self._forward([chunks[number] for number in runnable])
-            for place in broken:
-                errors[runnable[place]] = _NOT_FINITE
-            sampled = self._sample(chunks, runnable, ends, errors, refused)
+            ends, passes = self._forward([chunks[number] for number in runnable])
+            sampled = self._sample(chunks, runnable, ends, passes, errors=errors, refused=refused)
         results = tuple(
             ChunkResult(
                 session=chunk.session,
@@ -121,60 +137,62 @@ class TorchExecutor:
             raise ValueError(f"page copy {copy} leaves the pool of {pages} pages of {pool.page_size} slots")
         self._decoder.ops.copy_page(pool.storages[copy.group], copy.source, copy.target, copy.slots)
 
-    def _forward(self, chunks: Sequence[Chunk]) -> tuple[Tensor, set[int]]:
-        """The hidden state of each chunk's last token, `[chunks, hidden]`, and which chunks have a row
-        that is not finite."""
+    def _forward(self, chunks: Sequence[Chunk]) -> tuple[Tensor, list[_Pass]]:
+        """The hidden state of each chunk's last token, `[chunks, hidden]`, and what was run for them."""
         ends: list[Tensor] = []
-        broken: set[int] = set()
+        passes: list[_Pass] = []
         for pieces in split_rows([len(chunk.tokens) for chunk in chunks], self._most_rows):
             batch = build_batch(pieces, chunks, self._decoder.config, self._pool, self._decoder.ops)
             if self._computing is not None and not ends:
                 self._computing()
             hidden = self._decoder.forward(batch)
-            finite = hidden.finite.tolist()
             last: list[int] = []
             row = 0
             for piece in pieces:
                 row += piece.count
                 if piece.offset + piece.count == len(chunks[piece.chunk].tokens):
                     last.append(row - 1)
-            if not all(finite):
-                broken |= _broken(pieces, finite)
+            passes.append(_Pass(pieces, hidden.finite))
             ends.append(_rows(hidden.rows, last))
-        return ends[0] if len(ends) == 1 else torch.cat(ends), broken
+        return ends[0] if len(ends) == 1 else torch.cat(ends), passes
 
     def _sample(
         self,
         chunks: Sequence[Chunk],
         runnable: Sequence[int],
         ends: Tensor,
+        passes: Sequence[_Pass],
+        *,
         errors: list[str],
         refused: set[int],
     ) -> dict[int, Sampled]:
         """Sampled tokens by chunk number; a row that gives none becomes an error instead, and is `refused`
         where its request is at fault.
 
-        `ends` are the hidden states of the `runnable` chunks; those with an error are not sampled.
+        `ends` are the hidden states of the `runnable` chunks. Nothing is read back from the device before
+        the logits are under way: then all that is small comes in one copy.
         """
-        places, numbers, specs = [], [], []
-        for place, number in enumerate(runnable):
-            chunk = chunks[number]
-            if chunk.sample and not errors[number]:
-                places.append(place)
-                numbers.append(number)
-                specs.append((chunk.session, chunk.turn, chunk.sample))
-        if not places:
+        places = [place for place, number in enumerate(runnable) if chunks[number].sample]
+        logits = self._decoder.logits(_rows(ends, places)) if places else None
+        fetched = to_host([done.finite for done in passes] + ([logits.finite, logits.best] if logits else []))
+        for done, finite in zip(passes, fetched, strict=False):
+            for place in _broken(done.pieces, finite.tolist()):
+                errors[runnable[place]] = _NOT_FINITE
+        if logits is None:
             return {}
-        logits = self._decoder.logits(_rows(ends, places))
-        finite = logits.finite.tolist()
-        if not all(finite):
-            for number, good in zip(numbers, finite, strict=True):
-                errors[number] = "" if good else _NOT_FINITE
-            good_rows = [row for row, good in enumerate(finite) if good]
-            if not good_rows:
-                return {}
-            logits = logits.take(good_rows)
-            numbers, specs = [numbers[row] for row in good_rows], [specs[row] for row in good_rows]
+        logits = Logits(logits.values, fetched[-1], fetched[-2])
+        numbers = [runnable[place] for place in places]
+        good_rows = []
+        for row, (number, good) in enumerate(zip(numbers, logits.finite.tolist(), strict=True)):
+            if not good:
+                errors[number] = _NOT_FINITE
+            if not errors[number]:
+                good_rows.append(row)
+        if not good_rows:
+            return {}
+        if len(good_rows) < len(numbers):
+            logits, numbers = logits.take(good_rows), [numbers[row] for row in good_rows]
+        specs = [_row(chunks[number]) for number in numbers]
         sampled: dict[int, Sampled] = {}
         for number, found in zip(numbers, self._sampler.sample(logits, specs), strict=True):
             if isinstance(found, NotSampled):
@@ -184,6 +202,11 @@ class TorchExecutor:
             else:
                 sampled[number] = found
         return sampled
+
+
+def _row(chunk: Chunk) -> Row:
+    assert chunk.sample is not None
+    return chunk.session, chunk.turn, chunk.sample
 
 
 def _rows(tensor: Tensor, rows: list[int]) -> Tensor:
@@ -196,6 +219,8 @@ def _rows(tensor: Tensor, rows: list[int]) -> Tensor:
 def _broken(pieces: Sequence[Piece], finite: Sequence[bool]) -> set[int]:
     """The chunks of a pass that have a row which is not finite."""
     broken: set[int] = set()
+    if all(finite):
+        return broken
     row = 0
     for piece in pieces:
         if not all(finite[row : row + piece.count]):

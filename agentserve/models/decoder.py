@@ -16,6 +16,7 @@ from kernels.blocks import BlockMatrix, Matrix, expand_rows
 from kernels.ops import (
     Activations,
     DecoderParts,
+    GroupPages,
     Hidden,
     LayerParts,
     Linear,
@@ -67,6 +68,10 @@ class Decoder:
         """
         return self._step.logits(hidden)
 
+    def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
+        """`kernels.ops.StepDecoder.prepare`."""
+        return self._step.prepare(pages, rows)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
@@ -79,7 +84,7 @@ class _Layer:
     down: Linear
 
 
-class ComposedDecoder:
+class ComposedDecoder(StepDecoder):
     """`kernels.ops.StepDecoder` out of a backend's single operations."""
 
     def __init__(self, ops: Ops, parts: DecoderParts) -> None:

@@ -22,7 +22,7 @@ from agentserve.models.safetensors_weights import load_safetensors_weights, weig
 from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 WeightStorage = Literal["stored", "expanded"]
 """Whether matrices in blocks stay as the file stores them, or are expanded to the model's dtype."""

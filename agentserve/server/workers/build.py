@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -55,9 +56,7 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
     fault: what stores do at named points, for tests. matchers: the host of the processes that grammars are
     followed in (`fork_host`); in this one without."""
     torch.set_num_threads(spec.threads)
-    device, dtype = torch.device(spec.device), DTYPES[spec.dtype]
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {spec.device}: torch finds no CUDA device")
+    device, dtype = _device(spec), DTYPES[spec.dtype]
     source = resolve(spec.model)
     backend = backend_for(device)
     ops = backend.ops
@@ -78,6 +77,9 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
     grammars = GuardedGrammars(matchers, shown, config.vocab_size, text.end_ids) if matchers else None
     sampler = Sampler(config.vocab_size, shown, text.end_ids, 4 * spec.max_num_seqs, grammars)
     executor = TorchExecutor(decoder, pool, sampler)
+    if prepared := executor.prepare(spec.max_num_seqs):
+        log.info("%s", prepared)
+        backend = replace(backend, reason=f"{backend.reason}; {prepared}")
     bounds = Bounds(
         groups=len(groups),
         pages=min(pages),
@@ -116,6 +118,23 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         fingerprint=here,
         attention=Attention(groups, spec.page_size),
     )  # fmt: skip
+
+
+def _device(spec: WorkerSpec) -> torch.device:
+    """The device that is asked for, made this thread's own where it is a GPU. ValueError if there is none."""
+    device = torch.device(spec.device)
+    if device.type != "cuda":
+        return device
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= found:
+        has = f"only {found}" if found else "no CUDA device"
+        raise ValueError(f"--device {spec.device}: torch finds {has}{_why_none() if not found else ''}")
+    torch.cuda.set_device(device)
+    return device
+
+
+def _why_none() -> str:
+    return "" if torch.version.cuda else f" (torch {torch.__version__} was built without CUDA)"
 
 
 def _hello(

@@ -30,6 +30,8 @@ def check_settings(spec: WorkerSpec, source: ModelSource, config: DecoderConfig,
     context_of(spec, config)
     dtype, kept = DTYPES[spec.dtype], kv_dtype_of(spec)
     possible = ops.kv_dtypes(dtype)
+    if not possible:
+        raise ValueError(f"--dtype {spec.dtype}: {ops.name} kernels do not compute in it")
     if kept not in possible:
         names = " or ".join(name for name, kind in KV_DTYPES.items() if kind in possible)
         raise ValueError(

@@ -1,0 +1,120 @@
+"""A whole forward pass as one sequence of kernels: `kernels.ops.StepDecoder`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kernels.blocks import BlockMatrix, Matrix, expand_rows
+from kernels.ops import Activations, DecoderParts, GroupPages, Hidden, LayerParts, Linear, Logits, StepDecoder
+from kernels.ops import StepGroup
+from kernels.triton import heads, norms, sampling
+from kernels.triton.attention_plan import DecodeLayout
+from kernels.triton.graphs import Buckets, DecodeGraphs
+from kernels.triton.recorder import Recorder
+
+Prepare = Callable[[Matrix, Tensor | None, torch.dtype, Activations], Linear]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    """One layer's parts with its products prepared."""
+
+    parts: LayerParts
+    qkv: Linear
+    o: Linear
+    gate_up: Linear
+    down: Linear
+
+
+class TritonDecoder(StepDecoder):
+    """Steps of one token per sequence run as they were recorded (`kernels.triton.graphs`), once `prepare` has
+    recorded them; all others launch their kernels one by one."""
+
+    def __init__(
+        self, parts: DecoderParts, prepare: Prepare, head: Linear, recorder: Callable[[], Recorder] | None
+    ) -> None:
+        """head: the product with `lm_head`, into float32. recorder: None where nothing can be recorded."""
+        self._parts = parts
+        self._head = head
+        self._recorder = recorder
+        self.graphs: DecodeGraphs | None = None
+
+        def made(weight: Matrix, bias: Tensor | None) -> Linear:
+            activations = parts.activations if isinstance(weight, BlockMatrix) else "float"
+            return prepare(weight, bias, parts.dtype, activations)
+
+        self._layers = tuple(
+            _Layer(
+                parts=layer,
+                qkv=made(layer.qkv, layer.qkv_bias),
+                o=made(layer.o, layer.o_bias),
+                gate_up=made(layer.gate_up, layer.gate_up_bias),
+                down=made(layer.down, layer.down_bias),
+            )
+            for layer in parts.layers
+        )
+
+    def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
+        if self.graphs is not None:
+            found = self.graphs.run(tokens, positions, groups)
+            if found is not None:
+                return found
+        return self.compute(tokens, positions, groups)
+
+    def compute(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
+        """The step, kernel by kernel. Nothing in it waits for the device or hangs on what tensors hold."""
+        parts = self._parts
+        residual = expand_rows(parts.embedding, tokens, parts.dtype)
+        normed = norms.rms_norm(residual, parts.layers[0].attention_norm, parts.eps)
+        for number, layer in enumerate(self._layers):
+            attended = self._attend(layer, normed, positions, groups[layer.parts.group])
+            normed, residual = norms.add_rms_norm(attended, residual, layer.parts.mlp_norm, parts.eps)
+            inner = layer.down(norms.silu_mul(layer.gate_up(normed)))
+            last = number + 1 == len(self._layers)
+            norm = parts.norm if last else parts.layers[number + 1].attention_norm
+            normed, residual = norms.add_rms_norm(inner, residual, norm, parts.eps)
+        return Hidden(normed, normed.isfinite().all(dim=-1))
+
+    def logits(self, hidden: Tensor) -> Logits:
+        values = self._head(hidden)
+        return Logits(values, *sampling.best_of(values))
+
+    @torch.inference_mode()
+    def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
+        if self._recorder is None:
+            return ""
+        parts = self._parts
+        self.graphs = DecodeGraphs(
+            self.compute,
+            pages,
+            Buckets.up_to(rows, parts.cos.shape[0]),
+            recorder=self._recorder(),
+            lay_out=partial(DecodeLayout, dtype=parts.dtype),
+            hidden=(parts.norm.shape[0], parts.dtype),
+        )
+        return str(self.graphs.recorded)
+
+    def _attend(self, layer: _Layer, x: Tensor, positions: Tensor, group: StepGroup) -> Tensor:
+        parts = self._parts
+        kv = group.storage[:, layer.parts.index]
+        q = heads.rotate_and_write(
+            layer.qkv(x),
+            layer.parts.q_norm,
+            layer.parts.k_norm,
+            parts.eps,
+            parts.cos,
+            parts.sin,
+            positions,
+            layer.parts.rotary,
+            kv,
+            group.slots,
+            parts.heads,
+            parts.kv_heads,
+            parts.dim,
+        )
+        return layer.o(group.attention(q, kv))
