@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from kernels.blocks import Matrix
+from kernels.blocks import BlockMatrix, Matrix
 
 Activations = Literal["float", "int8"]
 """What products with block weights multiply them with: the operands as they are, or rounded to 8 bits
@@ -40,9 +40,9 @@ KV_TAILS = {torch.bfloat16: 0, torch.float16: 0, torch.float32: 0, torch.int8: 4
 
 def operand_dtype(weight: Matrix, dtype: torch.dtype | None, activations: Activations) -> torch.dtype:
     """The dtype that `Ops.linear` computes in, or the ValueError that it raises."""
+    if activations != "float" and not isinstance(weight, BlockMatrix):
+        raise ValueError(f"{activations} activations are for block weights only")
     if isinstance(weight, Tensor):
-        if activations != "float":
-            raise ValueError(f"{activations} activations are for block weights only")
         return dtype or weight.dtype
     if dtype is None:
         raise ValueError("a product with block weights needs the dtype of its operands")
@@ -268,7 +268,7 @@ class Ops(Protocol):
         """Prepare `x @ weight.T + bias`; `weight [out, in]`, `bias [out]`.
 
         `dtype` is that of x and the result: the weight's own where it is a tensor, and needed where
-        it is blocks. `activations` "int8" is for blocks only (ValueError).
+        it is blocks or codes. `activations` "int8" is for blocks only (ValueError).
 
         Set the number of threads first: how rows are grouped is measured here, with these.
         """
