@@ -26,6 +26,7 @@ from agentserve.cli.bench_scheduler import scheduler
 from agentserve.cli.bench_steps import steps_bench
 from agentserve.cli.bench_tiers import tiers_bench
 from agentserve.cli.bench_traces import traces
+from agentserve.cli.bench_tune import tune_kernels
 from agentserve.cli.output import fail
 from agentserve.config import load
 from agentserve.machine import usable_cores
@@ -52,6 +53,7 @@ bench.command("steps")(steps_bench)
 bench.command("scheduler")(scheduler)
 bench.command("tiers")(tiers_bench)
 bench.command("traces")(traces)
+bench.command("tune-kernels")(tune_kernels)
 
 
 @bench.callback()

@@ -42,7 +42,7 @@ def kernels_aot(
     if unknown := sorted(set(chosen) - set(TARGETS)):
         fail(f"--target: there is no {', '.join(map(str, unknown))}")
     progress, done = Console(stderr=True, highlight=False), 0
-    total = len(case or catalogue.cases()) * len(chosen)
+    total = len(case or catalogue.cases(chosen[0])) * len(chosen)
 
     def told(one: Compiled) -> None:
         nonlocal done

@@ -135,7 +135,7 @@ def compile_all(
     RuntimeError where `check_possible` has one.
     """
     check_possible()
-    known = catalogue.cases(modules)
+    known = catalogue.cases(capabilities[0], modules) if capabilities else {}
     if unknown := [name for name in names or () if name not in known]:
         raise ValueError(f"no case is called {', '.join(unknown)}")
     jobs = [
@@ -166,12 +166,12 @@ def _run(jobs: Sequence[_Job], processes: int) -> Iterator[Compiled]:
 
 def _compile(job: _Job) -> Compiled:
     modules, name, capability = job
-    return compile_case(_known(modules)[name], capability)
+    return compile_case(_known(modules, capability)[name], capability)
 
 
 @functools.cache
-def _known(modules: tuple[str, ...]) -> Mapping[str, Case]:
-    return catalogue.cases(modules)
+def _known(modules: tuple[str, ...], capability: int) -> Mapping[str, Case]:
+    return catalogue.cases(capability, modules)
 
 
 def _source(case: Case) -> ASTSource:

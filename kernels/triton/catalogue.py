@@ -11,21 +11,33 @@ MODULES: tuple[str, ...] = (
     "kernels.triton.norms",
     "kernels.triton.heads",
     "kernels.triton.pages",
+    "kernels.triton.plain_products",
+    "kernels.triton.narrow",
+    "kernels.triton.sampling",
 )
-"""Each has `cases() -> Iterable[Case]`."""
+"""Each has `cases() -> Iterable[Case]`, those of `BY_TARGET` `cases(hardware: bool)`."""
+
+BY_TARGET = frozenset({"kernels.triton.narrow"})
+"""Modules whose kernels read FP8 otherwise where the GPU can (`hardware`); the names are the same."""
+
+_FP8 = 89  # compute capability from which on there are instructions for it
 
 
-def cases(modules: Sequence[str] = MODULES) -> dict[str, Case]:
-    """The cases of `modules` by name, in the order of the list. ValueError where two have one name."""
+def cases(capability: int, modules: Sequence[str] = MODULES) -> dict[str, Case]:
+    """The cases of `modules` for a target, by name, in the order of the list.
+
+    ValueError where two have one name.
+    """
     found: dict[str, Case] = {}
     for module in modules:
-        for case in _listed(module):
+        for case in _listed(module, capability):
             if case.name in found:
                 raise ValueError(f"{module}: two cases are called {case.name}")
             found[case.name] = case
     return found
 
 
-def _listed(module: str) -> Iterable[Case]:
-    listed: Iterable[Case] = importlib.import_module(module).cases()
+def _listed(module: str, capability: int) -> Iterable[Case]:
+    imported = importlib.import_module(module)
+    listed: Iterable[Case] = imported.cases(capability >= _FP8) if module in BY_TARGET else imported.cases()
     return listed

@@ -271,9 +271,7 @@ def _scaled_case(
     return _case(name, scaled_product, signature, constants, kind, biased, _choice(outputs, inputs, width))
 
 
-def _grouped_case(
-    name: str, dtype: torch.dtype, outputs: int, inputs: int, group: int, biased: bool
-) -> Case:
+def _grouped_case(name: str, dtype: torch.dtype, outputs: int, inputs: int, group: int, biased: bool) -> Case:
     kind = "*" + TRITON_NAMES[dtype]
     signature = {"x": kind, "codes": "*u8", "scales": "*fp16", "zeros": "*u8", "out": kind, "rows": "i32"}
     constants: dict[str, object] = {"N": outputs, "K": inputs, "GROUP": group}

@@ -20,7 +20,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from kernels.triton.launch import Choice
+from kernels.triton.launch import TRITON_NAMES, Choice
 
 TUNED = Path(__file__).parent / "tuned"
 DEFAULT = "default"
@@ -160,3 +160,8 @@ def default_table(tunables: Sequence[Tunable]) -> Table:
             raise ValueError(f"two tunables are called {one.kernel} {one.key}")
         keys[one.key] = as_chosen(one.default)
     return Table(1, DEFAULT, None, choices)
+
+
+def product_key(dtype: torch.dtype, out: int, width: int, tile: str) -> str:
+    """Of a tile of a product with plain weights `[out, width]`: "bf16-4096x14336-64x16p"."""
+    return f"{TRITON_NAMES[dtype]}-{out}x{width}-{tile}"
