@@ -41,7 +41,7 @@ def tune(
     for one in tunables:
         best = _best(one, on, told)
         choices.setdefault(one.kernel, {})[one.key] = as_chosen(best)
-    measured = Measured(on.name, triton.__version__, torch.__version__)
+    measured = Measured(on.name, triton.__version__, str(torch.__version__))
     return Table(1, kind, measured, choices)
 
 
