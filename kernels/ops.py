@@ -311,8 +311,8 @@ class Ops(Protocol):
     def attention(self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor) -> Attention:
         """Lay out one step's attention.
 
-        `tables [len(spans), pages]` int64: page of positions `i * slots ..` of each span's sequence;
-        entries that no token of the span can see may hold anything that is a page of the pool.
+        `tables [len(spans), pages]` int64, on the CPU: page of positions `i * slots ..` of each span's
+        sequence; entries that no token of the span can see may hold anything that is a page of the pool.
         """
         ...
 

@@ -147,7 +147,7 @@ class ReferenceOps:
     def attention(self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor) -> Attention:
         if shape.dim not in self._tiles:
             self._tiles[shape.dim] = TileOps(shape.dim, self._device)
-        return PagedAttention(shape, spans, tables, self._tiles[shape.dim])
+        return PagedAttention(shape, spans, tables.to(self._device), self._tiles[shape.dim])
 
     def copy_page(self, storage: Tensor, source: int, target: int, slots: int) -> None:
         storage[target, :, :, :slots] = storage[source, :, :, :slots]

@@ -110,18 +110,19 @@ def build_batch(
         spans.append(Span(len(tokens), piece.count, first))
         tokens.extend(chunk.tokens[piece.offset : piece.offset + piece.count].tolist())
         positions.extend(range(first, first + piece.count))
-    parts = [_tensor(tokens), _tensor(positions)]
+    sent, tables = [_tensor(tokens), _tensor(positions)], []
     for number, group in enumerate(pool.groups):
         given = [chunks[piece.chunk].tables[number] for piece in pieces]
-        parts.append(_tensor(_slots(given, spans, pool.page_size)))
-        parts.append(torch.from_numpy(_tables(given, spans, pool.page_size, group.window)))
-    parts = to_device(parts, device)
-    shapes = attention_shapes(config, pool)
+        sent.append(_tensor(_slots(given, spans, pool.page_size)))
+        tables.append(torch.from_numpy(_tables(given, spans, pool.page_size, group.window)))
+    sent = to_device(sent, device)
     groups = tuple(
-        PagedGroup(storage, slots, ops.attention(shape, spans, tables))
-        for storage, shape, slots, tables in zip(pool.storages, shapes, parts[2::2], parts[3::2], strict=True)
+        PagedGroup(storage, slots, ops.attention(shape, spans, table))
+        for storage, slots, shape, table in zip(
+            pool.storages, sent[2:], attention_shapes(config, pool), tables, strict=True
+        )
     )
-    return Batch(parts[0], parts[1], groups)
+    return Batch(sent[0], sent[1], groups)
 
 
 def attention_shapes(config: DecoderConfig, pool: KVPool) -> list[AttentionShape]:

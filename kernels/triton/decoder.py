@@ -10,14 +10,20 @@ import torch
 from torch import Tensor
 
 from kernels.blocks import BlockMatrix, Matrix, expand_rows
-from kernels.ops import Activations, DecoderParts, GroupPages, Hidden, LayerParts, Linear, Logits, StepDecoder
-from kernels.ops import StepGroup
-from kernels.triton import heads, norms, sampling
+from kernels.ops import (
+    DecoderParts,
+    GroupPages,
+    Hidden,
+    LayerParts,
+    Linear,
+    Logits,
+    StepDecoder,
+    StepGroup,
+)
+from kernels.triton import heads, norms, products, sampling
 from kernels.triton.attention_plan import DecodeLayout
 from kernels.triton.graphs import Buckets, DecodeGraphs
 from kernels.triton.recorder import Recorder
-
-Prepare = Callable[[Matrix, Tensor | None, torch.dtype, Activations], Linear]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,17 +42,16 @@ class TritonDecoder(StepDecoder):
     recorded them; all others launch their kernels one by one."""
 
     def __init__(
-        self, parts: DecoderParts, prepare: Prepare, head: Linear, recorder: Callable[[], Recorder] | None
+        self, parts: DecoderParts, checked: products.Checked, recorder: Callable[[], Recorder] | None
     ) -> None:
-        """head: the product with `lm_head`, into float32. recorder: None where nothing can be recorded."""
+        """checked: of products that were prepared before. recorder: None where nothing can be recorded."""
         self._parts = parts
-        self._head = head
         self._recorder = recorder
         self.graphs: DecodeGraphs | None = None
 
         def made(weight: Matrix, bias: Tensor | None) -> Linear:
             activations = parts.activations if isinstance(weight, BlockMatrix) else "float"
-            return prepare(weight, bias, parts.dtype, activations)
+            return products.prepare(weight, bias, parts.dtype, activations, checked=checked)
 
         self._layers = tuple(
             _Layer(
@@ -57,6 +62,9 @@ class TritonDecoder(StepDecoder):
                 down=made(layer.down, layer.down_bias),
             )
             for layer in parts.layers
+        )
+        self._head = products.prepare(
+            parts.lm_head, None, parts.dtype, "float", checked=checked, result=torch.float32
         )
 
     def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:

@@ -18,12 +18,12 @@ from kernels.ops import (
     Attention,
     AttentionShape,
     DecoderParts,
+    Drawing,
     Linear,
     Span,
     StepDecoder,
-    operand_dtype,
 )
-from kernels.triton import heads, norms, pages, products
+from kernels.triton import heads, norms, pages, products, sampling
 from kernels.triton.attention_plan import TritonAttention
 from kernels.triton.decoder import TritonDecoder
 from kernels.triton.recorder import GraphRecorder, Recorder
@@ -69,8 +69,10 @@ class TritonOps:
         return products.prepare(weight, bias, dtype, activations, checked=self._checked)
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
-        prepare = partial(products.prepare, checked=self._checked)
-        return TritonDecoder(parts, prepare, self._recorder)
+        return TritonDecoder(parts, self._checked, self._recorder)
+
+    def drawing(self) -> Drawing | None:
+        return sampling.TritonDrawing()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norms.rms_norm(x, weight, eps)

@@ -52,8 +52,11 @@ def prepare(
     *,
     exact: bool = True,
     checked: Checked | None = None,
+    result: torch.dtype | None = None,
 ) -> Linear:
     """`x @ weight.T + bias` for x in `dtype`; the device is that of the weights.
+
+    `result`: the dtype of what comes out, where it is not that of x.
 
     Compares the tiles on the device, for shapes that are not in `checked` yet (and adds them). Raises
     ValueError as `operand_dtype` does, and for plain weights of another dtype than their operands.
@@ -65,7 +68,7 @@ def prepare(
     checked = {} if checked is None else checked
     if product.shape not in checked:
         checked[product.shape] = alike(product)
-    tiled = TiledLinear(product, checked[product.shape])
+    tiled = TiledLinear(product, checked[product.shape], result)
     return tiled if exact or activations != "float" else LooseLinear(product, tiled)
 
 

@@ -104,10 +104,11 @@ def split(out: int, width: int, step: int, outs: int) -> Split:
 
 
 class TiledLinear:
-    """`kernels.ops.Linear` of a product, with the tiles that are alike."""
+    """`kernels.ops.Linear` of a product, with the tiles that are alike. result: another dtype to round to."""
 
-    def __init__(self, product: Product, tiles: Sequence[Tile]) -> None:
+    def __init__(self, product: Product, tiles: Sequence[Tile], result: torch.dtype | None = None) -> None:
         self._product = product
+        self._result = result or product.dtype
         self.tiles = tuple(tiles)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ class TiledLinear:
         if x.dtype != product.dtype or x.ndim != 2 or x.shape[1] != product.width:
             wanted = f"[rows, {product.width}] in {product.dtype}"
             raise ValueError(f"operands must be {wanted}, not {list(x.shape)} in {x.dtype}")
-        y = torch.empty((x.shape[0], product.out), dtype=x.dtype, device=x.device)
+        y = torch.empty((x.shape[0], product.out), dtype=self._result, device=x.device)
         if x.shape[0]:
             product.multiply(aligned(x), y, tile_for(self.tiles, x.shape[0]))
         return y

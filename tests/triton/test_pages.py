@@ -27,7 +27,7 @@ def raw(storage: Tensor) -> Tensor:
     return storage.view(storage.shape[0], -1).view(torch.uint8)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20, deadline=None)
 @given(
     dtype=st.sampled_from(list(KV_TAILS)),
     layers=st.integers(1, 3),
@@ -60,7 +60,7 @@ def test_pages_larger_than_a_block(slots: int) -> None:
         assert torch.equal(storage[0, :, :, slots:].view(torch.int16), untouched.view(torch.int16))
 
 
-@settings(max_examples=30)
+@settings(max_examples=20, deadline=None)
 @given(
     dtype=st.sampled_from(list(KV_TAILS)),
     heads=st.integers(1, 3),
@@ -76,7 +76,7 @@ def test_gather_pages(dtype: torch.dtype, heads: int, dim: int, ids: list[int]) 
     assert torch.equal(raw(storage), before)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20, deadline=None)
 @given(
     dtype=st.sampled_from(list(KV_TAILS)),
     heads=st.integers(1, 3),

@@ -40,7 +40,7 @@ def check_settings(spec: WorkerSpec, source: ModelSource, config: DecoderConfig,
     if spec.activations != "float" and source.kind == "folder":
         raise _no_blocks(spec, source)
     shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, spec.page_size)
-    table = torch.zeros((1, 1), dtype=torch.int64, device=torch.device(spec.device))
+    table = torch.zeros((1, 1), dtype=torch.int64)
     try:
         ops.attention(shape, [Span(0, 1, 0)], table)
     except ValueError as error:
