@@ -26,7 +26,7 @@ from kernels.narrow import UNIT, GroupedMatrix, NarrowMatrix, ScaledMatrix
 from kernels.triton.launch import ALIGNMENT, TRITON_NAMES, Case, Choice, kernel, launch
 
 _MOST_INPUTS = 128  # of a tile
-_FP8_IN_HARDWARE = (8, 9)  # compute capability from which FP8 is a type of the machine
+_FP8_IN_HARDWARE = 89  # compute capability, as two digits, from which FP8 is a type of the machine
 _HALF_UNIT = tl.constexpr(UNIT // 2)
 _WHOLE_UNIT = tl.constexpr(UNIT)
 
@@ -45,8 +45,8 @@ def fp8_as(codes, kind: tl.constexpr, HARDWARE: tl.constexpr):
 
 @triton.jit
 def less_zero(codes, zeros, kind: tl.constexpr):
-    """`codes - zeros` in `kind` for uint8 below 17, exactly and without conversions, which are slow: a code is
-    put into the last bits of a large number, where one step is 1."""
+    """`codes - zeros` in `kind` for uint8 below 17, exactly and without conversions, which are slow: a code
+    is put into the last bits of a large number, where one step is 1."""
     if kind == tl.float16:
         one = (codes.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True)
         other = (zeros.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True)
@@ -86,7 +86,7 @@ def scaled_product(
     BR: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """`out = x @ W.T + bias` for FP8 weights: BN outputs of BR rows. BK divides WIDTH where that is below K."""
+    """`out = x @ W.T + bias` for FP8 weights: BN outputs of BR rows. BK divides WIDTH if that is below K."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     r = tl.program_id(1) * BR + tl.arange(0, BR)
     k = tl.arange(0, BK)
@@ -133,7 +133,7 @@ def grouped_product(
     BR: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """`out = x @ W.T + bias` for 4-bit weights: BN outputs of BR rows. BK divides GROUP where that is below K.
+    """`out = x @ W.T + bias` for 4-bit weights: BN outputs of BR rows. BK divides GROUP if that is below K.
 
     Halves of bytes are multiplied apart, each with the inputs that it belongs to: nothing is interleaved.
     """
@@ -230,7 +230,10 @@ def tile_inputs(inputs: int, run: int) -> int:
 
 
 def _has_fp8(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_IN_HARDWARE
+    if device.type != "cuda":
+        return False
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor >= _FP8_IN_HARDWARE
 
 
 _MODELS = (  # name, hidden, rows of qkv, heads * dim, inner
@@ -240,8 +243,10 @@ _MODELS = (  # name, hidden, rows of qkv, heads * dim, inner
 )
 
 
-def cases(hardware: bool) -> Iterable[Case]:
-    """Kernels of some models in both formats; `hardware`: for a target that has FP8 (sm_89 and later)."""
+def cases(capability: int = 80) -> Iterable[Case]:
+    """Kernels of some models in each format, as a GPU of `capability` runs them; those of 80 compile for
+    every GPU."""
+    hardware = capability >= _FP8_IN_HARDWARE
     for name, hidden, qkv, mixed, inner in _MODELS:
         shapes = {"qkv": (qkv, hidden), "o": (hidden, mixed)}
         shapes |= {"gate_up": (2 * inner, hidden), "down": (hidden, inner)}
