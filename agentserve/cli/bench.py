@@ -17,6 +17,7 @@ from agentserve.cli.bench_agents import agents
 from agentserve.cli.bench_ahead import kernels_aot
 from agentserve.cli.bench_compare import compare
 from agentserve.cli.bench_frontend import frontend
+from agentserve.cli.bench_gpu import gpu_check
 from agentserve.cli.bench_grammar import grammar
 from agentserve.cli.bench_kernels import bench_kernels
 from agentserve.cli.bench_outside import outside
@@ -43,6 +44,7 @@ bench = typer.Typer(
 bench.command("agents")(agents)
 bench.command("compare")(compare)
 bench.command("frontend")(frontend)
+bench.command("gpu-check")(gpu_check)
 bench.command("grammar")(grammar)
 bench.command("kernels")(bench_kernels)
 bench.command("kernels-aot")(kernels_aot)

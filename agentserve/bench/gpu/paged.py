@@ -37,7 +37,7 @@ def checks(on: Device, sizes: Sizes, ops: Ops) -> Iterator[Check]:
         for kept in (dtype, torch.int8):
             name = f"attention {DTYPE_NAMES[dtype]}, KV {DTYPE_NAMES[kept]}"
             try:
-                yield from _attention(name, on, sizes, ops, dtype, kept)
+                yield from _attention(name, on, sizes, ops, dtype=dtype, kept=kept)
             except Exception as error:  # one kernel that fails must not hide the others
                 yield Check(name, False, f"{type(error).__name__}: {error}"[:300])
     yield from _moves(on, sizes, ops)
@@ -63,7 +63,9 @@ def sequences(sizes: Sizes, dtype: torch.dtype) -> list[Attended]:
 class Pool:
     """Pages for some sequences, in a random order; the memory between is NaN before anything is written."""
 
-    def __init__(self, among: Sequence[Attended], sizes: Sizes, kept: torch.dtype, on: torch.device, seed: int):
+    def __init__(
+        self, among: Sequence[Attended], sizes: Sizes, kept: torch.dtype, on: torch.device, seed: int
+    ):
         self._sizes, self._on = sizes, on
         self._among = among
         widths = [-(-one.tokens // sizes.slots) for one in among]
@@ -99,8 +101,16 @@ class Pool:
         return ops.attention(shape, spans, self.tables)(q, self.kv)
 
 
-def run(among: Sequence[Attended], sizes: Sizes, ops: Ops, on: torch.device, kept: torch.dtype,
-        dtype: torch.dtype, seed: int = 1) -> Tensor:  # fmt: skip
+def run(
+    among: Sequence[Attended],
+    sizes: Sizes,
+    ops: Ops,
+    *,
+    on: torch.device,
+    kept: torch.dtype,
+    dtype: torch.dtype,
+    seed: int = 1,
+) -> Tensor:
     """Attention of `among` over pages of their own."""
     pool = Pool(among, sizes, kept, on, seed)
     pool.write(ops, dtype)
@@ -108,25 +118,25 @@ def run(among: Sequence[Attended], sizes: Sizes, ops: Ops, on: torch.device, kep
 
 
 def _attention(
-    name: str, on: Device, sizes: Sizes, ops: Ops, dtype: torch.dtype, kept: torch.dtype
+    name: str, on: Device, sizes: Sizes, ops: Ops, *, dtype: torch.dtype, kept: torch.dtype
 ) -> Iterator[Check]:
     among = sequences(sizes, dtype)
-    found = run(among, sizes, ops, on.device, kept, dtype)
+    found = run(among, sizes, ops, on=on.device, kept=kept, dtype=dtype)
     wide = torch.float32 if kept == dtype else kept
-    expected = run(among, sizes, ReferenceOps(CPU), CPU, wide, torch.float32)
+    expected = run(among, sizes, ReferenceOps(CPU), on=CPU, kept=wide, dtype=torch.float32)
     yield close(name, found, expected, dtype)
-    elsewhere = run(among, sizes, ops, on.device, kept, dtype, seed=2)
+    elsewhere = run(among, sizes, ops, on=on.device, kept=kept, dtype=dtype, seed=2)
     yield _same(f"{name}: the same bits on other pages", elsewhere, found)
     row, wrong = 0, 0
     for one in among:
-        alone = run([one], sizes, ops, on.device, kept, dtype, seed=3)
+        alone = run([one], sizes, ops, on=on.device, kept=kept, dtype=dtype, seed=3)
         wrong += int(not torch.equal(alone, found[row : row + one.asked]))
         row += one.asked
     said = f"{wrong} of {len(among)} sequences differ" if wrong else ""
     yield Check(f"{name}: the same bits alone", not wrong, said)
     last = among[-1]
     token = Attended(last.tokens, 1, last.q[-1:], last.k, last.v)
-    decoded = run([token], sizes, ops, on.device, kept, dtype)
+    decoded = run([token], sizes, ops, on=on.device, kept=kept, dtype=dtype)
     yield _same(f"{name}: the same bits in a chunk and alone", decoded, found[-1:])
 
 

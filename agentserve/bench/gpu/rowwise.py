@@ -29,7 +29,7 @@ EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class RowWise:
-    """`run` on operands `[rows, ...]`; `oracle` on the same as float32 on the CPU. Both give `[rows, ...]`."""
+    """`run` on operands `[rows, ...]`, `oracle` on the same as float32 on the CPU: both to `[rows, ...]`."""
 
     name: str
     operands: tuple[Tensor, ...]
@@ -88,9 +88,7 @@ def subjects(on: Device, sizes: Sizes, ops: Ops, dtype: torch.dtype) -> Iterator
             _prepared(ops, moved(kept, on.device), dtype), lambda x, wide=wide: x @ wide.T,
         )  # fmt: skip
     logits = torch.randn(rows, sizes.vocab, generator=generator).to(on.device)
-    yield RowWise(
-        "greedy choice", (logits,), lambda x: sampling.best_of(x)[0], lambda x: x.argmax(-1)
-    )
+    yield RowWise("greedy choice", (logits,), lambda x: sampling.best_of(x)[0], lambda x: x.argmax(-1))
 
 
 def close(name: str, found: Tensor, expected: Tensor, dtype: torch.dtype) -> Check:
@@ -158,7 +156,11 @@ def moved(matrix: BlockMatrix | NarrowMatrix, device: torch.device) -> BlockMatr
 def _prepared(ops: Ops, matrix: Matrix, dtype: torch.dtype) -> Linear:
     """The product, prepared when it is first called: so that one that cannot be is a failure of its own."""
     made = functools.cache(lambda: ops.linear(matrix, dtype=dtype))
-    return lambda x: made()(x)
+
+    def product(x: Tensor) -> Tensor:
+        return made()(x)
+
+    return product
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -46,8 +46,8 @@ FULL = Sizes(
 REDUCED = Sizes(
     dtypes=(torch.float16,),  # the interpreter has no products in bfloat16
     hidden=64, heads=4, kv_heads=2, dim=16, inner=96, vocab=200, slots=16, rows=5,
-    contexts=(1, 5, 19, 40), chunk=7, product_rows=(1, 3), decode=((2, 20),), prefill=(20,), pages=3,
-    copied=1 << 16, squares=64, whole=((1, 20), (2, 10)), prompts=(20,), steps=2,
+    contexts=(1, 21), chunk=3, product_rows=(1, 3), decode=((2, 20),), prefill=(20,), pages=3,
+    copied=1 << 16, squares=64, whole=((1, 9), (2, 5)), prompts=(9,), steps=2,
 )  # fmt: skip
 
 

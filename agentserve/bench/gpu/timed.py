@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,39 +15,46 @@ from agentserve.bench.gpu.limits import MEMORY, products
 from agentserve.bench.gpu.rowwise import EPS
 from agentserve.bench.gpu.sizes import Sizes
 from agentserve.bench.report import Row
-from kernels.ops import AttentionShape, Ops, Span
+from kernels.ops import Attention, AttentionShape, Ops, Span
 from kernels.triton import sampling
 
 Limits = dict[str, float]
 """What `limits.measure` found, by name: bytes or operations per second."""
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is timed: `nbytes` are moved and `operations` done at least."""
+
+    group: str
+    name: str
+    nbytes: float
+    operations: float = 0.0
+
+
 class Watch:
-    """Times runs, and puts them beside the limits: the longer of memory and products."""
+    """Times runs, and puts them beside the limits: the longer of memory and products in `dtype`."""
 
-    def __init__(self, on: Device, limits: Limits) -> None:
-        self._on, self._limits = on, limits
+    def __init__(self, on: Device, limits: Limits, dtype: torch.dtype) -> None:
+        self._on, self._limits, self._dtype = on, limits, dtype
 
-    def row(
-        self, group: str, name: str, variant: str, run: Callable[[], object], dtype: torch.dtype,
-        nbytes: float = 0.0, operations: float = 0.0,
-    ) -> Row:  # fmt: skip
-        """`nbytes` are moved and `operations` done at least."""
+    def row(self, work: Work, run: Callable[[], object], variant: str = "ours") -> Row:
         runs = tuple(1e6 * seconds for seconds in self._on.seconds(run))
         least = {
-            MEMORY: 1e6 * nbytes / self._limits[MEMORY],
-            products(dtype): 1e6 * operations / self._limits[products(dtype)],
+            MEMORY: 1e6 * work.nbytes / self._limits[MEMORY],
+            products(self._dtype): 1e6 * work.operations / self._limits[products(self._dtype)],
         }
         name_of = max(least, key=lambda each: least[each])
         return Row(
-            name, statistics.median(runs), "us", least[name_of], name_of, runs=runs, group=group,
+            work.name, statistics.median(runs), "us", least[name_of], name_of, runs=runs, group=work.group,
             variant=variant,
         )  # fmt: skip
 
 
 def rows(on: Device, sizes: Sizes, ops: Ops, limits: Limits) -> Iterator[Row]:
     """In the first dtype alone."""
-    watch, dtype = Watch(on, limits), sizes.dtypes[0]
+    dtype = sizes.dtypes[0]
+    watch = Watch(on, limits, dtype)
     yield from _small(watch, on, sizes, ops, dtype)
     yield from _products(watch, on, sizes, ops, dtype)
     yield from _attention(watch, on, sizes, ops, dtype)
@@ -59,19 +67,18 @@ def _small(watch: Watch, on: Device, sizes: Sizes, ops: Ops, dtype: torch.dtype)
         residual, weight = x.clone(), x[0].clone()
         gate = torch.randn(count, 2 * sizes.inner, device=on.device).to(dtype)
         logits = torch.randn(min(count, 256), sizes.vocab, device=on.device)
-        said = f"{count} rows"
+        group, said = "small operations", f"{count} rows"
         yield watch.row(
-            "small operations", f"add_rms_norm, {said}", "ours",
-            lambda x=x, y=residual, w=weight: ops.add_rms_norm(x, y, w, EPS), dtype, 4 * x.numel() * size,
-        )  # fmt: skip
+            Work(group, f"add_rms_norm, {said}", 4 * x.numel() * size),
+            lambda x=x, y=residual, w=weight: ops.add_rms_norm(x, y, w, EPS),
+        )
         yield watch.row(
-            "small operations", f"silu_mul, {said}", "ours",
-            lambda x=gate: ops.silu_mul(x), dtype, 1.5 * gate.numel() * size,
-        )  # fmt: skip
+            Work(group, f"silu_mul, {said}", 1.5 * gate.numel() * size), lambda x=gate: ops.silu_mul(x)
+        )
         yield watch.row(
-            "small operations", f"greedy choice, {len(logits)} rows", "ours",
-            lambda x=logits: sampling.best_of(x), dtype, logits.numel() * 4,
-        )  # fmt: skip
+            Work(group, f"greedy choice, {len(logits)} rows", logits.numel() * 4),
+            lambda x=logits: sampling.best_of(x),
+        )
 
 
 def _products(watch: Watch, on: Device, sizes: Sizes, ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
@@ -91,40 +98,45 @@ def _products(watch: Watch, on: Device, sizes: Sizes, ops: Ops, dtype: torch.dty
                 "torch": lambda x=x, weight=weight: F.linear(x, weight),
             }
             for variant, run in runs.items():
-                yield watch.row(
-                    "products", f"{name}, {count} rows", variant, run, dtype, nbytes, 2 * count * out * width
-                )
+                work = Work("products", f"{name}, {count} rows", nbytes, 2 * count * out * width)
+                yield watch.row(work, run, variant)
 
 
 def _attention(watch: Watch, on: Device, sizes: Sizes, ops: Ops, dtype: torch.dtype) -> Iterator[Row]:
-    for count, context in sizes.decode:
-        yield from _attended(watch, on, sizes, ops, dtype, count, context, 1)
-    for tokens in sizes.prefill:
-        yield from _attended(watch, on, sizes, ops, dtype, 1, tokens, tokens)
+    asked = [(count, context, 1) for count, context in sizes.decode]
+    for count, context, last in [*asked, *((1, tokens, tokens) for tokens in sizes.prefill)]:
+        q, kv, attention = _laid_out(on, sizes, ops, dtype, (count, context, last))
+        pairs = count * (context if last == 1 else last * (last + 1) // 2)
+        work = Work(
+            "attention",
+            f"{'decode' if last == 1 else 'prefill'}, {count} x {context} tokens",
+            2 * count * context * sizes.kv_heads * sizes.dim * dtype.itemsize,
+            4 * sizes.heads * sizes.dim * pairs,
+        )
+        yield watch.row(work, lambda q=q, kv=kv, run=attention: run(q, kv))
+        shape = (count, sizes.kv_heads, context, sizes.dim)
+        k, v = (torch.randn(shape, device=on.device).to(dtype) for _ in range(2))
+        queries = q.view(count, last, sizes.heads, sizes.dim).transpose(1, 2).contiguous()
+        causal = last > 1
+        yield watch.row(
+            work,
+            lambda q=queries, k=k, v=v, causal=causal: F.scaled_dot_product_attention(
+                q, k, v, is_causal=causal, enable_gqa=True
+            ),
+            "torch SDPA, no pages",
+        )
 
 
-def _attended(
-    watch: Watch, on: Device, sizes: Sizes, ops: Ops, dtype: torch.dtype, count: int, context: int, asked: int
-) -> Iterator[Row]:
-    """`count` sequences of `context` tokens, the last `asked` of which ask."""
-    heads, kv_heads, dim, slots = sizes.heads, sizes.kv_heads, sizes.dim, sizes.slots
-    width = -(-context // slots)
-    kv = torch.randn(count * width, 2, slots, kv_heads, dim, device=on.device).to(dtype)
+def _laid_out(
+    on: Device, sizes: Sizes, ops: Ops, dtype: torch.dtype, load: tuple[int, int, int]
+) -> tuple[Tensor, Tensor, Attention]:
+    """Queries, pages and the attention of (sequences, tokens of each, how many of its last ones ask)."""
+    count, context, asked = load
+    width = -(-context // sizes.slots)
+    pages = (count * width, 2, sizes.slots, sizes.kv_heads, sizes.dim)
+    kv = torch.randn(pages, device=on.device).to(dtype)
     tables = torch.randperm(count * width).view(count, width)
     spans = [Span(row * asked, asked, context - asked) for row in range(count)]
-    q = torch.randn(count * asked, heads, dim, device=on.device).to(dtype)
-    attention = ops.attention(AttentionShape(heads, kv_heads, dim, slots), spans, tables)
-    kind = "decode" if asked == 1 else "prefill"
-    name = f"{kind}, {count} x {context} tokens"
-    pairs = count * (context if asked == 1 else asked * (asked + 1) // 2)
-    nbytes = 2 * count * context * kv_heads * dim * dtype.itemsize
-    operations = 4 * heads * dim * pairs
-    yield watch.row("attention", name, "ours", lambda: attention(q, kv), dtype, nbytes, operations)
-    k, v = (torch.randn(count, kv_heads, context, dim, device=on.device).to(dtype) for _ in range(2))
-    queries = q.view(count, asked, heads, dim).transpose(1, 2).contiguous()
-    yield watch.row(
-        "attention", name, "torch SDPA, no pages",
-        lambda: F.scaled_dot_product_attention(queries, k, v, is_causal=asked > 1, enable_gqa=True),
-        dtype, nbytes, operations,
-    )  # fmt: skip
-
+    q = torch.randn(count * asked, sizes.heads, sizes.dim, device=on.device).to(dtype)
+    shape = AttentionShape(sizes.heads, sizes.kv_heads, sizes.dim, sizes.slots)
+    return q, kv, ops.attention(shape, spans, tables)

@@ -1,0 +1,93 @@
+"""The parts of the check, each in a process of its own: one that fails or hangs does not stop the others."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from agentserve.bench.gpu import limits, paged, rowwise, timed, transfers, whole
+from agentserve.bench.gpu.device import Device, find
+from agentserve.bench.gpu.result import Part
+from agentserve.bench.gpu.sizes import Sizes, sizes_for
+from agentserve.bench.gpu.timed import Limits
+from kernels.ops import Ops
+from kernels.triton.ops import TritonOps
+
+UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a part is given. `limits`: what the part of this name found; empty where it found nothing."""
+
+    on: Device
+    sizes: Sizes
+    ops: Ops
+    limits: Limits
+
+    def needed(self) -> Limits:
+        """The limits. ValueError where there are none: then nothing can be put beside them."""
+        if not self.limits:
+            raise ValueError("the device's limits were not measured")
+        return self.limits
+
+
+def _rows(at: Context) -> Part:
+    return Part("rows", checks=list(rowwise.checks(at.on, at.sizes, at.ops)))
+
+
+def _pages(at: Context) -> Part:
+    return Part("pages", checks=list(paged.checks(at.on, at.sizes, at.ops)))
+
+
+def _kernels(at: Context) -> Part:
+    return Part("kernels", list(timed.rows(at.on, at.sizes, at.ops, at.needed())))
+
+
+PARTS: Mapping[str, tuple[float, Callable[[Context], Part]]] = {
+    "limits": (25.0, lambda at: limits.measure(at.on, at.sizes)),
+    "rows": (50.0, _rows),
+    "pages": (45.0, _pages),
+    "kernels": (55.0, _kernels),
+    "transfers": (20.0, lambda at: transfers.measure(at.on, at.sizes)),
+    "model": (60.0, lambda at: whole.model(at.on, at.sizes, at.ops, at.needed())),
+    "agents": (45.0, lambda at: whole.agents(at.on, at.sizes, at.ops)),
+}
+"""By name, in their order: the most seconds that it may take, and what it does. All of them: 5 minutes."""
+
+
+def run(name: str, interpreted: bool, found: Part | None) -> Part:
+    """One part in this process. found: what "limits" found."""
+    began = time.monotonic()
+    try:
+        on = find(interpreted)
+        known = {row.name: row.value * UNITS[row.unit] for row in found.rows} if found is not None else {}
+        at = Context(on, sizes_for(on), TritonOps(on.device), known)
+        if interpreted:
+            torch.set_num_threads(1)
+        with torch.inference_mode():
+            part = PARTS[name][1](at)
+    except Exception as error:  # told instead of raised: whoever reads the result sees where
+        traceback.print_exc()
+        part = Part(name, error=f"{type(error).__name__}: {error}"[:500])
+    return msgspec.structs.replace(part, seconds=time.monotonic() - began)
+
+
+def main() -> None:
+    """`python -m agentserve.bench.gpu.parts NAME FOLDER [interpreter]`: writes NAME.json into FOLDER."""
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    known = folder / "limits.json"
+    found = msgspec.json.decode(known.read_bytes(), type=Part) if known.exists() else None
+    part = run(name, "interpreter" in sys.argv[3:], found)
+    (folder / f"{name}.json").write_bytes(msgspec.json.encode(part))
+
+
+if __name__ == "__main__":
+    main()
