@@ -223,6 +223,15 @@ class Drawing(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class StepRuns:
+    """How a decoder's steps were run, where it records decode steps before they come (`prepare`)."""
+
+    replayed: int = 0
+    missed: int = 0  # decode steps for which nothing had been recorded
+    launched: int = 0  # all that are more than one token of each sequence
+
+
 class StepDecoder(Protocol):
     """A forward pass as one operation. Keeps what it needs of the weights: the caller may drop them."""
 
@@ -238,6 +247,11 @@ class StepDecoder(Protocol):
         """Do now what would hold up the first steps over these pages, of up to `rows` sequences. Writes
         nothing into them. One line that says what was done, "" if nothing."""
         return ""
+
+    @property
+    def runs(self) -> StepRuns:
+        """Since it was prepared."""
+        return StepRuns()
 
 
 class Ops(Protocol):

@@ -64,6 +64,8 @@ class TorchExecutor:
         self._sampler = sampler
         self._most_rows = most_rows
         self._computing: Callable[[], None] | None = None
+        # On the CPU kernels leave Python's lock alone; a GPU's are only launched, which takes it.
+        self._launches = decoder.device.type != "cpu"
 
     @property
     def decoder(self) -> Decoder:
@@ -71,8 +73,9 @@ class TorchExecutor:
         return self._decoder
 
     def when_computing(self, call: Callable[[], None]) -> None:
-        """Have `call` called in each run, before the first kernel of its model: for what follows Python's
-        lock is free, but for moments."""
+        """Have `call` called in each run, when its model computes and Python has nothing to do: on the CPU
+        before the first kernel, else when all of them are launched and only results are waited for. For
+        what follows Python's lock is free, but for moments."""
         self._computing = call
 
     @torch.inference_mode()
@@ -143,7 +146,7 @@ class TorchExecutor:
         passes: list[_Pass] = []
         for pieces in split_rows([len(chunk.tokens) for chunk in chunks], self._most_rows):
             batch = build_batch(pieces, chunks, self._decoder.config, self._pool, self._decoder.ops)
-            if self._computing is not None and not ends:
+            if self._computing is not None and not (ends or self._launches):
                 self._computing()
             hidden = self._decoder.forward(batch)
             last: list[int] = []
@@ -174,6 +177,8 @@ class TorchExecutor:
         """
         places = [place for place, number in enumerate(runnable) if chunks[number].sample]
         logits = self._decoder.logits(_rows(ends, places)) if places else None
+        if self._computing is not None and self._launches:
+            self._computing()
         fetched = to_host([done.finite for done in passes] + ([logits.finite, logits.best] if logits else []))
         for done, finite in zip(passes, fetched, strict=False):
             for place in _broken(done.pieces, finite.tolist()):
@@ -182,16 +187,25 @@ class TorchExecutor:
             return {}
         logits = Logits(logits.values, fetched[-1], fetched[-2])
         numbers = [runnable[place] for place in places]
-        good_rows = []
-        for row, (number, good) in enumerate(zip(numbers, logits.finite.tolist(), strict=True)):
+        for number, good in zip(numbers, logits.finite.tolist(), strict=True):
             if not good:
                 errors[number] = _NOT_FINITE
-            if not errors[number]:
-                good_rows.append(row)
+        good_rows = [row for row, number in enumerate(numbers) if not errors[number]]
         if not good_rows:
             return {}
         if len(good_rows) < len(numbers):
             logits, numbers = logits.take(good_rows), [numbers[row] for row in good_rows]
+        return self._drawn(chunks, numbers, logits, errors, refused)
+
+    def _drawn(
+        self,
+        chunks: Sequence[Chunk],
+        numbers: Sequence[int],
+        logits: Logits,
+        errors: list[str],
+        refused: set[int],
+    ) -> dict[int, Sampled]:
+        """As `_sample`, of the chunks `numbers`, whose logits are all finite."""
         specs = [_row(chunks[number]) for number in numbers]
         sampled: dict[int, Sampled] = {}
         for number, found in zip(numbers, self._sampler.sample(logits, specs), strict=True):

@@ -24,6 +24,7 @@ from kernels.ops import (
     Ops,
     StepDecoder,
     StepGroup,
+    StepRuns,
 )
 
 
@@ -71,6 +72,10 @@ class Decoder:
     def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
         """`kernels.ops.StepDecoder.prepare`."""
         return self._step.prepare(pages, rows)
+
+    @property
+    def runs(self) -> StepRuns:
+        return self._step.runs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ from kernels.ops import (
     Logits,
     StepDecoder,
     StepGroup,
+    StepRuns,
 )
 from kernels.triton import heads, norms, products, sampling
 from kernels.triton.attention_plan import DecodeLayout
@@ -96,16 +97,22 @@ class TritonDecoder(StepDecoder):
     def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
         if self._recorder is None:
             return ""
-        parts = self._parts
+        parts, buckets = self._parts, Buckets.up_to(rows, self._parts.cos.shape[0])
+        for count in buckets.rows:  # compiled now, not in somebody's first step
+            self.logits(parts.norm.new_zeros((count, parts.norm.shape[0]), dtype=parts.dtype))
         self.graphs = DecodeGraphs(
             self.compute,
             pages,
-            Buckets.up_to(rows, parts.cos.shape[0]),
+            buckets,
             recorder=self._recorder(),
             lay_out=partial(DecodeLayout, dtype=parts.dtype),
             hidden=(parts.norm.shape[0], parts.dtype),
         )
         return str(self.graphs.recorded)
+
+    @property
+    def runs(self) -> StepRuns:
+        return StepRuns() if self.graphs is None else self.graphs.runs
 
     def _attend(self, layer: _Layer, x: Tensor, positions: Tensor, group: StepGroup) -> Tensor:
         parts = self._parts

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.ops import Attention, AttentionShape, GroupPages, Hidden, StepGroup
+from kernels.ops import Attention, AttentionShape, GroupPages, Hidden, StepGroup, StepRuns
 from kernels.triton.recorder import Recorder, Work
 from kernels.triton.step_attention import StepAttention
 
@@ -65,16 +65,6 @@ class Buckets:
         count = next((count for count in self.rows if count >= rows), None)
         length = next((length for length in self.contexts if length >= context), None)
         return None if count is None or length is None else (count, length)
-
-
-@dataclass(slots=True)
-class StepCounts:
-    """How steps were run. `missed` are decode steps that fit no bucket, `eager` all that are more than
-    one token of each sequence."""
-
-    replayed: int = 0
-    missed: int = 0
-    eager: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +118,7 @@ class DecodeGraphs:
         self._compute = compute
         self._pages = tuple(pages)
         self._buckets = buckets
-        self.counts = StepCounts()
+        self.runs = StepRuns()
         device, most = pages[0].storage.device, buckets.rows[-1]
         self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
         self._positions = torch.zeros(most, dtype=torch.int64, device=device)
@@ -151,14 +141,14 @@ class DecodeGraphs:
         plans = [group.attention for group in groups]
         laid = [plan for plan in plans if isinstance(plan, StepAttention)]
         if len(laid) < len(plans) or not all(plan.decodes for plan in laid):
-            self.counts.eager += 1
+            self.runs.launched += 1
             return None
         at = [span.position for span in laid[0].spans]
         place = self._buckets.holding(len(at), max(at) + 1)
         if place is None or not self._same_pages(groups):
-            self.counts.missed += 1
+            self.runs.missed += 1
             return None
-        self.counts.replayed += 1
+        self.runs.replayed += 1
         bucket, rows = self._recorded[place], len(at)
         self._put(tokens, positions, groups)
         for held, plan in zip(bucket.groups, laid, strict=True):

@@ -66,7 +66,7 @@ def key_words(seed: int) -> tuple[int, int]:
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> Tensor:
-    """`[rows]` float64 in [0, 1), 53 random bits each: any integers as seeds, positions from 0 to 2^63 - 1."""
+    """`[rows]` float64 in [0, 1), 53 random bits each. Seeds: any integers; positions: 0 to 2^63 - 1."""
     keys = torch.tensor([key_words(seed) for seed in seeds], dtype=torch.int64, device=device)
     counters = torch.tensor(positions, dtype=torch.int64, device=device)
     rows = len(seeds)

@@ -19,7 +19,7 @@ class Recorder(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Device memory that everything recorded so far keeps for itself."""
+        """Device memory that was taken since this recorder was made, for what is recorded and its buffers."""
         ...
 
     def record(self, work: Work) -> Work:
@@ -46,11 +46,12 @@ class GraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._nbytes = 0
+        torch.cuda.empty_cache()
+        self._before = torch.cuda.memory_reserved(device)
 
     @property
     def nbytes(self) -> int:
-        return self._nbytes
+        return max(0, torch.cuda.memory_reserved(self._device) - self._before)
 
     def record(self, work: Work) -> Work:
         aside: torch.cuda.Stream = torch.cuda.Stream(self._device)
@@ -59,9 +60,7 @@ class GraphRecorder:
             work()  # kernels are compiled and loaded here: neither may happen during a capture
         torch.cuda.current_stream(self._device).wait_stream(aside)
         torch.cuda.synchronize(self._device)
-        before = torch.cuda.memory_reserved(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             work()
-        self._nbytes += max(0, torch.cuda.memory_reserved(self._device) - before)
         return graph.replay

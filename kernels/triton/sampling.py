@@ -1,8 +1,8 @@
 """The best token of a row, and a token drawn from it, on the device: no logits cross to the host.
 
-A draw goes by the rules of the executor's `filters`, over weights that are whole numbers: with `scale` a power
-of two, weight = exp((logit - peak) / temperature) * scale to the nearest, exp in float64. All that follows is
-exact, so it has one result whatever the order of additions:
+A draw goes by the rules of the executor's `filters`, over weights that are whole numbers: with `scale` a
+power of two, weight = exp((logit - peak) / temperature) * scale to the nearest, exp in float64. All that
+follows is exact, so it has one result whatever the order of additions:
 
 - top-k keeps all that tie with the k-th largest logit;
 - top-p keeps the fewest largest weights that come to at least top_p * their sum (this product in float64),
@@ -10,9 +10,9 @@ exact, so it has one result whatever the order of additions:
 - min-p leaves those of at least min_p * scale, to the nearest;
 - the token is the first, by id, whose running sum is above floor(u * sum), u of (seed, position) by Philox.
 
-The host adds up float64 numbers that are not rounded to units. The two may choose differently only where u, or
-top_p, falls within `vocab` units of an edge between tokens (2^-28 of the best token's weight at most, see
-`scale_bits`), or where top-p's last place is between weights that are equal in units.
+The host adds up float64 numbers that are not rounded to units. The two may choose differently only where u or
+top_p falls within `vocab` units of an edge between tokens (2^-26 of the best token's weight at most, see
+`scale_bits`), where top-p's last place is between weights that are equal in units, or where min_p is.
 """
 
 from __future__ import annotations
@@ -115,23 +115,41 @@ class TritonDrawing:
         tiles, model = sizes["tiles"], {"vocab": vocab, "stride": values.stride(0)}
         scale = 1 << scale_bits(vocab)
         once, again = Choice({"tile": self.tile}, _WARPS, 1), Choice({"tile": self.tile}, _WARPS_AGAIN, 1)
+        logits, weights = (values, requests, peaks), (units, requests)
         cuts = torch.full((rows,), kernels.LOWEST.value, dtype=torch.int32, device=device)
         if any(0 < one.top_k < vocab for one in draws):
-            args = (values, requests, peaks, cuts)
-            launch(kernels.top_k_cuts, (rows,), *args, choice=again, **model, **sizes)
+            launch(kernels.top_k_cuts, (rows,), *logits, cuts, choice=again, **model, **sizes)
         parts = torch.empty((rows, tiles), dtype=torch.int64, device=device)
-        args = (values, requests, peaks, cuts, units, parts)
-        launch(kernels.weigh, (rows, tiles), *args, choice=once, scale=scale, **model, **sizes)
+        launch(
+            kernels.weigh,
+            (rows, tiles),
+            *logits,
+            cuts,
+            units,
+            parts,
+            choice=once,
+            scale=scale,
+            **model,
+            **sizes,
+        )
         least = torch.zeros(rows, dtype=torch.int64, device=device)
         last = torch.full((rows,), tiles * self.tile, dtype=torch.int64, device=device)
         if any(one.top_p < 1.0 for one in draws):
-            args = (units, requests, peaks, parts, least, last)
-            launch(kernels.nuclei, (rows,), *args, choice=again, scale=scale, **sizes)
+            launch(
+                kernels.nuclei,
+                (rows,),
+                *weights,
+                peaks,
+                parts,
+                least,
+                last,
+                choice=again,
+                scale=scale,
+                **sizes,
+            )
         if any(one.top_p < 1.0 or one.min_p > 0.0 for one in draws):
-            args = (units, requests, least, last, parts)
-            launch(kernels.kept_parts, (rows, tiles), *args, choice=once, tiles=tiles)
-        args = (units, requests, least, last, parts, tokens)
-        launch(kernels.pick, (rows,), *args, choice=once, vocab=vocab, **sizes)
+            launch(kernels.kept_parts, (rows, tiles), *weights, least, last, parts, choice=once, tiles=tiles)
+        launch(kernels.pick, (rows,), *weights, least, last, parts, tokens, choice=once, vocab=vocab, **sizes)
 
 
 def packed(draws: Sequence[Draw], vocab: int) -> Tensor:

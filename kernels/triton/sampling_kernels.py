@@ -25,6 +25,7 @@ KEY = tl.constexpr(4)  # two words
 POSITION = tl.constexpr(6)
 
 LOWEST = tl.constexpr(-2139095041)  # `_ordered` of -inf
+_INFINITY = tl.constexpr(0x7F800000)  # its bits
 
 
 @triton.jit
@@ -104,13 +105,14 @@ def best_parts(logits, peaks, ids, fine, vocab: tl.constexpr, stride: tl.constex
     at = tl.program_id(1) * tile + tl.arange(0, tile)
     inside = at < vocab
     values = tl.load(logits + row * stride + at, mask=inside, other=float("-inf"))
-    peak = tl.max(values, axis=0)
+    sizes = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # without the sign, in order; NaN above infinity
+    peak = tl.max(tl.where(sizes <= _INFINITY, values, float("-inf")), axis=0)
     first = tl.min(tl.where(inside & (values == peak), at, vocab - 1), axis=0)
-    all_fine = tl.min(tl.where(inside & ~(tl.abs(values) < float("inf")), 0, 1), axis=0)
+    all_fine = tl.max(tl.where(inside, sizes, 0), axis=0) < _INFINITY
     part = row * tl.num_programs(1) + tl.program_id(1)
     tl.store(peaks + part, peak)
     tl.store(ids + part, first)
-    tl.store(fine + part, all_fine)
+    tl.store(fine + part, all_fine.to(tl.int32))
 
 
 @kernel()
@@ -132,7 +134,7 @@ def top_k_cuts(
     logits, requests, peaks, cuts,
     vocab: tl.constexpr, stride: tl.constexpr, tiles: tl.constexpr, width: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """`cuts [rows]` int32: the k-th largest logit, ordered, where a row asks for top-k; left alone elsewhere."""
+    """`cuts [rows]` int32, where a row asks for top-k: the k-th largest logit, ordered."""
     row = tl.program_id(0).to(tl.int64)
     k = tl.load(requests + row * FIELDS + TOP_K)
     if k > 0:
@@ -149,7 +151,7 @@ def weigh(
     vocab: tl.constexpr, stride: tl.constexpr, tiles: tl.constexpr, width: tl.constexpr,
     scale: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """`units`: exp((logit - peak) / temperature) times `scale`, to the nearest whole number; 0 below the cut."""
+    """`units`: exp((logit - peak) / temperature) * scale, to the nearest whole number; 0 below the cut."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * tile + tl.arange(0, tile)
     inside = at < vocab
@@ -157,7 +159,8 @@ def weigh(
     peak = _row_peak(peaks, row, tiles, width)
     temperature = tl.load(requests + row * FIELDS + TEMPERATURE).to(tl.float64, bitcast=True)
     # Equal to the peak is the peak, also where all are -inf: then each token is as good as any other.
-    below = tl.where(values == peak, 0.0, values.to(tl.float64) - peak.to(tl.float64))
+    top = tl.where(peak == float("-inf"), 0.0, peak).to(tl.float64)
+    below = tl.where(values == peak, 0.0, values.to(tl.float64) - top)
     weights = (tl.exp(below / temperature) * scale + 0.5).to(tl.int64)
     weights = tl.where(inside & (_ordered(values) >= tl.load(cuts + row)), weights, 0)
     tl.store(units + row * (tiles * tile) + at, weights)
@@ -169,7 +172,7 @@ def nuclei(
     units, requests, peaks, parts, least, last,
     tiles: tl.constexpr, width: tl.constexpr, scale: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """`least`, `last [rows]` int64 of `_kept` where a row asks for top-p; left alone elsewhere."""
+    """`least` and `last [rows]` int64 of `_kept`, where a row asks for top-p."""
     row = tl.program_id(0).to(tl.int64)
     top_p = tl.load(requests + row * FIELDS + TOP_P).to(tl.float64, bitcast=True)
     peak = _row_peak(peaks, row, tiles, width)

@@ -136,7 +136,7 @@ def test_steps_of_any_size_in_any_order_see_their_own_rows_only(seed: int) -> No
         assert found.finite.all()
         kept.append((found, expected(at, first)))
     assert all(hidden.rows.tolist() == rows for hidden, rows in kept), "a later step wrote over an earlier"
-    assert rig.graphs.counts.replayed == 12
+    assert rig.graphs.runs.replayed == 12
 
 
 def test_padding_writes_nothing_and_is_not_returned() -> None:
@@ -162,20 +162,20 @@ def test_what_is_no_decode_step_or_fits_no_bucket_is_counted_and_left() -> None:
     rig = Rig()
     assert rig.run([0] * 9) is None
     assert rig.run([64]) is None
-    assert (rig.graphs.counts.missed, rig.graphs.counts.eager) == (2, 0)
+    assert (rig.graphs.runs.missed, rig.graphs.runs.launched) == (2, 0)
     chunk = rig.groups([0, 1], [Span(0, 2, 0)])
     backwards = rig.groups([0, 1], [Span(1, 1, 1), Span(0, 1, 0)])
     for groups in (chunk, backwards):
         assert rig.graphs.run(torch.tensor([1, 2]), torch.tensor([0, 1]), groups) is None
-    assert (rig.graphs.counts.missed, rig.graphs.counts.eager) == (2, 2)
-    assert (rig.graphs.counts.replayed, rig.steps.rows) == (0, [])
+    assert (rig.graphs.runs.missed, rig.graphs.runs.launched) == (2, 2)
+    assert (rig.graphs.runs.replayed, rig.steps.rows) == (0, [])
 
 
 def test_pages_of_another_pool_are_not_written_through_a_recording() -> None:
     rig = Rig()
     rig.storages = [storage.clone() for storage in rig.storages]
     assert rig.run([1]) is None
-    assert rig.graphs.counts.missed == 1
+    assert rig.graphs.runs.missed == 1
 
 
 class Allocations(TorchDispatchMode):

@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
-from kernels.ops import DecoderParts, GroupPages, Hidden, Logits, Ops, StepDecoder, StepGroup
+from kernels.ops import DecoderParts, GroupPages, Hidden, Logits, Ops, StepDecoder, StepGroup, StepRuns
 
 
 class KernelClock:
@@ -39,6 +39,10 @@ class ClockedStep:
 
     def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
         return self._step.prepare(pages, rows)
+
+    @property
+    def runs(self) -> StepRuns:
+        return self._step.runs
 
 
 class _ClockedOps:

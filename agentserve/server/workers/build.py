@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from agentserve.executor.matchers import GuardedGrammars
 from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
-from agentserve.messages import PROTOCOL_VERSION, Hello
+from agentserve.messages import PROTOCOL_VERSION, Hello, RunCounts
 from agentserve.models.decoder import Decoder
 from agentserve.models.load import DTYPES, LoadedModel, open_model
 from agentserve.models.source import resolve
@@ -75,7 +75,9 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
     pool = KVPool(config, pages, spec.page_size, kv_dtype, device)
     shown = shown_bytes(text.tokenizer)
     grammars = GuardedGrammars(matchers, shown, config.vocab_size, text.end_ids) if matchers else None
-    sampler = Sampler(config.vocab_size, shown, text.end_ids, 4 * spec.max_num_seqs, grammars)
+    sampler = Sampler(
+        config.vocab_size, shown, text.end_ids, 4 * spec.max_num_seqs, grammars, drawing=ops.drawing()
+    )
     executor = TorchExecutor(decoder, pool, sampler)
     if prepared := executor.prepare(spec.max_num_seqs):
         log.info("%s", prepared)
@@ -115,6 +117,7 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         tiering=Tiering(core, tiers.mover, tiers.release) if tiers is not None else None,
         tiers=tiers.parts.setup if tiers is not None else None,
         when_computing=executor.when_computing,
+        runs=(lambda: RunCounts(*astuple(decoder.runs))) if prepared else None,
         fingerprint=here,
         attention=Attention(groups, spec.page_size),
     )  # fmt: skip
