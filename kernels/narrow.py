@@ -8,7 +8,7 @@ beneath each other. Values are exact in float32: a code is one of 256, or 16, sm
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,9 +65,10 @@ class ScaledMatrix:
 
     def values(self, rows: Tensor) -> Tensor:
         """`[len(rows), in]` float32."""
-        codes = self.codes[rows].view(torch.float8_e4m3fn).to(torch.float32)
-        scales = self.scales[rows // self.height].repeat_interleave(self.width, dim=1)
-        return codes * scales[:, : codes.shape[1]]
+        found = self.codes[rows].view(torch.float8_e4m3fn).to(torch.float32)
+        for run, scale in _runs(found, self.scales[rows // self.height], self.width):
+            run.mul_(scale)
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,18 +122,27 @@ class GroupedMatrix:
 
     def values(self, rows: Tensor) -> Tensor:
         """`[len(rows), in]` float32, columns as inputs are."""
-        inputs = self.shape[1]
-        codes = unpack_codes(self.codes[rows]).to(torch.float32)
-        zeros, scales = (
-            beside[:, rows].t().to(torch.float32).repeat_interleave(self.group, dim=1)[:, :inputs]
-            for beside in (self.zeros, self.scales)
-        )
-        stored = (codes - zeros) * scales
+        stored = unpack_codes(self.codes[rows]).to(torch.float32)
+        zeros, scales = (beside[:, rows].t().to(torch.float32) for beside in (self.zeros, self.scales))
+        for run, zero in _runs(stored, zeros, self.group):
+            run.sub_(zero)
+        for run, scale in _runs(stored, scales, self.group):
+            run.mul_(scale)
         if self.order is None:
             return stored
         found = torch.empty_like(stored)
         found[:, self.order] = stored
         return found
+
+
+def _runs(values: Tensor, beside: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of `values [rows, in]` with what of `beside [rows, runs]` is for each: all whole runs of `width`
+    columns together, then a shorter one."""
+    inputs = values.shape[1]
+    whole = inputs // width
+    yield values[:, : whole * width].unflatten(1, (whole, width)), beside[:, :whole, None]
+    if inputs % width:
+        yield values[:, whole * width :], beside[:, whole:]
 
 
 NarrowMatrix = ScaledMatrix | GroupedMatrix

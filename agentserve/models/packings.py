@@ -18,8 +18,8 @@ _MIDDLE = 8  # the zero of symmetric codes
 
 def awq_matrix(qweight: Tensor, qzeros: Tensor, scales: Tensor, group: int) -> GroupedMatrix:
     """`qweight [in, out / 8]`, `qzeros [groups, out / 8]`, `scales [groups, out]`."""
-    codes = _awq_columns(qweight).t().contiguous()
-    return GroupedMatrix(pack_codes(codes), scales.contiguous(), _awq_columns(qzeros), group)
+    zeros = _awq_outputs(qzeros).t().contiguous()
+    return GroupedMatrix(pack_codes(_awq_outputs(qweight)), scales.contiguous(), zeros, group)
 
 
 def gptq_matrix(
@@ -92,9 +92,10 @@ def _nibbles(words: Tensor) -> Tensor:
     return torch.stack((data & 15, data >> 4), dim=-1).flatten(1)
 
 
-def _awq_columns(words: Tensor) -> Tensor:
-    """`[rows, n]` int32 -> `[rows, 8 * n]` uint8 in the order of columns."""
-    found = _nibbles(words).view(words.shape[0], -1, 8)
-    columns = torch.empty_like(found)
-    columns[..., list(_AWQ_PLACES)] = found
-    return columns.flatten(1)
+def _awq_outputs(words: Tensor) -> Tensor:
+    """`[n, out / 8]` int32 -> `[out, n]` uint8. Words are turned first: codes then move in long runs."""
+    turned = words.t().contiguous()
+    codes = torch.empty((turned.shape[0], 8, turned.shape[1]), dtype=torch.uint8, device=words.device)
+    for place, output in enumerate(_AWQ_PLACES):
+        codes[:, output] = (turned >> 4 * place) & 15
+    return codes.flatten(0, 1)
