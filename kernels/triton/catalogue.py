@@ -15,12 +15,10 @@ MODULES: tuple[str, ...] = (
     "kernels.triton.narrow",
     "kernels.triton.sampling",
 )
-"""Each has `cases() -> Iterable[Case]`, those of `BY_TARGET` `cases(hardware: bool)`."""
+"""Each has `cases() -> Iterable[Case]`, those of `BY_TARGET` `cases(capability)`."""
 
 BY_TARGET = frozenset({"kernels.triton.narrow"})
-"""Modules whose kernels read FP8 otherwise where the GPU can (`hardware`); the names are the same."""
-
-_FP8 = 89  # compute capability from which on there are instructions for it
+"""Modules some of whose kernels are others on GPUs that have instructions for FP8; names are the same."""
 
 
 def cases(capability: int, modules: Sequence[str] = MODULES) -> dict[str, Case]:
@@ -39,5 +37,5 @@ def cases(capability: int, modules: Sequence[str] = MODULES) -> dict[str, Case]:
 
 def _listed(module: str, capability: int) -> Iterable[Case]:
     imported = importlib.import_module(module)
-    listed: Iterable[Case] = imported.cases(capability >= _FP8) if module in BY_TARGET else imported.cases()
+    listed: Iterable[Case] = imported.cases(capability) if module in BY_TARGET else imported.cases()
     return listed

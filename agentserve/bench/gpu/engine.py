@@ -72,12 +72,26 @@ def _tiny(sizes: Sizes, ops: Ops) -> BuiltEngine:
     executor.prepare(4)
     core = CoreConfig(page_size=page_size, max_model_len=256, max_batched_tokens=64, namespace=bytes(32))
     hello = Hello(
-        protocol=PROTOCOL_VERSION, pid=os.getpid(), backend=ops.name, backend_reason="asked for",
-        device="cpu", dtype="fp16", weights="expanded", activations="float", kv_dtype="fp16",
-        vocab_size=config.vocab_size, max_model_len=core.max_model_len, page_size=page_size, pages=_TINY_PAGES, kv_bytes=pool.nbytes,
-        parameters=0, weight_bytes=decoder.step_bytes, weights_digest="", namespace=core.namespace.hex(),
-    )  # fmt: skip
-    cost = StepCost()
+        protocol=PROTOCOL_VERSION,
+        pid=os.getpid(),
+        backend=ops.name,
+        backend_reason="asked for",
+        device="cpu",
+        dtype="fp16",
+        weights="expanded",
+        activations="float",
+        kv_dtype="fp16",
+        vocab_size=config.vocab_size,
+        max_model_len=core.max_model_len,
+        page_size=page_size,
+        pages=_TINY_PAGES,
+        kv_bytes=pool.nbytes,
+        parameters=0,
+        weight_bytes=decoder.step_bytes,
+        weights_digest="",
+        namespace=core.namespace.hex(),
+    )
+    cost = StepCost(fixed=0.3, per_token=0.02)  # not measured: that takes a minute here
     return BuiltEngine(
         EngineCore(core, pool.groups, pool.pages, cost), executor, hello, core, pool.groups, pool.pages, cost
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -70,14 +71,14 @@ def _small(watch: Watch, on: Device, sizes: Sizes, ops: Ops, dtype: torch.dtype)
         group, said = "small operations", f"{count} rows"
         yield watch.row(
             Work(group, f"add_rms_norm, {said}", 4 * x.numel() * size),
-            lambda x=x, y=residual, w=weight: ops.add_rms_norm(x, y, w, EPS),
+            partial(ops.add_rms_norm, x, residual, weight, EPS),
         )
         yield watch.row(
-            Work(group, f"silu_mul, {said}", 1.5 * gate.numel() * size), lambda x=gate: ops.silu_mul(x)
+            Work(group, f"silu_mul, {said}", 1.5 * gate.numel() * size), partial(ops.silu_mul, gate)
         )
         yield watch.row(
             Work(group, f"greedy choice, {len(logits)} rows", logits.numel() * 4),
-            lambda x=logits: sampling.best_of(x),
+            partial(sampling.best_of, logits),
         )
 
 
@@ -94,8 +95,8 @@ def _products(watch: Watch, on: Device, sizes: Sizes, ops: Ops, dtype: torch.dty
             x = torch.randn(count, width, device=on.device).to(dtype)
             nbytes = (weight.numel() + count * (width + out)) * dtype.itemsize
             runs: dict[str, Callable[[], Tensor]] = {
-                "ours": lambda x=x, linear=linear: linear(x),
-                "torch": lambda x=x, weight=weight: F.linear(x, weight),
+                "ours": partial(linear, x),
+                "torch": partial(F.linear, x, weight),
             }
             for variant, run in runs.items():
                 work = Work("products", f"{name}, {count} rows", nbytes, 2 * count * out * width)
@@ -113,16 +114,14 @@ def _attention(watch: Watch, on: Device, sizes: Sizes, ops: Ops, dtype: torch.dt
             2 * count * context * sizes.kv_heads * sizes.dim * dtype.itemsize,
             4 * sizes.heads * sizes.dim * pairs,
         )
-        yield watch.row(work, lambda q=q, kv=kv, run=attention: run(q, kv))
+        yield watch.row(work, partial(attention, q, kv))
         shape = (count, sizes.kv_heads, context, sizes.dim)
         k, v = (torch.randn(shape, device=on.device).to(dtype) for _ in range(2))
         queries = q.view(count, last, sizes.heads, sizes.dim).transpose(1, 2).contiguous()
         causal = last > 1
         yield watch.row(
             work,
-            lambda q=queries, k=k, v=v, causal=causal: F.scaled_dot_product_attention(
-                q, k, v, is_causal=causal, enable_gqa=True
-            ),
+            partial(F.scaled_dot_product_attention, queries, k, v, is_causal=causal, enable_gqa=True),
             "torch SDPA, no pages",
         )
 
