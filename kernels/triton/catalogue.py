@@ -12,6 +12,8 @@ MODULES: tuple[str, ...] = (
     "kernels.triton.heads",
     "kernels.triton.pages",
     "kernels.triton.plain_products",
+    "kernels.triton.block_products",
+    "kernels.triton.embedding",
     "kernels.triton.narrow",
     "kernels.triton.sampling",
 )

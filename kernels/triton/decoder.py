@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.blocks import BlockMatrix, Matrix, expand_rows
+from kernels.blocks import BlockMatrix, Matrix
 from kernels.ops import (
     DecoderParts,
     GroupPages,
@@ -23,7 +23,9 @@ from kernels.ops import (
 )
 from kernels.triton import heads, norms, products, sampling
 from kernels.triton.attention_plan import DecodeLayout
+from kernels.triton.embedding import embed
 from kernels.triton.graphs import Buckets, DecodeGraphs
+from kernels.triton.launch import ALIGNMENT
 from kernels.triton.recorder import Recorder
 
 
@@ -78,7 +80,7 @@ class TritonDecoder(StepDecoder):
     def compute(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
         """The step, kernel by kernel. Nothing in it waits for the device or hangs on what tensors hold."""
         parts = self._parts
-        residual = expand_rows(parts.embedding, tokens, parts.dtype)
+        residual = embed(parts.embedding, tokens, parts.dtype)
         normed = norms.rms_norm(residual, parts.layers[0].attention_norm, parts.eps)
         for number, layer in enumerate(self._layers):
             attended = self._attend(layer, normed, positions, groups[layer.parts.group])
@@ -95,6 +97,9 @@ class TritonDecoder(StepDecoder):
 
     @torch.inference_mode()
     def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
+        """Raises ValueError for pages that kernels cannot address."""
+        for held in pages:
+            _check_alignment(held)
         if self._recorder is None:
             return ""
         parts, buckets = self._parts, Buckets.up_to(rows, self._parts.cos.shape[0])
@@ -133,3 +138,13 @@ class TritonDecoder(StepDecoder):
             parts.dim,
         )
         return layer.o(group.attention(q, kv))
+
+
+def _check_alignment(pages: GroupPages) -> None:
+    storage = pages.storage
+    part = storage.stride(1) * storage.element_size()
+    if part % ALIGNMENT:
+        raise ValueError(
+            f"pages of {pages.shape.slots} tokens: a layer's part of {part} bytes is no multiple of "
+            f"{ALIGNMENT}; take more tokens a page"
+        )

@@ -12,13 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launch import TRITON_NAMES, Case, Choice, kernel, launch
+from kernels.triton.part_sums import adding_case, adding_constants, finish, store_part, store_result
 from kernels.triton.shapes import MODELS, STEPS, ModelShape
 from kernels.triton.tiles import DECODE_ROWS, Split, Tile, split
 from kernels.triton.tuning import product_key, tuning_for
 
 _STEP = {2: 64, 4: 32}  # weights of the inner loop's step, by their bytes
 
-TILES: Mapping[int, Sequence[Tile]] = {
+TILES: Mapping[int, tuple[Tile, ...]] = {
     2: (
         Tile(16, 64, 16, True, Choice(warps=4, stages=6)),
         Tile(32, 64, 32, True, Choice(warps=4, stages=5)),
@@ -37,12 +38,12 @@ TILES: Mapping[int, Sequence[Tile]] = {
 def multiply(
     x,  # [rows, WIDTH]
     weight,  # [OUT, WIDTH]
-    bias,  # [OUT]; anything where not HAS_BIAS
+    bias,  # [OUT]; anything where not BIAS
     y,  # [rows, OUT]; APART: [PARTS, rows, OUT] float32
     rows,
     OUT: tl.constexpr,
     WIDTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    BIAS: tl.constexpr,
     STEP: tl.constexpr,
     STEPS: tl.constexpr,  # of each part
     PARTS: tl.constexpr,
@@ -65,7 +66,7 @@ def multiply(
             sums = tl.zeros((OUTS, ROWS), tl.float32)
             for part in range(PARTS):
                 sums += _part(xs, weights, part, WIDTH, STEP, STEPS, ROWS, OUTS)
-        store_result(y, sums, bias, row, out, rows, OUT, HAS_BIAS)
+        store_result(y, sums, bias, row, out, rows, OUT, 0, OUT, BIAS)
 
 
 @triton.jit
@@ -94,66 +95,6 @@ def _part(
     return sums
 
 
-@triton.jit
-def store_part(partial, sums, part, row, out, rows, OUT: tl.constexpr):
-    """Keep `sums [outs, rows]` of one part as they are, in float32."""
-    at = (part.to(tl.int64) * rows + row)[:, None] * OUT + out[None, :]
-    tl.store(partial + at, tl.trans(sums), mask=(row < rows)[:, None] & (out < OUT)[None, :])
-
-
-@triton.jit
-def store_result(y, sums, bias, row, out, rows, OUT: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """`sums [outs, rows]` plus bias, rounded once."""
-    if HAS_BIAS:
-        sums += tl.load(bias + out, mask=out < OUT, other=0.0).to(tl.float32)[:, None]
-    at = row.to(tl.int64)[:, None] * OUT + out[None, :]
-    mask = (row < rows)[:, None] & (out < OUT)[None, :]
-    tl.store(y + at, tl.trans(sums).to(y.dtype.element_ty), mask=mask)
-
-
-@kernel("rows")
-def add_parts(
-    partial,  # [PARTS, rows, OUT] float32
-    bias,  # [OUT]
-    y,  # [rows, OUT]
-    rows,
-    OUT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PARTS: tl.constexpr,
-    SPAN: tl.constexpr,
-):
-    """The parts in their order, from 0: as a program adds them that computes them all."""
-    row = tl.program_id(0).to(tl.int64)
-    out = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
-    mask = out < OUT
-    sums = tl.zeros((SPAN,), tl.float32)
-    for part in tl.static_range(PARTS):
-        sums += tl.load(partial + (part * rows.to(tl.int64) + row) * OUT + out, mask=mask, other=0.0)
-    if HAS_BIAS:
-        sums += tl.load(bias + out, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + row * OUT + out, sums.to(y.dtype.element_ty), mask=mask)
-
-
-ADDING = Choice({"SPAN": 512}, warps=4, stages=1)
-
-
-def finish(partial: Tensor, bias: Tensor | None, y: Tensor) -> None:
-    """`y [rows, out]` from its `partial [parts, rows, out]` sums."""
-    parts, rows, out = partial.shape
-    launch(
-        add_parts,
-        (rows, -(-out // ADDING.tiles["SPAN"])),
-        partial,
-        y if bias is None else bias,
-        y,
-        rows,
-        choice=ADDING,
-        OUT=out,
-        HAS_BIAS=bias is not None,
-        PARTS=parts,
-    )
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainProduct:
     """`kernels.triton.tiles.Product` with `weight [out, width]` as it is."""
@@ -178,14 +119,14 @@ class PlainProduct:
         return self.weight.device
 
     @property
-    def tiles(self) -> Sequence[Tile]:
+    def tiles(self) -> tuple[Tile, ...]:
         tuning = tuning_for(self.device)
 
         def tuned(tile: Tile) -> Tile:
             key = product_key(self.dtype, self.out, self.width, tile.name)
             return replace(tile, choice=tuning.choose("product", key, tile.choice))
 
-        return [tuned(tile) for tile in TILES[self.dtype.itemsize]]
+        return tuple(tuned(tile) for tile in TILES[self.dtype.itemsize])
 
     @property
     def split(self) -> Split:
@@ -230,7 +171,7 @@ def _constants(out: int, width: int, bias: bool, plan: Split, tile: Tile) -> dic
     return {
         "OUT": out,
         "WIDTH": width,
-        "HAS_BIAS": bias,
+        "BIAS": bias,
         "STEP": plan.step,
         "STEPS": plan.steps,
         "PARTS": plan.parts,
@@ -261,20 +202,16 @@ def linear_shapes(model: ModelShape) -> Sequence[tuple[int, int, bool]]:
 
 
 def _cases(out: int, width: int, bias: bool, dtype: torch.dtype) -> Iterator[Case]:
-    number = "*" + TRITON_NAMES[dtype]
+    number = TRITON_NAMES[dtype]
     plan = _split(out, width, dtype)
-    shape = f"{number[1:]}-{out}x{width}{'-bias' if bias else ''}"
+    shape = f"{out}x{width}{'-bias' if bias else ''}"
     for tile in TILES[dtype.itemsize]:
         constants = _constants(out, width, bias, plan, tile)
-        signature = {"x": number, "weight": number, "bias": number, "rows": "i32"}
-        signature["y"] = "*fp32" if constants["APART"] else number
+        signature = {"x": f"*{number}", "weight": f"*{number}", "bias": f"*{number}", "rows": "i32"}
+        signature["y"] = "*fp32" if constants["APART"] else f"*{number}"
         decode = tile.rows <= DECODE_ROWS
-        yield Case(f"product-{shape}-{tile.name}", multiply, signature, constants, tile.choice, decode)
+        yield Case(
+            f"product-{number}-{shape}-{tile.name}", multiply, signature, constants, tile.choice, decode
+        )
     if plan.parts > 1:
-        yield adding_case(shape, number, {"OUT": out, "HAS_BIAS": bias, "PARTS": plan.parts})
-
-
-def adding_case(shape: str, number: str, constants: Mapping[str, Any]) -> Case:
-    """`add_parts` for results in `number` ("*bf16")."""
-    signature = {"partial": "*fp32", "bias": number, "y": number, "rows": "i32"}
-    return Case(f"add_parts-{shape}", add_parts, signature, constants, ADDING, decode=True)
+        yield adding_case(shape, number, adding_constants(out, 0, out, bias, plan.parts))

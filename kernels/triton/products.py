@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.blocks import BlockMatrix, Matrix
 from kernels.ops import Activations, Linear, operand_dtype
+from kernels.triton.block_products import BlockProduct
 from kernels.triton.plain_products import PlainProduct
 from kernels.triton.tiles import Product, Tile, TiledLinear, alike
 
@@ -58,7 +59,8 @@ def prepare(
 
     `result`: the dtype of what comes out, where it is not that of x.
 
-    Compares the tiles on the device, for shapes that are not in `checked` yet (and adds them). Raises
+    Compares the tiles on the device, for shapes that are not in `checked` yet (and adds them). In Triton's
+    interpreter, where that takes long and says nothing of a GPU, the smallest tile serves alone. Raises
     ValueError as `operand_dtype` does, and for plain weights of another dtype than their operands.
 
     Not `exact`: `LooseLinear` says what for and at what price; there are no such products with 8-bit
@@ -67,7 +69,7 @@ def prepare(
     product = _product(weight, bias, operand_dtype(weight, dtype, activations), activations)
     checked = {} if checked is None else checked
     if product.shape not in checked:
-        checked[product.shape] = alike(product)
+        checked[product.shape] = alike(product) if product.device.type != "cpu" else product.tiles[:1]
     tiled = TiledLinear(product, checked[product.shape], result)
     return tiled if exact or activations != "float" else LooseLinear(product, tiled)
 
@@ -75,7 +77,7 @@ def prepare(
 def _product(weight: Matrix, bias: Tensor | None, dtype: torch.dtype, activations: Activations) -> Product:
     """The layout and kernels for a kind of weights: the one place that knows them all."""
     if isinstance(weight, BlockMatrix):
-        raise ValueError("no products with blocks yet")
+        return BlockProduct(weight, bias, dtype, activations)
     if weight.dtype != dtype:
         raise ValueError(f"weights are {weight.dtype}, their operands {dtype}")
     return PlainProduct(weight.contiguous(), bias)

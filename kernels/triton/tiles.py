@@ -22,6 +22,7 @@ from kernels.triton.launch import ALIGNMENT, Choice
 
 DECODE_ROWS = 64  # rows of the largest tile that decode steps use
 PROBES = 16  # rows that are compared, and outputs they are made to cancel on
+_TERMS = 8192.0  # sum of a probe's terms' magnitudes
 _AIM = 256  # programs that a decode step should have: two or three for each multiprocessor of a large GPU
 _LEAST_STEPS = 8  # of the inner loop, in each part of the width
 
@@ -68,7 +69,7 @@ class Product(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def tiles(self) -> Sequence[Tile]:
+    def tiles(self) -> tuple[Tile, ...]:
         """The smallest first, by rows and by `most`."""
         ...
 
@@ -157,7 +158,8 @@ def alike(product: Product) -> tuple[Tile, ...]:
 def cancelling_rows(product: Product) -> Tensor:
     """`[PROBES, width]`: row i and the weights of one output, spread over all, have exact product 0.
 
-    Weights are paired at random places a and b along the width: `x[a] = w[b]` and `x[b] = -w[a]`.
+    Weights are paired at random places a and b along the width: `x[a] = w[b]` and `x[b] = -w[a]`, times a
+    power of two that makes terms large enough for what rounding leaves of them to be seen in float16, too.
     """
     outs = [(2 * turn + 1) * product.out // (2 * PROBES) for turn in range(PROBES)]
     weights = product.rows_of_weight(outs).nan_to_num(0.0, 0.0, 0.0)
@@ -166,7 +168,8 @@ def cancelling_rows(product: Product) -> Tensor:
     first, second = order.chunk(2)
     x = torch.zeros_like(weights)
     x[:, first], x[:, second] = weights[:, second], -weights[:, first]
-    return x
+    terms = (x.float() * weights.float()).abs().sum(-1, keepdim=True).clamp(min=2.0**-100)
+    return (x.float() * torch.exp2((_TERMS / terms).log2().floor())).to(x.dtype)
 
 
 def _results(product: Product, x: Tensor, tile: Tile) -> Tensor:

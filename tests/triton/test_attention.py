@@ -8,8 +8,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from kernels.ops import AttentionShape, Span
-from tests.triton.attention_rig import SMALL, Pool, expected, queries, run, tables_of
 from kernels.triton.attention_plan import DecodeLayout, TritonAttention
+from tests.triton.attention_rig import SMALL, Pool, expected, queries, run, tables_of
 
 # The interpreter is slow: examples that fail are not made smaller.
 _PHASES = (Phase.explicit, Phase.generate)
@@ -17,35 +17,38 @@ F32, F16, I8 = torch.float32, torch.float16, torch.int8
 
 
 @pytest.mark.parametrize(
-    ("step", "pages", "dim", "window", "tolerance"),
+    ("step", "pages", "heads", "dim", "window", "tolerance"),
     [
-        (F32, F32, 64, None, 2e-6),
-        (F32, F32, 80, 37, 2e-6),
-        (F32, F32, 256, None, 2e-6),
-        (F32, I8, 96, 21, 2e-6),
-        (F32, F16, 64, None, 2e-6),
-        (F16, F16, 128, None, 2e-3),
-        (F16, F32, 64, 50, 2e-3),
-        (F16, I8, 64, None, 2e-3),
+        (F32, F32, (6, 2), 64, None, 2e-6),
+        (F32, F32, (7, 1), 80, 37, 2e-6),
+        (F32, I8, (3, 1), 96, 21, 2e-6),
+        (F32, F16, (1, 1), 256, None, 2e-6),
+        (F16, F16, (4, 1), 128, None, 2e-3),
+        (F16, F32, (2, 2), 64, 50, 2e-3),
+        (F16, I8, (3, 1), 64, None, 2e-3),
     ],
 )
 def test_values_are_the_reference_ones(
-    step: torch.dtype, pages: torch.dtype, dim: int, window: int | None, tolerance: float
+    step: torch.dtype,
+    pages: torch.dtype,
+    heads: tuple[int, int],
+    dim: int,
+    window: int | None,
+    tolerance: float,
 ) -> None:
-    shape = AttentionShape(6, 2, dim, 16, window)
+    shape = AttentionShape(*heads, dim, 16, window)
     pool = Pool.of(shape, pages)
-    spans = [Span(0, 1, 70), Span(1, 13, 30), Span(14, 1, 4), Span(15, 1, 70)]
-    tables = [pool.sequence(shape, tokens, seed=tokens, step=step) for tokens in (71, 43, 5)]
+    spans = [Span(0, 1, 70), Span(1, 7, 30), Span(8, 1, 4), Span(9, 1, 70)]
+    tables = [pool.sequence(shape, tokens, seed=tokens, step=step) for tokens in (71, 37, 5)]
     tables.append(tables[0])
-    q = queries(shape, 16, step)
+    q = queries(shape, 10, step)
     found = run(shape, spans, tables, q, pool.kv)
     wanted = expected(shape, spans, tables, q, pool.kv)
     assert found.dtype == step
     torch.testing.assert_close(found.to(F32), wanted, rtol=0, atol=tolerance)
-    assert torch.equal(found[1:2], run(shape, [Span(0, 1, 30)], tables[1:2], q[1:2], pool.kv))
 
 
-@settings(max_examples=8, deadline=None, phases=_PHASES)
+@settings(max_examples=5, deadline=None, phases=_PHASES)
 @given(
     tokens=st.integers(2, 75),
     cut=st.data(),
@@ -71,22 +74,22 @@ def test_chunks_are_the_whole_are_single_tokens(
     at = cut.draw(st.integers(1, tokens - 1))
     parts = [Span(0, at, 0), Span(at, tokens - at, at)]
     assert torch.equal(run(shape, parts, [table] * 2, q, pool.kv), whole)
-    rows = cut.draw(st.lists(st.integers(0, tokens - 1), min_size=1, max_size=6, unique=True))
+    rows = cut.draw(st.lists(st.integers(0, tokens - 1), min_size=1, max_size=4, unique=True))
     singles = [Span(i, 1, row) for i, row in enumerate(rows)]
     assert torch.equal(run(shape, singles, [table] * len(rows), q[rows], pool.kv), whole[rows])
 
 
-@settings(max_examples=6, deadline=None, phases=_PHASES)
+@settings(max_examples=4, deadline=None, phases=_PHASES)
 @given(
     shared=st.integers(1, 6),
-    tails=st.lists(st.integers(1, 40), min_size=2, max_size=7),
+    tails=st.lists(st.integers(1, 40), min_size=2, max_size=5),
     window=st.sampled_from([None, 70]),
     pages=st.sampled_from([F32, I8]),
 )
 def test_shared_pages_are_read_once_and_change_nothing(
     shared: int, tails: list[int], window: int | None, pages: torch.dtype
 ) -> None:
-    shape = AttentionShape(4, 2, 16, 16, window)
+    shape = AttentionShape(4, 1, 16, 16, window)
     pool = Pool.of(shape, pages)
     prefix = pool.sequence(shape, shared * 16, seed=1, step=F32)
     ends = [shared * 16 + tail for tail in tails]
@@ -101,7 +104,9 @@ def test_shared_pages_are_read_once_and_change_nothing(
     together = TritonAttention(shape, spans, tables_of(tables), choice=SMALL)
     apart = TritonAttention(shape, spans, tables_of(own), choice=SMALL)
     if window is None:
-        assert together.shared_keys >= (len(ends) - 1) * (shared // 2 * 32) - 32 * 8
+        whole = shared // 2  # segments
+        items = -(-len(ends) // 4)  # of four tokens each
+        assert together.shared_keys == whole * 32 * (len(ends) - items)
     assert apart.shared_keys == 0
     assert torch.equal(together(q, pool.kv), apart(q, private.kv))
     for i in (0, len(ends) - 1):
@@ -136,13 +141,13 @@ def test_what_is_seen_and_not_finite_shows() -> None:
     assert found[1].isnan().all()
 
 
-@settings(max_examples=5, deadline=None, phases=_PHASES)
+@settings(max_examples=3, deadline=None, phases=_PHASES)
 @given(
     steps=st.lists(st.lists(st.integers(-1, 75), min_size=0, max_size=4), min_size=1, max_size=3),
     window=st.sampled_from([None, 33]),
 )
 def test_a_layout_is_filled_again_and_again(steps: list[list[int]], window: int | None) -> None:
-    shape = AttentionShape(4, 2, 16, 16, window)
+    shape = AttentionShape(4, 1, 16, 16, window)
     pool = Pool.of(shape, F32)
     table = pool.sequence(shape, 76, seed=1, step=F32)
     other = pool.sequence(shape, 76, seed=2, step=F32, behind=table[:2])

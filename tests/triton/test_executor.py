@@ -20,7 +20,7 @@ from agentserve.models.decoder import Decoder
 from agentserve.models.hf_config import hf_config
 from agentserve.models.weights import DecoderWeights, random_weights
 from agentserve.types import SessionId
-from kernels.ops import Ops
+from kernels.ops import AttentionShape, GroupPages, Ops
 from kernels.reference import ReferenceOps
 from kernels.triton.ops import TritonOps
 from kernels.triton.recorder import EagerRecorder
@@ -200,3 +200,14 @@ def test_the_backend_names_everything_that_decides_rounding() -> None:
     for part in (torch.__version__, "triton-", "interpreter", "products-", "sources-"):
         assert part in ops.numerics
     assert ops.numerics == TritonOps(CPU).numerics
+
+
+def test_pages_that_kernels_cannot_address_are_refused_at_the_start() -> None:
+    config, weights = tiny("llama")
+    decoder = Decoder(config, weights, triton(), positions=64)
+    shape = AttentionShape(heads=4, kv_heads=1, dim=16, slots=1)
+    pages = torch.zeros((4, 2, 2, 1, 1, 20), dtype=torch.int8)
+    with pytest.raises(
+        ValueError, match="pages of 1 tokens: a layer's part of 40 bytes is no multiple of 16"
+    ):
+        decoder.prepare([GroupPages(pages, shape)], 1)

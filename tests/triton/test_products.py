@@ -11,13 +11,13 @@ from torch import Tensor
 
 from kernels.ops import Linear
 from kernels.reference import ReferenceOps
+from kernels.triton.launch import Choice
 from kernels.triton.plain_products import PlainProduct
 from kernels.triton.products import Checked, LooseLinear, prepare
-from kernels.triton.tiles import Tile, TiledLinear, alike, cancelling_rows, split
+from kernels.triton.tiles import Product, Tile, TiledLinear, alike, cancelling_rows, split
 
 CPU = torch.device("cpu")
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11}
-ROWS = (1, 15, 17, 70)
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -33,24 +33,23 @@ def excess(found: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None)
     )
 
 
-def all_tiles(linear: Linear) -> Sequence[Tile]:
-    assert isinstance(linear, TiledLinear)
-    return linear.tiles
+def every_tile(product: Product) -> Sequence[TiledLinear]:
+    return [TiledLinear(product, (tile,)) for tile in product.tiles]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("out", "width"), [(1, 8), (70, 96), (129, 72)])
+@pytest.mark.parametrize(("out", "width"), [(1, 8), (70, 96)])
 def test_plain_weights_against_float64_and_the_reference(out: int, width: int, dtype: torch.dtype) -> None:
     weight, bias = normal(out, width, dtype=dtype), normal(out, seed=1, dtype=dtype)
     for given in (None, bias):
-        linear = prepare(weight, given, None, "float")
-        for rows in ROWS:
-            x = normal(rows, width, seed=rows, dtype=dtype)
-            found = linear(x)
-            assert found.dtype == dtype
-            assert excess(found, x, weight, given) < 1
-            expected = ReferenceOps(CPU).linear(weight, given)(x)
-            assert torch.allclose(found, expected, rtol=2 * UNIT[dtype], atol=2e-5 * width**0.5)
+        for linear in every_tile(PlainProduct(weight, given)):
+            for rows in (1, 17, 70):
+                x = normal(rows, width, seed=rows, dtype=dtype)
+                found = linear(x)
+                assert found.dtype == dtype
+                assert excess(found, x, weight, given) < 1
+                expected = ReferenceOps(CPU).linear(weight, given)(x)
+                assert torch.allclose(found, expected, rtol=2 * UNIT[dtype], atol=2e-5 * width**0.5)
     assert excess(found, x, weight.roll(1, 1), bias) > 10, "the bound can fail"
 
 
@@ -58,15 +57,18 @@ def test_plain_weights_against_float64_and_the_reference(out: int, width: int, d
 def test_a_row_has_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> None:
     """The width is in parts here: small tiles leave adding them to another kernel, large ones do it."""
     width = 544 if dtype == torch.float32 else 1056
-    weight, bias = normal(66, width, dtype=dtype), normal(66, seed=1, dtype=dtype)
-    product = PlainProduct(weight, bias)
+    product = PlainProduct(normal(66, width, dtype=dtype), normal(66, seed=1, dtype=dtype))
     assert product.split.parts > 1
-    linear = prepare(weight, bias, dtype, "float")
-    assert len(all_tiles(linear)) > 1
-    x = cancelling_rows(product)
+    tiles = alike(product)
+    assert len(tiles) > 1
+    assert {tile.apart for tile in tiles} == {False, True}
+    assert_alone_as_in_company(TiledLinear(product, tiles), cancelling_rows(product))
+
+
+def assert_alone_as_in_company(linear: Linear, x: Tensor) -> None:
     alone = {row: linear(x[row][None])[0] for row in (0, 5, 11)}
     assert all(float(result.abs().max()) > 0 for result in alone.values())
-    for rows in (6, 20, 70):
+    for rows in (6, 35):
         found = linear(x.repeat(5, 1)[3 : 3 + rows])
         for at in range(rows):
             assert (at + 3) % 16 not in alone or torch.equal(found[at], alone[(at + 3) % 16]), (rows, at)
@@ -74,8 +76,8 @@ def test_a_row_has_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> Non
 
 def test_a_row_of_nan_leaves_others_as_they_are() -> None:
     weight = normal(40, 96, dtype=torch.float16)
-    linear = prepare(weight, None, None, "float")
-    for rows in (16, 20, 70):
+    for linear in every_tile(PlainProduct(weight, None)):
+        rows = 20
         x = normal(rows, 96, seed=3, dtype=torch.float16)
         expected = linear(x)
         x[7] = float("nan")
@@ -160,15 +162,18 @@ def test_tiles_that_are_not_alike_are_left_out() -> None:
     assert [tile.rows for tile in alike(Faulty(weight, wrong=16))] == [16]
 
 
-def test_shapes_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_are_checked_once() -> None:
     checked: Checked = {}
     prepare(normal(24, 72), None, None, "float", checked=checked)
     prepare(normal(24, 72, seed=5), None, None, "float", checked=checked)
     assert len(checked) == 1
-    monkeypatch.setattr("kernels.triton.products.alike", lambda product: ())
-    prepare(normal(24, 72), None, None, "float", checked=checked)
+    tile = Tile(32, 64, 1 << 31, False, Choice(warps=2))
+    checked = dict.fromkeys(checked, (tile,))
+    linear = prepare(normal(24, 72), None, None, "float", checked=checked)
+    assert isinstance(linear, TiledLinear)
+    assert linear.tiles == (tile,)
     prepare(normal(24, 72), normal(24), None, "float", checked=checked)
-    assert list(checked.values())[1] == ()
+    assert len(checked) == 2
 
 
 def test_how_a_width_is_split() -> None:
