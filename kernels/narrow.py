@@ -140,7 +140,7 @@ def _runs(values: Tensor, beside: Tensor, width: int) -> Iterator[tuple[Tensor, 
     columns together, then a shorter one."""
     inputs = values.shape[1]
     whole = inputs // width
-    yield values[:, : whole * width].unflatten(1, (whole, width)), beside[:, :whole, None]
+    yield values[:, : whole * width].view(values.shape[0], whole, width), beside[:, :whole, None]
     if inputs % width:
         yield values[:, whole * width :], beside[:, whole:]
 
