@@ -84,7 +84,7 @@ def check_declared(case: Case) -> None:
 def compile_case(case: Case, capability: int) -> Compiled:
     """Compile for one target. What goes wrong is told in `error`."""
     base = Compiled(
-        case.name, kernel_name(case), capability, case.decode, case.choice.warps, case.choice.stages
+        case.name, catalogue.kernel_name(case), capability, case.decode, case.choice.warps, case.choice.stages
     )
     try:
         check_declared(case)
@@ -114,12 +114,6 @@ def compile_case(case: Case, capability: int) -> Compiled:
         bound=room.bound,
         error=large,
     )
-
-
-def kernel_name(case: Case) -> str:
-    """Module and function, as in "norms.rms_norm_kernel"."""
-    function = case.kernel.fn
-    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
 
 def compile_all(

@@ -70,8 +70,6 @@ def run(name: str, interpreted: bool, found: Part | None) -> Part:
         on = find(interpreted)
         known = {row.name: row.value * UNITS[row.unit] for row in found.rows} if found is not None else {}
         at = Context(on, sizes_for(on), TritonOps(on.device), known)
-        if interpreted:
-            torch.set_num_threads(1)
         with torch.inference_mode():
             part = PARTS[name][1](at)
     except Exception as error:  # told instead of raised: whoever reads the result sees where
@@ -85,7 +83,10 @@ def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
     known = folder / "limits.json"
     found = msgspec.json.decode(known.read_bytes(), type=Part) if known.exists() else None
-    part = run(name, "interpreter" in sys.argv[3:], found)
+    interpreted = "interpreter" in sys.argv[3:]
+    if interpreted:
+        torch.set_num_threads(1)  # its operations are too small for more
+    part = run(name, interpreted, found)
     (folder / f"{name}.json").write_bytes(msgspec.json.encode(part))
 
 
