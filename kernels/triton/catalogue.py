@@ -11,7 +11,7 @@ MODULES: tuple[str, ...] = (
     "kernels.triton.norms",
     "kernels.triton.heads",
     "kernels.triton.pages",
-    "kernels.triton.attention_cases",
+    "kernels.triton.attention",
     "kernels.triton.plain_products",
     "kernels.triton.block_products",
     "kernels.triton.embedding",
