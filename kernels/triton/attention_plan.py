@@ -6,18 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from kernels.ops import KV_TAILS, AttentionShape, Span, head_dim
-from kernels.triton.attention import _attend, _merge, choice_for, layout_of
-from kernels.triton.attention_items import ENTRY, HEADER, ITEM, PARTS, Cut, Plan, blocks_of, plan
+from kernels.triton.attention import (
+    MERGE_CHOICE,
+    attend_kernel,
+    choice_for,
+    constants_of,
+    layout_of,
+    merge_constants,
+    merge_kernel,
+)
+from kernels.triton.attention_items import ENTRY, HEADER, ITEM, PARTS, Cut, blocks_of, plan
 from kernels.triton.launch import Choice, launch
 
 SCRATCH_BYTES = 128 << 20  # of partial results
-_LOG2_E = 1.4426950408889634
-_MERGE_HEADS = 8
-_PROGRAMS = 2048  # of a step whose size is not known when it is captured; each takes items in turn
+_PROGRAMS = 1024  # of a step whose size is not known when it is captured; each takes items in turn
 _MOST_PROGRAMS = 65535  # of a grid's second axis
 
 
@@ -29,7 +34,6 @@ class _Runner:
         self._choice = choice
         tiles = layout_of(shape) if choice is None else choice.tiles
         self.block, self.segment = tiles["BLOCK_M"], tiles["SEGMENT"]
-        self._wide = triton.next_power_of_2(shape.dim)
         self._group = shape.heads // shape.kv_heads
 
     @property
@@ -64,7 +68,7 @@ class _Runner:
         _check(shape, q, kv)
         choice = self._choice or choice_for(shape, q.dtype, kv.dtype)
         launch(
-            _attend,
+            attend_kernel,
             (shape.kv_heads, programs),
             q,
             kv,
@@ -72,31 +76,19 @@ class _Runner:
             out,
             *scratch,
             choice=choice,
-            SCALE=shape.dim**-0.5 * _LOG2_E,
-            HEADS=shape.heads,
-            KV_HEADS=shape.kv_heads,
-            DIM=shape.dim,
-            WIDE=self._wide,
-            PAGE=kv.stride(0),
-            SLOTS=shape.slots,
-            WIDTH=kv.shape[-1],
-            WINDOW=shape.window or 0,
-            SCALED=kv.dtype == torch.int8,
-            EXACT=kv.dtype not in (q.dtype, torch.int8),
+            **constants_of(shape, q.dtype, kv.dtype, kv.stride(0)),
         )
 
     def merge(self, packed: Tensor, out: Tensor, scratch: tuple[Tensor, Tensor], rows: int) -> None:
         shape = self.shape
         launch(
-            _merge,
-            (rows, triton.cdiv(shape.heads, _MERGE_HEADS)),
+            merge_kernel,
+            (rows, -(-shape.heads // MERGE_CHOICE.tiles["BLOCK_HEADS"])),
             packed,
             out,
             *scratch,
-            choice=Choice({"BLOCK_HEADS": _MERGE_HEADS}, warps=4),
-            HEADS=shape.heads,
-            DIM=shape.dim,
-            WIDE=self._wide,
+            choice=MERGE_CHOICE,
+            **merge_constants(shape),
         )
 
 
@@ -156,7 +148,9 @@ class DecodeLayout:
         *,
         dtype: torch.dtype = torch.bfloat16,
         choice: Choice | None = None,
+        scratch: tuple[Tensor, Tensor] | None = None,
     ) -> None:
+        """scratch: of a layout of the same shape that is no smaller and never runs at the same time."""
         self._runner = runner = _Runner(shape, choice)
         self._rows, self._columns = rows, pages_per_row
         segments = -(-pages_per_row * shape.slots // runner.segment)
@@ -168,7 +162,7 @@ class DecodeLayout:
         self._programs = min(most, max(1, _PROGRAMS // shape.kv_heads))
         size = HEADER + rows * PARTS + most * (ITEM + ENTRY) + rows * pages_per_row
         self._packed = torch.zeros(size, dtype=torch.int32, device=device)
-        self._scratch = runner.scratch(max(1, partials), device)
+        self.scratch = runner.scratch(max(1, partials), device) if scratch is None else scratch
         self._out = torch.zeros((rows, shape.heads, shape.dim), dtype=dtype, device=device)
         self.fill((), torch.zeros((0, 0), dtype=torch.int64))
 
@@ -194,8 +188,8 @@ class DecodeLayout:
         """`q [rows, heads, dim]`, contiguous, in the layout's dtype -> `[rows, heads * dim]`."""
         if q.shape != self._out.shape or q.dtype != self._out.dtype or not q.is_contiguous():
             raise ValueError(f"queries must be contiguous {self._out.dtype} {list(self._out.shape)}")
-        self._runner.attend(q, kv, self._packed, self._out, self._scratch, self._programs)
-        self._runner.merge(self._packed, self._out, self._scratch, self._rows)
+        self._runner.attend(q, kv, self._packed, self._out, self.scratch, self._programs)
+        self._runner.merge(self._packed, self._out, self.scratch, self._rows)
         return self._out.view(self._rows, -1)
 
 

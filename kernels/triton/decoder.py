@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from kernels.blocks import BlockMatrix, Matrix
 from kernels.ops import (
+    AttentionShape,
     DecoderParts,
     GroupPages,
     Hidden,
@@ -110,7 +110,7 @@ class TritonDecoder(StepDecoder):
             pages,
             buckets,
             recorder=self._recorder(),
-            lay_out=partial(DecodeLayout, dtype=parts.dtype),
+            lay_out=_Layouts(parts.dtype),
             hidden=(parts.norm.shape[0], parts.dtype),
         )
         return str(self.graphs.recorded)
@@ -138,6 +138,21 @@ class TritonDecoder(StepDecoder):
             parts.dim,
         )
         return layer.o(group.attention(q, kv))
+
+
+class _Layouts:
+    """Attention of recorded steps, the largest first: they run one after the other, and all of one shape
+    keep partial results in the same place."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._scratch: dict[AttentionShape, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, rows: int, pages: int, shape: AttentionShape, device: torch.device) -> DecodeLayout:
+        scratch = self._scratch.get(shape)
+        made = DecodeLayout(rows, pages, shape, device, dtype=self._dtype, scratch=scratch)
+        self._scratch[shape] = made.scratch
+        return made
 
 
 def _check_alignment(pages: GroupPages) -> None:
