@@ -176,7 +176,6 @@ def attend_kernel(
         head = kv_head * group + lane % group
         row = tl.load(entry, mask=used, other=0).to(tl.int64)
         position = tl.load(entry + 1, mask=used, other=-1)
-        partial = tl.load(entry + 2, mask=used, other=-1).to(tl.int64)
         inside = used[:, None] & (dims < DIM)[None, :]
         places = ((row * HEADS + head) * DIM)[:, None] + dims[None, :]
         queries = tl.load(q + places, mask=inside, other=0.0).to(operand)
@@ -213,6 +212,7 @@ def attend_kernel(
                 )
             total_top, total_sum, total_out = _merge_in(top, sum, acc, total_top, total_sum, total_out)
 
+        partial = tl.load(entry + 2, mask=used, other=-1).to(tl.int64)
         left = partial >= 0
         # Rows without a result: 1, since there is nothing to divide by.
         result = _normalised(tl.where((position < 0) | left, 1.0, total_sum), total_out).to(

@@ -8,6 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from kernels.ops import AttentionShape, Span
+from kernels.triton import attention_plan
 from kernels.triton.attention_plan import DecodeLayout, TritonAttention
 from tests.triton.attention_rig import SMALL, Pool, expected, queries, run, tables_of
 
@@ -139,6 +140,18 @@ def test_what_is_seen_and_not_finite_shows() -> None:
     found = run(shape, [Span(0, 1, 18), Span(1, 1, 19)], [table] * 2, q, pool.kv)
     assert found[0].isfinite().all()
     assert found[1].isnan().all()
+
+
+def test_segments_merged_in_registers_are_those_merged_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = AttentionShape(3, 1, 16, 16)
+    pool = Pool.of(shape, F32)
+    table = pool.sequence(shape, 90, seed=1, step=F32)
+    q = queries(shape, 4, F32)
+    spans = [Span(0, 1, 89), Span(1, 3, 80)]
+    parted = run(shape, spans, [table] * 2, q, pool.kv)
+    monkeypatch.setattr(attention_plan, "SCRATCH_BYTES", 0)
+    whole = TritonAttention(shape, spans, tables_of([table] * 2), choice=SMALL)
+    assert torch.equal(whole(q, pool.kv), parted)
 
 
 @settings(max_examples=3, deadline=None, phases=_PHASES)
