@@ -65,7 +65,9 @@ def table(found: AheadReport) -> str:
         step = " (decode)" if any(one.decode for one in of) else ""
         lines.append(_line([f"`{kernel}`{step}", str(cases), *(_cell(of, target) for target in names)]))
     made = ", ".join(f"{name} {found.versions[name]}" for name in ("triton", "torch"))
-    return "\n".join([f"Compiled with {made}.", "", *lines, ""])
+    wrong = [f"- `{one.case}` on sm_{one.capability}: {one.fault}" for one in found.results if one.fault]
+    faults = ["", "Not as it must be, and not mended yet:", "", *wrong] if wrong else []
+    return "\n".join([f"Compiled with {made}.", "", *lines, *faults, ""])
 
 
 def _cell(of: Iterable[Compiled], target: Target) -> str:
