@@ -25,19 +25,21 @@ sys.stdout.buffer.write(msgspec.json.encode(compile_all((capability,), names or 
 """
 
 
-def compiled(names: str, capability: int, *modules: str) -> dict[str, Compiled]:
+def compiled(cache: Path, names: str, capability: int, *modules: str) -> dict[str, Compiled]:
     """Cases by name (all where `names` is empty), compiled in a process whose kernels are for GPUs."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(ROOT)
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", _COMPILE, names, *modules, str(capability)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return {each["case"]: Compiled(**each) for each in json.loads(done.stdout)}
 
 
-def test_what_compiles_is_measured_and_what_does_not_says_why() -> None:
+def test_what_compiles_is_measured_and_what_does_not_says_why(tmp_path: Path) -> None:
     real = "rms_norm-bf16-576 gather_pages-smollm2-135m-2-16"
-    found = compiled(f"scale-bf16 hoard-fp32 wrong greedy unnamed {real}", 90, CASES, *catalogue.MODULES)
+    found = compiled(
+        tmp_path, f"scale-bf16 hoard-fp32 wrong greedy unnamed {real}", 90, CASES, *catalogue.MODULES
+    )
     assert [found[name].fault for name in real.split()] == ["", ""]
     good = found["scale-bf16"]
     assert good.fault == ""
@@ -56,8 +58,8 @@ def test_what_compiles_is_measured_and_what_does_not_says_why() -> None:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("capability", TARGETS)
-def test_all_kernels_compile_and_no_decode_kernel_spills(capability: int) -> None:
-    found = compiled("", capability, *catalogue.MODULES)
+def test_all_kernels_compile_and_no_decode_kernel_spills(tmp_path: Path, capability: int) -> None:
+    found = compiled(tmp_path, "", capability, *catalogue.MODULES)
     assert list(found) == list(catalogue.cases(capability))
     assert {name: each.fault for name, each in found.items() if each.fault} == {}
 
