@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -39,28 +39,48 @@ class Context:
         return self.limits
 
 
-def _rows(at: Context) -> Part:
-    return Part("rows", checks=list(rowwise.checks(at.on, at.sizes, at.ops)))
+def _checked(name: str, dtype: torch.dtype) -> Callable[[Context], Part]:
+    """Operations on rows, or on pages, in one dtype."""
+    checks = rowwise.checks if name.startswith("rows") else paged.checks
 
+    def run(at: Context) -> Part:
+        if dtype not in at.sizes.dtypes:
+            return Part(name, notes=["the interpreter has no products in it"])
+        sizes = replace(at.sizes, dtypes=(dtype,))
+        return Part(name, checks=list(checks(at.on, sizes, at.ops)))
 
-def _pages(at: Context) -> Part:
-    return Part("pages", checks=list(paged.checks(at.on, at.sizes, at.ops)))
+    return run
 
 
 def _kernels(at: Context) -> Part:
     return Part("kernels", list(timed.rows(at.on, at.sizes, at.ops, at.needed())))
 
 
-PARTS: Mapping[str, tuple[float, Callable[[Context], Part]]] = {
-    "limits": (25.0, lambda at: limits.measure(at.on, at.sizes)),
-    "rows": (50.0, _rows),
-    "pages": (45.0, _pages),
-    "kernels": (55.0, _kernels),
-    "transfers": (20.0, lambda at: transfers.measure(at.on, at.sizes)),
-    "model": (60.0, lambda at: whole.model(at.on, at.sizes, at.ops, at.needed())),
-    "agents": (45.0, lambda at: whole.agents(at.on, at.sizes, at.ops)),
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The most seconds that it may take, and what it does. Nothing is timed in parts that run `together`:
+    most of what they take is compiling."""
+
+    seconds: float
+    run: Callable[[Context], Part]
+    together: bool = False
+
+
+_CHECKED = {
+    f"{kind}-{name}": Task(85.0, _checked(f"{kind}-{name}", dtype), together=True)
+    for kind in ("rows", "pages")
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))
 }
-"""By name, in their order: the most seconds that it may take, and what it does. All of them: 5 minutes."""
+
+PARTS: Mapping[str, Task] = {
+    "limits": Task(20.0, lambda at: limits.measure(at.on, at.sizes)),
+    **_CHECKED,
+    "kernels": Task(55.0, _kernels),
+    "transfers": Task(15.0, lambda at: transfers.measure(at.on, at.sizes)),
+    "model": Task(70.0, lambda at: whole.model(at.on, at.sizes, at.ops, at.needed())),
+    "agents": Task(55.0, lambda at: whole.agents(at.on, at.sizes, at.ops)),
+}
+"""By name, in their order. All of them: 5 minutes."""
 
 
 def run(name: str, interpreted: bool, found: Part | None) -> Part:
@@ -71,7 +91,7 @@ def run(name: str, interpreted: bool, found: Part | None) -> Part:
         known = {row.name: row.value * UNITS[row.unit] for row in found.rows} if found is not None else {}
         at = Context(on, sizes_for(on), TritonOps(on.device), known)
         with torch.inference_mode():
-            part = PARTS[name][1](at)
+            part = PARTS[name].run(at)
     except Exception as error:  # told instead of raised: whoever reads the result sees where
         traceback.print_exc()
         part = Part(name, error=f"{type(error).__name__}: {error}"[:500])
