@@ -176,6 +176,7 @@ def attend_kernel(
         head = kv_head * group + lane % group
         row = tl.load(entry, mask=used, other=0).to(tl.int64)
         position = tl.load(entry + 1, mask=used, other=-1)
+        partial = tl.load(entry + 2, mask=used, other=-1).to(tl.int64)
         inside = used[:, None] & (dims < DIM)[None, :]
         places = ((row * HEADS + head) * DIM)[:, None] + dims[None, :]
         queries = tl.load(q + places, mask=inside, other=0.0).to(operand)
@@ -212,7 +213,6 @@ def attend_kernel(
                 )
             total_top, total_sum, total_out = _merge_in(top, sum, acc, total_top, total_sum, total_out)
 
-        partial = tl.load(entry + 2, mask=used, other=-1).to(tl.int64)
         left = partial >= 0
         # Rows without a result: 1, since there is nothing to divide by.
         result = _normalised(tl.where((position < 0) | left, 1.0, total_sum), total_out).to(
@@ -269,7 +269,9 @@ def layout_of(shape: AttentionShape) -> Mapping[str, int]:
 def choice_for(shape: AttentionShape, dtype: torch.dtype, kv_dtype: torch.dtype) -> Choice:
     """What `attend_kernel` is compiled with for steps in `dtype` over pages in `kv_dtype`: nothing spills."""
     exact = dtype == torch.float32 or kv_dtype not in (dtype, torch.int8)
-    small = exact or shape.dim > 128 or (kv_dtype == torch.int8 and shape.dim > 64)
+    group = shape.heads // shape.kv_heads
+    odd = group & (group - 1) and shape.dim > 64  # takes more registers
+    small = exact or shape.dim > 128 or kv_dtype == torch.int8 or odd
     return Choice({**layout_of(shape), "TILE": 32 if small else 64}, warps=8, stages=2 if exact else 3)
 
 

@@ -22,7 +22,7 @@ from kernels.triton.tiles import Split, Tile, split
 _FLOAT = (
     Tile(16, 64, 16, True, Choice(warps=4, stages=4)),
     Tile(32, 64, 32, True, Choice(warps=4, stages=4)),
-    Tile(64, 64, 256, True, Choice(warps=4, stages=3)),
+    Tile(64, 64, 256, True, Choice(warps=4, stages=2)),
     Tile(128, 128, 1 << 31, False, Choice(warps=8, stages=3)),
 )
 _FLOAT_32 = (
