@@ -61,8 +61,13 @@ def machine() -> dict[str, str]:
 def versions() -> dict[str, str]:
     found = {"agentserve-llm": __version__}  # also of a checkout that is not installed
     for name in VERSIONS_OF:
-        found[name] = importlib.metadata.version(name)
+        found[name] = version_of(name)
     return found
+
+
+def version_of(distribution: str) -> str:
+    """Of what is installed here."""
+    return importlib.metadata.version(distribution)
 
 
 class Benchmark(Protocol):

@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from agentserve.cli.bench_agents import agents
+from agentserve.cli.bench_ahead import kernels_aot
 from agentserve.cli.bench_compare import compare
 from agentserve.cli.bench_frontend import frontend
+from agentserve.cli.bench_gpu import gpu_check
 from agentserve.cli.bench_grammar import grammar
 from agentserve.cli.bench_kernels import bench_kernels
 from agentserve.cli.bench_outside import outside
@@ -25,6 +27,7 @@ from agentserve.cli.bench_scheduler import scheduler
 from agentserve.cli.bench_steps import steps_bench
 from agentserve.cli.bench_tiers import tiers_bench
 from agentserve.cli.bench_traces import traces
+from agentserve.cli.bench_tune import tune_kernels
 from agentserve.cli.output import fail
 from agentserve.config import load
 from agentserve.machine import usable_cores
@@ -41,8 +44,10 @@ bench = typer.Typer(
 bench.command("agents")(agents)
 bench.command("compare")(compare)
 bench.command("frontend")(frontend)
+bench.command("gpu-check")(gpu_check)
 bench.command("grammar")(grammar)
 bench.command("kernels")(bench_kernels)
+bench.command("kernels-aot")(kernels_aot)
 bench.command("outside")(outside)
 bench.command("overlap")(overlap_bench)
 bench.command("quality")(quality_bench)
@@ -50,6 +55,7 @@ bench.command("steps")(steps_bench)
 bench.command("scheduler")(scheduler)
 bench.command("tiers")(tiers_bench)
 bench.command("traces")(traces)
+bench.command("tune-kernels")(tune_kernels)
 
 
 @bench.callback()

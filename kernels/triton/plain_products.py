@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from kernels.triton.launch import TRITON_NAMES, Case, Choice, kernel, launch
 from kernels.triton.part_sums import adding_case, adding_constants, finish, store_part, store_result
 from kernels.triton.shapes import MODELS, STEPS, ModelShape
 from kernels.triton.tiles import Split, Tile, split
+from kernels.triton.tuning import product_key, tuning_for
 
 _STEP = {2: 64, 4: 32}  # weights of the inner loop's step, by their bytes
 
@@ -119,7 +120,13 @@ class PlainProduct:
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
-        return TILES[self.dtype.itemsize]
+        tuning = tuning_for(self.device)
+
+        def tuned(tile: Tile) -> Tile:
+            key = product_key(self.dtype, self.out, self.width, tile.name)
+            return replace(tile, choice=tuning.choose("product", key, tile.choice))
+
+        return tuple(tuned(tile) for tile in TILES[self.dtype.itemsize])
 
     @property
     def split(self) -> Split:

@@ -1,0 +1,112 @@
+"""The check of a GPU, run in the interpreter: it comes to its end, and tells what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentserve.bench.gpu import check, rowwise
+from agentserve.bench.gpu.device import find
+from agentserve.bench.gpu.parts import PARTS, run
+from agentserve.bench.gpu.result import Check, Part
+from agentserve.bench.gpu.sizes import sizes_for
+from agentserve.bench.report import Row
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+
+
+def test_parts_fit_into_five_minutes_together() -> None:
+    alone = [task.seconds for task in PARTS.values() if not task.together]
+    assert sum(alone) + max(task.seconds for task in PARTS.values() if task.together) <= 300
+
+
+@pytest.mark.parametrize("name", ["rows-fp16", "kernels", "transfers"])
+def test_parts_come_to_their_end(name: str) -> None:
+    found = run("limits", True, None)
+    assert [row.name for row in found.rows] == ["device memory", "fp16 products"]
+    part = run(name, True, found)
+    assert part.error == ""
+    assert [one for one in part.checks if not one.passed] == []
+    assert all(row.value > 0 for row in part.rows)
+    assert len(part.rows) + len(part.checks) > 2
+
+
+def test_bf16_is_left_to_a_gpu() -> None:
+    part = run("rows-bf16", True, None)
+    assert part.good
+    assert part.notes == ["the interpreter has no products in it"]
+
+
+def test_what_is_wrong_is_found() -> None:
+    """A kernel that computes something else, and one whose rows hang on their company."""
+    x = torch.randn(5, 8)
+    good = rowwise.RowWise("double", (x,), lambda x: 2 * x, lambda x: 2 * x)
+    bad = rowwise.RowWise("mean", (x,), lambda x: x - x.mean(0), lambda x: x - x.mean(0))
+    assert rowwise.close("double", 2 * x, 2 * x, torch.float32).passed
+    assert not rowwise.close("double", 2 * x, 2.001 * x, torch.float32).passed
+    assert not rowwise.close("double", torch.full_like(x, torch.nan), x, torch.float32).passed
+    assert rowwise.invariant("double", good, 2 * x).passed
+    assert not rowwise.invariant("mean", bad, x - x.mean(0)).passed
+
+
+def test_every_kind_of_weights_has_numbers() -> None:
+    found = rowwise.matrices(64, 64)
+    assert set(found) == {"Q8_0", "Q4_0", "FP8", "INT4"}
+    for kept in found.values():
+        wide = rowwise.expand(kept, torch.float32)
+        assert wide.shape == (64, 64)
+        assert bool(wide.isfinite().all())
+        assert float(wide.std()) > 0.01
+
+
+def test_a_part_that_fails_tells_why_and_one_that_hangs_is_ended() -> None:
+    part = run("kernels", True, None)
+    assert part.error == "ValueError: the device's limits were not measured"
+    assert not part.good
+    told: list[Part] = []
+    parts = check.check(True, told.append, ["limits"], {"limits": 0.05})
+    assert told == parts
+    assert [one.error for one in parts] == ["took longer than 0 s"]
+
+
+def test_parts_that_run_together_are_told_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    told: list[Part] = []
+    check.check(False, told.append, ["rows-bf16", "pages-bf16"])
+    assert [part.name for part in told] == ["rows-bf16", "pages-bf16"]
+    assert {part.error for part in told} == {"RuntimeError: torch finds no CUDA device"}
+
+
+def test_no_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="torch finds no CUDA device"):
+        find(interpreted=False)
+    assert sizes_for(find(interpreted=True)).dtypes == (torch.float16,)
+
+
+def test_a_part_is_told_in_lines() -> None:
+    row = Row("copy", 50.0, "GB/s", 100.0, "memory", True, variant="ours")
+    part = Part("some", [row], [Check("a", True), Check("b", False, "differs")], ["said"], seconds=2.4)
+    lines = check.lines(part)
+    assert lines[0] == "some: NOT GOOD, 2 s, 1 of 2 checks passed"
+    assert lines[1] == "  failed: b: differs"
+    assert lines[2].split() == ["copy", "(ours)", "50.00", "GB/s", "50.0%", "of", "memory"]
+    assert lines[3] == "  said"
+
+
+@pytest.mark.prove
+def test_the_whole_check_comes_to_its_end_in_the_interpreter() -> None:
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    command = [str(ROOT / "benchmarks/gpu_check.sh"), "--interpreter"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("all good")
+    for name in PARTS:
+        assert f"\n{name}: good" in done.stdout
