@@ -177,7 +177,7 @@ def in_host(rig: RealRig, tokens: Sequence[int]) -> Rest:
     session = rig.core.sessions.get(SessionId(NAME))
     assert session is not None
     while rig.core.kv.cached_tokens(session.namespace, session.tokens) > 2 * PAGE:
-        assert rig.core.kv._evict()
+        assert rig.core.kv._evict(1)
     assert where(rig) == [Tier.HOST] * BLOCKS
     return nothing
 

@@ -51,10 +51,10 @@ class Admission:
         self._lines = 0  # that were drawn
         self._reserve = int(config.page_reserve * min(pool.pages for pool in kv.pools))
 
-    def spoken_for(self, running: Sequence[Session]) -> int:
-        """Blocks that running sessions still need for their own input."""
-        lagging = [s for s in running if len(s.tokens) - s.computed > 1]
-        return sum(self._kv.missing_blocks(session.id, len(session.tokens)) for session in lagging)
+    def spoken_for(self, lagging: Sequence[Session]) -> int:
+        """Blocks that running sessions still need for their own input; lagging: of those, who lag by more
+        than a token."""
+        return sum([self._kv.missing_blocks(session.id, len(session.tokens)) for session in lagging])
 
     def lacking(self, session: Session) -> int:
         """Tokens of a waiting session that must be computed."""
@@ -64,7 +64,9 @@ class Admission:
 
     # --- the line ----------------------------------------------------------------------------
 
-    def line_up(self, running: Sequence[Session], waiting: Sequence[Session], now: float) -> list[Place]:
+    def line_up(
+        self, running: Sequence[Session], lagging: Sequence[Session], waiting: Sequence[Session], now: float
+    ) -> list[Place]:
         """Waiting turns in the order in which they enter, as far as there is room for them, and the one
         after these. What they lack from below is ordered: for no more turns than could run with it, so
         that nobody's KV is brought only to make room for another's."""
@@ -77,8 +79,8 @@ class Admission:
         if self.gate is not None:
             order = self._told(self.gate, order, len(waiting), seats)
         line: list[Place] = []
-        passed, room, reserved = 0, self.room(running), self._reserved(running)
-        lagging = [s for s in running if len(s.tokens) - s.computed > self._config.page_size]
+        passed, room, reserved = 0, self.room(running, lagging), self._reserved(running)
+        lagging = [session for session in lagging if session.lag > self._config.page_size]
         for session in order:
             limit = ""
             if self._config.prefix_cache and self._prefix_is_coming(session, lagging):
@@ -108,10 +110,10 @@ class Admission:
         gate.lined_up(drawn)
         return iter(drawn)
 
-    def room(self, running: Sequence[Session]) -> int:
+    def room(self, running: Sequence[Session], lagging: Sequence[Session]) -> int:
         """Blocks that turns which wait may count on."""
         free = self._kv.available - self._kv.stuck
-        return free - self._reserve - self.spoken_for(running) if running else free
+        return free - self._reserve - self.spoken_for(lagging) if running else free
 
     def _short(self, session: Session) -> int:
         if not self._policy.form.short_first:
@@ -161,7 +163,7 @@ class Admission:
         kv = self._kv
         hit = kv.begin(session.id, session.namespace, session.tokens)
         needed = kv.missing_blocks(session.id, len(session.tokens))
-        fits = needed <= self.room(running)
+        fits = needed <= self.room(running, draft.lagging)
         if running and self._policy.form.reserve is Reserve.OUTPUT:
             fits = self._fits(session, needed, 0, self._reserved(running))
         elif not self._config.full_input_gate:

@@ -21,6 +21,7 @@ class Draft:
     tokens: int  # may fall below 0: a prompt that must run whole is longer than a step
     seconds: float | None  # that the step's bound may come to; None: any
     tally: Tally  # what there is in the step, for its time
+    lagging: list[Session]  # who runs, by arrival, but for turns that decode: found once, as hundreds run
     copies: list[PageCopy] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     reasons: list[tuple[SessionId, str]] = field(default_factory=list)

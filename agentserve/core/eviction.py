@@ -59,6 +59,15 @@ class EvictionQueue:
             return node
         return None
 
+    def goes_on(self, node: Node) -> bool:
+        """Whether `node`, popped and not offered again, would be the next to be popped if it were."""
+        if not self._evictable(node):
+            return False
+        if not self._heap:
+            return True
+        grade, worth = self.order(node) if self.order else _PLAIN
+        return not (self._aged and grade > 0) and (grade, worth, node.used) < self._heap[0][:3]
+
     def _grade_anew(self) -> None:
         self._aged = False
         entries, self._heap = sorted(self._heap), []

@@ -238,7 +238,7 @@ class KVManager:
 
     def evict_all(self) -> int:
         """Drop every idle block; returns how many."""
-        return sum(1 for _ in iter(self._evict, False))
+        return self._evict(self.pools[0].idle)
 
     # --- transfers ---------------------------------------------------------------------------
 
@@ -332,27 +332,21 @@ class KVManager:
         """`count` fresh blocks, evicting idle ones as needed. None, and none taken, if they lack."""
         if count > self.available:
             return None
-        taken: list[tuple[int, ...]] = []
-        while len(taken) < count:
-            if all(pool.free for pool in self.pools):
-                taken.append(tuple(pool.take() for pool in self.pools))
-            elif not self._evict():  # an idle page may stand above a pinned one
-                for block in taken:
-                    self._release_block(block)
-                return None
-        return taken
+        lacking = count - min([pool.free for pool in self.pools])
+        if lacking > 0 and self._evict(lacking) < lacking:  # an idle page may stand above a pinned one
+            return None
+        return list(zip(*[pool.take(count) for pool in self.pools], strict=True))
 
-    def _evict(self) -> bool:
-        evicted = self.tree.evict()
-        if evicted is None:
-            return False
-        block, key = evicted
-        if key:
-            self.evicted += 1
-            self._marked.pop(key, None)
-        for pool, page in zip(self.pools, block, strict=True):
-            pool.uncache(page)
-        return True
+    def _evict(self, count: int) -> int:
+        """Evict so many idle blocks; how many there were."""
+        evicted = self.tree.evict(count)
+        for block, key in evicted:
+            if key:
+                self.evicted += 1
+                self._marked.pop(key, None)
+            for pool, page in zip(self.pools, block, strict=True):
+                pool.uncache(page)
+        return len(evicted)
 
     def _hold_block(self, block: tuple[int, ...]) -> None:
         for pool, page in zip(self.pools, block, strict=True):
@@ -369,7 +363,10 @@ class KVManager:
         return all(pool.is_private(pages[index]) for pool, pages in zip(self.pools, table.pages, strict=True))
 
     def _is_idle(self, node: Node) -> bool:
-        return all(pool.holds(pages[-1]) == 0 for pool, pages in zip(self.pools, node.pages, strict=True))
+        for pool, pages in zip(self.pools, node.pages, strict=True):  # asked for every page that goes
+            if pool.holds(pages[-1]):
+                return False
+        return True
 
     def check(self) -> None:
         """Raise AssertionError unless every page is accounted for (INV-1, INV-2, INV-3)."""

@@ -49,11 +49,12 @@ class PagePool:
         """Pages that can be had now: free ones, and idle ones by eviction."""
         return len(self._free) + self.idle
 
-    def take(self) -> int:
-        """A free page, held once. The caller has made sure that there is one."""
-        page = self._free.pop()
-        self._holds[page] = 1
-        return page
+    def take(self, count: int) -> list[int]:
+        """Free pages, each held once. The caller has made sure that there are so many."""
+        taken = [self._free.pop() for _ in range(count)]
+        for page in taken:
+            self._holds[page] = 1
+        return taken
 
     def hold(self, page: int) -> None:
         if self._holds[page] == 0:

@@ -236,20 +236,22 @@ class RadixTree:
     def _evictable(self, node: Node) -> bool:
         return bool(node.blocks) and not node.children and node.parent is not None and self.is_idle(node)
 
-    def evict(self) -> tuple[tuple[int, ...], bytes] | None:
-        """Take out the idle block that goes first, leaves before parents and tail first; its pages and its
-        key (empty: it was not full), or None."""
-        node = self.queue.pop()
-        if node is None:
-            return None
-        parent = node.parent
-        key = b"" if node.tail else node.keys[-1]
-        pages = self._drop_last(node)
-        if node.blocks:
-            self.queue.offer(node)
-        elif parent is not None:
-            self.queue.offer(parent)
-        return pages, key
+    def evict(self, count: int) -> list[tuple[tuple[int, ...], bytes]]:
+        """Take out the `count` idle blocks that go first, leaves before parents and tail first, or as many as
+        there are: of each its pages and its key (empty: it was not full)."""
+        gone: list[tuple[tuple[int, ...], bytes]] = []
+        while len(gone) < count and (node := self.queue.pop()) is not None:
+            parent = node.parent
+            while True:  # most often the next block of the same leaf is next
+                key = b"" if node.tail else node.keys[-1]
+                gone.append((self._drop_last(node), key))
+                if not node.blocks or len(gone) == count or not self.queue.goes_on(node):
+                    break
+            if node.blocks:
+                self.queue.offer(node)
+            elif parent is not None:
+                self.queue.offer(parent)
+        return gone
 
     def remove_tail(self, tail: Node) -> None:
         """Take a tail out of the tree: its session goes on writing it."""

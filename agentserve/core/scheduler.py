@@ -104,10 +104,14 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
+    def _lagging(self) -> list[Session]:
+        """Who runs and lags by more than a token."""
+        return [s for s in self.running if len(s.tokens) - s.computed > 1]
+
     @property
     def spoken_for(self) -> int:
         """Blocks that running sessions still need for their own input."""
-        return self._admission.spoken_for(self.running)
+        return self._admission.spoken_for(self._lagging())
 
     # --- what orders ask (policy.Outlook) ------------------------------------------------------
 
@@ -133,8 +137,8 @@ class Scheduler:
         self.seen = now
         seconds = self.time.step_seconds(self.running, self.waiting, now)
         self._relegate(now)
-        draft = Draft(self.config.max_batched_tokens, seconds, Tally(self._times.attention))
-        line = self._admission.line_up(self.running, self.waiting, now)
+        draft = Draft(self.config.max_batched_tokens, seconds, Tally(self._times.attention), self._lagging())
+        line = self._admission.line_up(self.running, draft.lagging, self.waiting, now)
         standing = Standing(self.policy.order, self.running, now)
         if self.policy.form.decodes_ride:
             self._grant_all(standing, line, draft, now)
@@ -218,7 +222,7 @@ class Scheduler:
 
     def _grant_chunks(self, standing: Sequence[Session], wanted: int, draft: Draft, now: float) -> None:
         """wanted: tokens for short turns that wait; long ones leave them half of the step but for a page."""
-        lagging = [s for s in self.running if len(s.tokens) - s.computed > 1]
+        lagging = draft.lagging
         if len(lagging) > 1:
             lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
         short: list[Session] = []  # a turn that was begun is ended before another one is
@@ -257,6 +261,8 @@ class Scheduler:
             del self.waiting[place_of(session, self.waiting)]
             self._leave_line(session, now)
             insort(self.running, session, key=arrival)
+            if session.lag > 1:
+                insort(draft.lagging, session, key=arrival)
             draft.admitted.append(session)
 
     # --- promises ----------------------------------------------------------------------------
@@ -274,7 +280,7 @@ class Scheduler:
             newcomer,
             self.running,
             seats=self.config.max_num_seqs - len(self.running),
-            blocks=self._admission.room(self.running),
+            blocks=self._admission.room(self.running, self._lagging()),
             held=sum(self._kv.blocks_of(session.id) for session in self.running),
         )
 
@@ -294,7 +300,7 @@ class Scheduler:
             if not outranks(place.session, victim):
                 return
             self._preempt(victim, draft, now, Why.SEAT)
-            if needed <= self._admission.room(self.running):
+            if needed <= self._admission.room(self.running, draft.lagging):
                 return
 
     def _victim(self, standing: Sequence[Session], draft: Draft, needy: Session | None = None) -> Session:
@@ -312,6 +318,8 @@ class Scheduler:
         """
         self.pressure.judge(victim, self.running, why)
         del self.running[place_of(victim, self.running)]
+        if victim in draft.lagging:
+            draft.lagging.remove(victim)
         self._kv.park(victim.id, victim.tokens, victim.computed)
         self._sessions.preempt(victim)
         self.enqueue(victim)

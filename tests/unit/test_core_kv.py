@@ -104,10 +104,10 @@ def test_eviction_takes_leaves_before_parents_and_the_oldest_first() -> None:
         tokens = shared + end
         kv.park(name, computed(kv, name, tokens), len(tokens))
     assert kv.cached_tokens(NS, array("i", shared + [1] * 8)) == 12  # A is now the more recent
-    assert kv._evict()
+    assert kv._evict(1)
     kv.check()
     assert kv.cached_tokens(NS, array("i", shared + [2] * 4)) == 4
-    assert kv._evict()
+    assert kv._evict(1)
     assert kv.cached_tokens(NS, array("i", shared + [1] * 8)) == 8  # tail first
     assert kv.evict_all() == 2
     assert kv.pools[0].free == 8
@@ -154,7 +154,7 @@ def test_a_tail_that_its_owner_still_holds_is_not_adopted() -> None:
 
 def test_page_pool_refuses_what_would_corrupt_it() -> None:
     pool = PagePool(4)
-    page = pool.take()
+    (page,) = pool.take(1)
     with pytest.raises(RuntimeError, match="is free"):
         pool.hold(3 - page if page != 3 else 1)
     pool.cache(page)

@@ -156,7 +156,9 @@ def test_chunks_by_slack(slack: float, chunk: int, takes: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "safety", "chunk"), [(toy, 1.2, 800), (slow, 1.0, 688), (slow, 1.2, 544)], ids=str
+    ("model", "safety", "chunk"),
+    [(toy, 1.2, 800), (slow, 1.0, 688), (slow, 1.2, 544)],
+    ids=["toy", "slow", "slow-with-margin"],
 )
 def test_chunks_by_slack_with_caution(model: Model, safety: float, chunk: int) -> None:
     assert Step(slack=4.0, model=model, safety=safety).answer()[0] == chunk

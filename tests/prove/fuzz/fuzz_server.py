@@ -54,8 +54,9 @@ def state_of(app: Starlette, watch: LoopWatch) -> Callable[[Request], Any]:
                 "background": len(context.background),
                 "fds": len(os.listdir("/proc/self/fd")),
                 "threads": threading.active_count(),
-                "rss": resident(),
-                "rss_of_files": of_files(),
+                "rss": (whole := resident()),
+                "rss_of_files": (mapped := of_files()),
+                "own": whole - mapped,
                 "blocks": sys.getallocatedblocks(),
             }
         )
