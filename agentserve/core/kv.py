@@ -363,10 +363,8 @@ class KVManager:
         return all(pool.is_private(pages[index]) for pool, pages in zip(self.pools, table.pages, strict=True))
 
     def _is_idle(self, node: Node) -> bool:
-        for pool, pages in zip(self.pools, node.pages, strict=True):  # asked for every page that goes
-            if pool.holds(pages[-1]):
-                return False
-        return True
+        held = [pool.holds(pages[-1]) for pool, pages in zip(self.pools, node.pages, strict=True)]
+        return not any(held)
 
     def check(self) -> None:
         """Raise AssertionError unless every page is accounted for (INV-1, INV-2, INV-3)."""
