@@ -19,6 +19,7 @@ from agentserve.models.gguf_weights import load_gguf_weights
 from agentserve.models.hf_config import read_hf_config
 from agentserve.models.rope import inverse_frequencies
 from agentserve.models.safetensors_weights import load_safetensors_weights, weight_files
+from agentserve.models.shard import WHOLE, Shard
 from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights
 
@@ -42,7 +43,9 @@ _DAMAGE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A model in memory. `digest` names its weight files' content (64 hex digits)."""
+    """A model in memory. `digest` names its weight files' content (64 hex digits).
+
+    `config` is the whole model's, also where `weights` are a rank's part (`Shard.config`)."""
 
     config: DecoderConfig
     weights: DecoderWeights
@@ -59,20 +62,27 @@ class OpenModel:
     file: GgufFile | None
 
     def load(
-        self, dtype: torch.dtype, device: torch.device, weights: WeightStorage = "expanded"
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        weights: WeightStorage = "expanded",
+        shard: Shard = WHOLE,
     ) -> LoadedModel:
-        """Read the weights into memory; whatever is wrong with them is a one-line `ModelError`.
+        """Read the weights into memory, or one rank's `shard` of them; whatever is wrong with them is a
+        one-line `ModelError`.
 
         `weights` "stored" keeps a GGUF file's blocks as they are; folders have none.
         """
         source, config = self.source, self.config
         if dtype not in DTYPES.values():
             raise ModelError(f"{source.path}: dtype {dtype} is not supported, only {', '.join(DTYPES)}")
+        shard.check(config, str(source.path))
         with _one_line(source.path):
             if self.file is not None:
-                loaded = load_gguf_weights(self.file, config, dtype, device, stored=weights == "stored")
+                stored = weights == "stored"
+                loaded = load_gguf_weights(self.file, config, dtype, device, stored=stored, shard=shard)
             else:
-                loaded = load_safetensors_weights(source.path, config, dtype, device)
+                loaded = load_safetensors_weights(source.path, config, dtype, device, shard)
             frequencies = inverse_frequencies(config.rope, config.head_dim, loaded.rope_factors)
             if not bool(frequencies.isfinite().all()):
                 raise ModelError(f"{source.path}: its rotary settings give no finite frequencies")

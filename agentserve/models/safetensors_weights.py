@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from agentserve.models.assemble import Assembler
 from agentserve.models.config import DecoderConfig
 from agentserve.models.errors import ModelError
+from agentserve.models.shard import WHOLE, Shard
 from agentserve.models.weights import DecoderWeights
 
 _SINGLE = "model.safetensors"
@@ -46,10 +47,10 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def load_safetensors_weights(
-    folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+    folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
 ) -> DecoderWeights:
-    """Read every tensor; a missing, foreign, misshapen, truncated or quantised one is a `ModelError`."""
-    assembler = Assembler(config, dtype, device)
+    """Read every tensor, or what `shard` has of it; a missing, foreign, misshapen, truncated or quantised one is a `ModelError`."""
+    assembler = Assembler(config, dtype, device, shard=shard)
     wanted: dict[Path, list[str]] = {}
     for path in weight_files(folder):
         wanted[path] = []
@@ -64,7 +65,7 @@ def load_safetensors_weights(
         try:
             with safe_open(path, framework="pt") as file:
                 for name in names:
-                    assembler.put(name, file.get_tensor(name))
+                    assembler.put(name, file.get_slice(name))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path}: not a readable safetensors file ({error})") from None
     return assembler.finish()
