@@ -154,12 +154,14 @@ class TorchExecutor:
         """Sampled tokens by chunk number; a row that gives none becomes an error instead, and is `refused`
         where its request is at fault.
 
-        `ends` are the hidden states of the `runnable` chunks; those with an error are not sampled.
+        `ends` are the hidden states of the `runnable` chunks. Of which rows there are logits follows from
+        the plan alone, so that ranks that compute together (`Ranks`) need not agree on it; those of chunks
+        with an error are not sampled.
         """
         places, numbers, specs = [], [], []
         for place, number in enumerate(runnable):
             chunk = chunks[number]
-            if chunk.sample and not errors[number]:
+            if chunk.sample:
                 places.append(place)
                 numbers.append(number)
                 specs.append((chunk.session, chunk.turn, chunk.sample))
@@ -167,12 +169,13 @@ class TorchExecutor:
             return {}
         logits = self._decoder.logits(_rows(ends, places))
         finite = logits.finite.tolist()
-        if not all(finite):
-            for number, good in zip(numbers, finite, strict=True):
-                errors[number] = "" if good else _NOT_FINITE
-            good_rows = [row for row, good in enumerate(finite) if good]
-            if not good_rows:
-                return {}
+        for number, whole in zip(numbers, finite, strict=True):
+            if not whole:
+                errors[number] = _NOT_FINITE
+        good_rows = [row for row, number in enumerate(numbers) if not errors[number]]
+        if not good_rows:
+            return {}
+        if len(good_rows) < len(numbers):
             logits = logits.take(good_rows)
             numbers, specs = [numbers[row] for row in good_rows], [specs[row] for row in good_rows]
         sampled: dict[int, Sampled] = {}

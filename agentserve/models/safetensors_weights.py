@@ -49,7 +49,8 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 def load_safetensors_weights(
     folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
 ) -> DecoderWeights:
-    """Read every tensor, or what `shard` has of it; a missing, foreign, misshapen, truncated or quantised one is a `ModelError`."""
+    """Read every tensor, or what `shard` has of it; a missing, foreign, misshapen, truncated or quantised
+    one is a `ModelError`."""
     assembler = Assembler(config, dtype, device, shard=shard)
     wanted: dict[Path, list[str]] = {}
     for path in weight_files(folder):
