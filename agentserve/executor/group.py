@@ -7,6 +7,7 @@ they send to each other while they compute goes through `collectives`.
 
 from __future__ import annotations
 
+import logging
 import struct
 from array import array
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from agentserve.executor.runner import Row, TorchExecutor
 from agentserve.models.decoder import Decoder
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels.ops import Logits
+
+log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct(">I")
 _SESSION, _TURN = SessionId("followed"), TurnId(0)
@@ -135,7 +138,10 @@ class GroupExecutor:
                 write_frame(pipe, frame)
             return self._own.run(plan)
         except Exception as error:
-            raise GroupBroken(f"step {plan.step} of a tensor-parallel group failed: {error!r}") from error
+            log.exception("step %d failed, of %s", plan.step, [str(chunk.session) for chunk in plan.chunks])
+            raise GroupBroken(
+                f"step {plan.step} of a tensor-parallel group failed: this worker ends"
+            ) from error
 
 
 class NoSampler:

@@ -46,6 +46,7 @@ class Decoder:
         ops: Ops,
         positions: int | None = None,
         activations: Activations = "float",
+        *,
         ranks: Ranks | None = None,
     ) -> None:
         if activations != "float" and not weights.layers_in_blocks:

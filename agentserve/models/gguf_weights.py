@@ -51,6 +51,7 @@ def load_gguf_weights(
     dtype: torch.dtype,
     device: torch.device,
     stored: bool = False,
+    *,
     shard: Shard = WHOLE,
 ) -> DecoderWeights:
     """Read every tensor of `file`; a missing, foreign, misshapen or unreadable one is a `ModelError`.

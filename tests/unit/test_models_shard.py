@@ -1,4 +1,4 @@
-"""A model in parts: what ranks say together is what the whole model says, and what cannot be shared is told."""
+"""A model in parts: ranks together say what the whole model says, and what cannot be shared is told."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_heads_are_shared_or_repeated(tmp_path: Path, degree: int, changes: dict
 
 
 def test_a_wrong_share_is_seen(tmp_path: Path) -> None:
-    """The comparison can fail: with the first two ranks of three in place of the first two of two it does."""
+    """The comparison can fail: with each rank's tokens those of the other one it does."""
     source = folder_of(tmp_path, "llama", num_key_value_heads=6, intermediate_size=84)
     whole = logits(load_model(source, torch.float32, CPU), ReferenceOps(CPU), Shard())
     right: Callable[[Shard, int], tuple[int, int]] = Shard.tokens
@@ -206,7 +206,7 @@ def test_a_tied_head_is_a_part_of_the_embedding_in_the_same_memory(tmp_path: Pat
 def test_blocks_are_shared_as_numbers_are(
     tmp_path: Path, kind: Kind, tied: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Between blocks where they end there, else expanded: 256 weights are one block of Q6_K, eight of Q4_1."""
+    """Cut between blocks, or expanded: 256 weights are one block of Q6_K, eight of Q4_1."""
     _, _, stored = model(tied)
     write(tmp_path / "m.gguf", stored, uniform(kind))
     source = ModelSource("gguf", tmp_path / "m.gguf", "m")

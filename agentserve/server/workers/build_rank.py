@@ -65,7 +65,12 @@ class OpenRank:
     ) -> TorchExecutor:
         """ranks: the group that computes the model together."""
         decoder = Decoder(
-            self.config, loaded.weights, self.backend.ops, self.reach(pages), self.spec.activations, ranks
+            self.config,
+            loaded.weights,
+            self.backend.ops,
+            self.reach(pages),
+            self.spec.activations,
+            ranks=ranks,
         )
         pool = KVPool(self.config, pages, self.spec.page_size, kv_dtype_of(self.spec), self.device)
         return TorchExecutor(decoder, pool, sampler)
