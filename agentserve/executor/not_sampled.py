@@ -1,4 +1,4 @@
-"""What sampling says of a row that gave no token. By itself: a rank that follows runs steps and samples nothing."""
+"""What sampling says of a row that gave no token. By itself: ranks that follow a leader sample nothing."""
 
 from __future__ import annotations
 

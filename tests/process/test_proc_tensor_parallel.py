@@ -11,10 +11,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agentserve.config import load
-from agentserve.models.errors import ModelError
-from agentserve.server.workers.build_rank import open_rank
-from agentserve.server.workers.spec import worker_spec
 from tests.process.serving import serving
 from tests.thinking_model import ANSWER, THOUGHT, save_thinking_model
 
@@ -77,23 +73,6 @@ def test_a_group_serves_and_is_replaced_as_one(tmp_path: Path) -> None:
         worker, follower = group_of(server.pid)
         os.kill(worker, signal.SIGKILL)
         assert vanishes(follower)
-
-
-@pytest.mark.model
-@pytest.mark.parametrize(
-    ("degree", "problem"),
-    [(2, "9 heads cannot be shared equally by 2 ranks"), (9, ""), (3, "")],
-)
-def test_whether_ranks_can_share_a_model_is_known_before_its_weights_are_read(
-    degree: int, problem: str
-) -> None:
-    spec = worker_spec(load({"tensor_parallel": degree, "device_kv": "8MiB"}), 0, "", os.getpid(), cores=1)
-    if problem:
-        with pytest.raises(ModelError, match=problem):
-            open_rank(spec)
-        return
-    rank = open_rank(spec, degree - 1)
-    assert (rank.config.heads, rank.config.kv_heads) == (9 // degree, 1)
 
 
 @pytest.mark.prove

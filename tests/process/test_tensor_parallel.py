@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from tests.process.group_rank import group
 from tests.unit.test_models_shard import TOKENS, assert_alike, folder_of, logits
 
 pytestmark = pytest.mark.process
-Tables = tuple[array[int], ...]
 MOST_ROWS = 24  # so that plans take several passes
 
 
@@ -83,21 +83,15 @@ def best_donor(sessions: list[list[int]], done: list[int], number: int) -> tuple
     return best
 
 
-def copied(donor: Tables, table: Tables, shared: int, size: int) -> list[PageCopy]:
+def copied(
+    donor: Sequence[array[int]], table: Sequence[array[int]], shared: int, size: int
+) -> list[PageCopy]:
     pages = range(-(-shared // size))
     return [
         PageCopy(kind, donor[kind][page], table[kind][page], min(size, shared - page * size))
         for kind in range(len(donor))
         for page in pages
     ]
-
-
-def test_two_processes_say_what_one_says(tmp_path: Path) -> None:
-    source = folder_of(tmp_path, "llama-biased")
-    expected = logits(load_model(source, torch.float32, CPU), ReferenceOps(CPU), Shard())
-    with group(tmp_path, tmp_path / "meeting", "fp32", MOST_ROWS) as engine:
-        found = torch.stack(list(engine.logits(TOKENS, [17, 1, 13, 9]).values()))
-        assert_alike(found, expected)
 
 
 def check_histories(engine: Engine, seeds: range) -> int:
@@ -113,16 +107,19 @@ def check_histories(engine: Engine, seeds: range) -> int:
     return compared
 
 
-def test_no_company_changes_a_bit(tmp_path: Path) -> None:
-    """bf16: alone, in batches, chunks, several passes, on what another has computed: the same logits."""
-    folder_of(tmp_path, "llama")
-    with group(tmp_path, tmp_path / "meeting", "bf16", MOST_ROWS) as engine:
+def test_two_processes_say_what_one_says_and_no_company_changes_a_bit(tmp_path: Path) -> None:
+    """Alone, in batches, chunks, several passes, on what another has computed: the same logits, which are the
+    whole model's but for rounding."""
+    source = folder_of(tmp_path, "llama-biased")
+    expected = logits(load_model(source, torch.float32, CPU), ReferenceOps(CPU), Shard())
+    with group(tmp_path, tmp_path / "meeting", "fp32", MOST_ROWS) as engine:
+        assert_alike(torch.stack(list(engine.logits(TOKENS, [17, 1, 13, 9]).values())), expected)
         assert check_histories(engine, range(3)) >= 25
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("name", ["llama-biased", "llama-tied-mha", "qwen3", "qwen2-windows"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied-mha", "qwen3", "qwen2-windows"])
 def test_no_company_changes_a_bit_at_length(tmp_path: Path, name: str, dtype: str) -> None:
     folder_of(tmp_path, name)
     with group(tmp_path, tmp_path / "meeting", dtype, MOST_ROWS) as engine:

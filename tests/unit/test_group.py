@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from array import array
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -25,10 +27,13 @@ from agentserve.executor.group import (
     write_frame,
 )
 from agentserve.executor.runner import TorchExecutor
+from agentserve.models.errors import ModelError
+from agentserve.server.workers.build_rank import open_rank
 from agentserve.server.workers.followers import CannotFollow, Followers, Loaded
 from agentserve.server.workers.spec import WorkerSpec, device_of, worker_spec
 from agentserve.types import Sampling, SessionId, TurnId
 from agentserve.values import ConfigError
+from tests.parity.harness import config_json
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=40).map(lambda ids: array("i", ids))
 SPECS = st.builds(SampleSpec, st.just(Sampling(temperature=0.7)), IDS, st.just(1), st.just(2))
@@ -177,3 +182,14 @@ def test_tiers_are_refused_with_several_ranks(flags: dict[str, object]) -> None:
         load({"tensor_parallel": 2, **flags})
     load({"tensor_parallel": 1, **flags})
     load({"tensor_parallel": 2, "data_dir": "x"})
+
+
+def test_what_ranks_cannot_share_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_json("llama")))  # and nothing else
+    spec = {"model": str(tmp_path), "dtype": "fp32", "device_kv": "8MiB"}
+    with pytest.raises(ModelError, match="6 heads cannot be shared equally by 4 ranks"):
+        open_rank(spec_of(tensor_parallel=4, **spec))
+    rank, whole = open_rank(spec_of(tensor_parallel=2, **spec), 1), open_rank(spec_of(**spec))
+    assert (rank.config.heads, rank.config.kv_heads) == (3, 1)
+    assert rank.groups[0].page_bytes * 2 == whole.groups[0].page_bytes
+    assert rank.pages()[0] // 2 == whole.pages()[0]  # a rank's pool has the bytes, for half of the heads
