@@ -55,7 +55,7 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
     try:
         return _build(spec, rank, followers, fault, matchers)
     except BaseException:
-        followers.close()
+        followers.close(0.0)
         raise
 
 

@@ -18,6 +18,7 @@ from typing import IO, BinaryIO, cast
 import msgspec
 import torch
 
+from agentserve.clock import WallClock
 from agentserve.executor.collectives import Collectives, connect
 from agentserve.executor.group import read_frame, write_frame
 from agentserve.server.workers.spec import WorkerSpec
@@ -26,7 +27,7 @@ from agentserve.server.workers.supervisor import private_directory
 log = logging.getLogger("agentserve.worker")
 
 FOLLOWER_COMMAND = (sys.executable, "-P", "-m", "agentserve.server.workers.follower")
-GRACE = 5.0  # seconds that a follower has to leave by itself
+GRACE = 5.0  # seconds that followers have to leave by themselves
 
 
 class Orders(msgspec.Struct, frozen=True, tag="orders"):
@@ -123,16 +124,17 @@ class Followers:
         for process in self._processes:
             self._answer(process)
 
-    def close(self) -> None:
-        """End them; they have a moment to leave by themselves."""
+    def close(self, grace: float = GRACE) -> None:
+        """End them; they have so many seconds to leave by themselves."""
         self._closing.set()
         self._stack.close()
         for process in self._processes:
             with suppress(OSError):
                 _pipe(process.stdin).close()
+        deadline = WallClock().now() + grace
         for process in self._processes:
             try:
-                process.wait(GRACE)
+                process.wait(max(0.0, deadline - WallClock().now()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
