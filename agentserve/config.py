@@ -38,7 +38,7 @@ from agentserve.values import (
 from tiering.policy.registry import policy_names
 from tools_bridge.registry import BY_NAME, REASONING
 
-DTYPES = ("bf16", "fp32")
+DTYPES = ("bf16", "fp16", "fp32")
 Weights = Literal["stored", "expanded"]
 Activations = Literal["float", "int8"]
 KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "int8")
@@ -268,6 +268,7 @@ _FILE_ONLY = (
     _Key("scheduling", "feedback_levels", at_least(1, 64)),
 )
 _KEY = re.compile(r"[!-~]{1,512}")
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 _SECRET = frozenset({"api_keys", "admin_keys"})  # shown to nobody, not even where they are wrong
 
 
@@ -377,7 +378,7 @@ def _check(config: ServeConfig) -> None:
             f"activations: {config.model.activations} ones are for weights in blocks; "
             'that needs weights "stored", got "expanded"'
         )
-    if config.model.device != "cpu" and not config.model.device.startswith("cuda"):
+    if not _DEVICE.fullmatch(config.model.device):
         raise ConfigError(f'device: expected "cpu", "cuda" or "cuda:N", got "{config.model.device}"')
     _check_storage(config.storage)
     if config.workers.tensor_parallel > 1 and (config.storage.host_kv or config.storage.disk_kv):

@@ -372,6 +372,14 @@ class PreemptionCounts(msgspec.Struct, frozen=True):
     migrated: int = 0  # of these: those that went
 
 
+class RunCounts(msgspec.Struct, frozen=True):
+    """How steps were run, on a device where decode steps are recorded before they come. They only grow."""
+
+    replayed: int = 0
+    missed: int = 0  # decode steps for which nothing had been recorded
+    launched: int = 0  # all that are more than one token of each sequence
+
+
 class WorkerView(msgspec.Struct, frozen=True):
     """One worker's load and memory, for the router and /metrics. Page counts are of the tightest group."""
 
@@ -388,6 +396,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     unrecorded: int = 0  # lines of its recording that could not be written; they only grow
     promises: PromiseCounts = PromiseCounts()
     preempted: PreemptionCounts = PreemptionCounts()
+    runs: RunCounts = RunCounts()
 
 
 class Description(msgspec.Struct, frozen=True, tag="description"):

@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from agentserve.messages import TurnUsage, WorkerView
 from agentserve.request_metrics import RequestMetrics
 from agentserve.tenant_metrics import PromiseMetrics, TenantMetrics
-from agentserve.tier_metrics import TierMetrics
+from agentserve.tier_metrics import TierMetrics, Totals
 from agentserve.types import FinishReason, SessionState
 from agentserve.vllm_metrics import vllm_page
 
@@ -76,6 +76,13 @@ class Metrics:
             "Prompt tokens that a turn had to compute",
             buckets=_TOKENS,
             registry=made,
+        )
+        self._runs = Totals(
+            "agentserve_steps_run",
+            "Steps by how they were run, where decode steps are recorded: replayed, missed (nothing was "
+            "recorded for them), launched (more than one token of a sequence)",
+            "how",
+            made,
         )
         self._sessions = Gauge("agentserve_sessions", "Sessions by state", ["state"], registry=made)
         self._directory = Gauge(
@@ -229,6 +236,13 @@ class Metrics:
         self._live.set(sum(view.pages_live for view in views))
         self._running.set(sum(view.running for view in views))
         self._waiting.set(sum(view.waiting for view in views))
+        self._runs.follow(
+            {
+                "replayed": sum(view.runs.replayed for view in views),
+                "missed": sum(view.runs.missed for view in views),
+                "launched": sum(view.runs.launched for view in views),
+            }
+        )
         self.tiers.set_workers(views)
         self.promises.set([view.promises for view in views])
 

@@ -22,7 +22,7 @@ _WAYS = {"in": (Move.LOAD, Move.FETCH, Move.BORROW), "out": (Move.SAVE,)}
 _WAITS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 3600)
 
 
-class _Totals:
+class Totals:
     """A counter that follows totals which somebody else counts."""
 
     def __init__(
@@ -67,8 +67,8 @@ class TierMetrics:
         def gauge(name: str, text: str, labels: Sequence[str] = ("tier",)) -> Gauge:
             return Gauge(f"agentserve_tier_{name}", text, labels, registry=registry)
 
-        def totals(name: str, text: str, label: str, known: Sequence[str]) -> _Totals:
-            return _Totals(f"agentserve_tier_{name}", text, label, registry, known)
+        def totals(name: str, text: str, label: str, known: Sequence[str]) -> Totals:
+            return Totals(f"agentserve_tier_{name}", text, label, registry, known)
 
         self._blocks = gauge("blocks", "Blocks of KV in a tier")
         self._capacity = gauge("capacity_blocks", "Blocks that a tier can hold")
@@ -83,7 +83,7 @@ class TierMetrics:
         self._hits = totals("hit_tokens", "Prompt tokens whose KV was found in a tier", "tier", tiers)
         self._moved = totals("moved_blocks", "Blocks moved between tiers", "move", moves)
         self._volume = totals("moved_bytes", "Bytes of KV moved between tiers, uncompressed", "move", moves)
-        self._swapped = _Totals(
+        self._swapped = Totals(
             "agentserve_swap_bytes",
             "Bytes of KV that came onto the device and left it, uncompressed",
             "direction",
@@ -97,7 +97,7 @@ class TierMetrics:
         self._faults = totals("faults", "What was found wrong below the device, each once", "fault", kinds)
         choices = [choice.value for choice in Choice]
         self._decisions = totals("decisions", "What the policy chose for sessions at rest", "choice", choices)
-        self._ahead = _Totals(
+        self._ahead = Totals(
             "agentserve_ahead_tokens",
             "Prompt tokens computed while a tool's output arrived, and of these those that a turn began with",
             "what",
@@ -118,16 +118,16 @@ class TierMetrics:
             buckets=_WAITS,
             registry=registry,
         )
-        self._ended = _Totals(
+        self._ended = Totals(
             "agentserve_tool_waits_predicted", "Ended waits that had been predicted", "tool", registry
         )
-        self._median = _Totals(
+        self._median = Totals(
             "agentserve_tool_waits_within_median",
             "Of these, ended by the predicted median; half of them when predictions are right",
             "tool",
             registry,
         )
-        self._p90 = _Totals(
+        self._p90 = Totals(
             "agentserve_tool_waits_within_p90",
             "Of these, ended by the predicted 90th percentile",
             "tool",

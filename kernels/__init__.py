@@ -36,8 +36,10 @@ def backend_for(device: torch.device) -> Backend:
     """The fastest operations for `device`. The first call on a machine compiles for some seconds."""
     from kernels.reference import ReferenceOps
 
+    if device.type == "cuda":
+        return _gpu_backend(device)
     if device.type != "cpu":
-        return Backend(ReferenceOps(device), f"reference (there are no kernels for {device.type} yet)")
+        return Backend(ReferenceOps(device), f"reference (there are no kernels for {device.type})")
     from kernels.cpu import BuildError, cpu_backend
 
     try:
@@ -46,6 +48,19 @@ def backend_for(device: torch.device) -> Backend:
         log.warning("CPU kernels cannot be built, running on the slow reference: %s", error)
         return Backend(ReferenceOps(device), f"reference, several times slower: {error}")
     return Backend(ops, reason, isa.needs)
+
+
+def _gpu_backend(device: torch.device) -> Backend:
+    from kernels.reference import ReferenceOps
+    from kernels.triton.backend import described, gpu, triton_version, unfit
+
+    (name, capability), version = gpu(device), triton_version()
+    if why := unfit(capability, version):
+        log.warning("running on the slow reference, not on Triton kernels: %s: %s", name, why)
+        return Backend(ReferenceOps(device), f"reference ({name}: {why})")
+    from kernels.triton.ops import TritonOps
+
+    return Backend(TritonOps(device), described(name, capability, str(version)))
 
 
 def ops_for(device: torch.device) -> Ops:

@@ -13,6 +13,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from kernels.narrow import GroupedMatrix, ScaledMatrix, expand_narrow, expand_narrow_rows
+
 _AT_ONCE = 1 << 22  # weights decoded together: bounds what expanding holds beside its result
 
 
@@ -81,8 +83,8 @@ class BlockMatrix:
         return sum(run.data.numel() for run in self.runs)
 
 
-Matrix = Tensor | BlockMatrix
-"""`[out, in]` weights: numbers, or blocks as a file has them."""
+Matrix = Tensor | BlockMatrix | ScaledMatrix | GroupedMatrix
+"""`[out, in]` weights: numbers, blocks as a file has them, or codes with scales (`kernels.narrow`)."""
 
 
 def expand(matrix: Matrix, dtype: torch.dtype) -> Tensor:
@@ -92,6 +94,8 @@ def expand(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     """
     if isinstance(matrix, Tensor):
         return matrix.to(dtype)
+    if not isinstance(matrix, BlockMatrix):
+        return expand_narrow(matrix, dtype)
     device = matrix.runs[0].data.device if matrix.runs else torch.device("cpu")
     out = torch.empty(matrix.shape, dtype=dtype, device=device)
     row = 0
@@ -106,6 +110,8 @@ def expand_rows(matrix: Matrix, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """`expand(matrix, dtype)[rows]` for `rows [n]` int64, without expanding the others."""
     if isinstance(matrix, Tensor):
         return matrix[rows].to(dtype)
+    if not isinstance(matrix, BlockMatrix):
+        return expand_narrow_rows(matrix, rows, dtype)
     out = torch.empty((rows.shape[0], matrix.width), dtype=dtype, device=rows.device)
     first = 0
     for run in matrix.runs:

@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from kernels.blocks import Matrix
+from kernels.blocks import BlockMatrix, Matrix
 
 Activations = Literal["float", "int8"]
 """What products with block weights multiply them with: the operands as they are, or rounded to 8 bits
@@ -40,9 +40,9 @@ KV_TAILS = {torch.bfloat16: 0, torch.float16: 0, torch.float32: 0, torch.int8: 4
 
 def operand_dtype(weight: Matrix, dtype: torch.dtype | None, activations: Activations) -> torch.dtype:
     """The dtype that `Ops.linear` computes in, or the ValueError that it raises."""
+    if activations != "float" and not isinstance(weight, BlockMatrix):
+        raise ValueError(f"{activations} activations are for block weights only")
     if isinstance(weight, Tensor):
-        if activations != "float":
-            raise ValueError(f"{activations} activations are for block weights only")
         return dtype or weight.dtype
     if dtype is None:
         raise ValueError("a product with block weights needs the dtype of its operands")
@@ -161,6 +161,14 @@ class StepGroup(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class GroupPages:
+    """One KV group's pages, and what attention over them looks like."""
+
+    storage: Tensor  # as in StepGroup
+    shape: AttentionShape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Hidden:
     """The last layer's normed output."""
 
@@ -170,7 +178,10 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logits:
-    """`best` is the lowest id among the greatest logits of a row; without meaning where not `finite`."""
+    """`best` is the lowest id among the greatest logits of a row; without meaning where not `finite`.
+
+    Both may be on the CPU already while `values` are still on the device.
+    """
 
     values: Tensor  # [rows, vocab] float32
     best: Tensor  # [rows] int64
@@ -183,8 +194,42 @@ class Logits:
 
     def take(self, rows: Sequence[int]) -> Logits:
         """These rows, copied."""
-        at = torch.tensor(rows, dtype=torch.int64, device=self.values.device)
-        return Logits(self.values[at], self.best[at], self.finite[at])
+        at = torch.tensor(rows, dtype=torch.int64)
+        parts = (part[at.to(part.device)] for part in (self.values, self.best, self.finite))
+        return Logits(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How one row's token is drawn: as `agentserve.types.Sampling` means it, `temperature` above 0.
+
+    `position` is that of the token to be drawn. With `seed` it decides the random number.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    position: int
+
+
+class Drawing(Protocol):
+    """Drawing tokens where the logits are."""
+
+    def __call__(self, values: Tensor, draws: Sequence[Draw]) -> Tensor:
+        """`[rows]` int64 on the device of `values [rows, vocab]` float32, which are finite and left as they
+        are. A row's token depends on its logits and its draw alone."""
+        ...
+
+
+@dataclass(slots=True)
+class StepRuns:
+    """How a decoder's steps were run, where it records decode steps before they come (`prepare`)."""
+
+    replayed: int = 0
+    missed: int = 0  # decode steps for which nothing had been recorded
+    launched: int = 0  # all that are more than one token of each sequence
 
 
 class StepDecoder(Protocol):
@@ -197,6 +242,16 @@ class StepDecoder(Protocol):
     def logits(self, hidden: Tensor) -> Logits:
         """Logits of `[rows, hidden]` from `forward`. The next call may reuse the memory of `values`."""
         ...
+
+    def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
+        """Do now what would hold up the first steps over these pages, of up to `rows` sequences. Writes
+        nothing into them. One line that says what was done, "" if nothing."""
+        return ""
+
+    @property
+    def runs(self) -> StepRuns:
+        """Since it was prepared."""
+        return StepRuns()
 
 
 class Ops(Protocol):
@@ -227,7 +282,7 @@ class Ops(Protocol):
         """Prepare `x @ weight.T + bias`; `weight [out, in]`, `bias [out]`.
 
         `dtype` is that of x and the result: the weight's own where it is a tensor, and needed where
-        it is blocks. `activations` "int8" is for blocks only (ValueError).
+        it is blocks or codes. `activations` "int8" is for blocks only (ValueError).
 
         Set the number of threads first: how rows are grouped is measured here, with these.
         """
@@ -235,6 +290,10 @@ class Ops(Protocol):
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         """The whole forward pass as one operation, or None where a backend has none for this model."""
+        ...
+
+    def drawing(self) -> Drawing | None:
+        """Drawing tokens on the device, or None where the host does it as fast."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -266,8 +325,8 @@ class Ops(Protocol):
     def attention(self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor) -> Attention:
         """Lay out one step's attention.
 
-        `tables [len(spans), pages]` int64: page of positions `i * slots ..` of each span's sequence;
-        entries that no token of the span can see may hold anything that is a page of the pool.
+        `tables [len(spans), pages]` int64, on the CPU: page of positions `i * slots ..` of each span's
+        sequence; entries that no token of the span can see may hold anything that is a page of the pool.
         """
         ...
 

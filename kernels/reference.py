@@ -23,6 +23,7 @@ from kernels.ops import (
     Attention,
     AttentionShape,
     DecoderParts,
+    Drawing,
     Linear,
     Span,
     StepDecoder,
@@ -112,6 +113,9 @@ class ReferenceOps:
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         return None
 
+    def drawing(self) -> Drawing | None:
+        return None
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         width = x.shape[-1]
         wide = x.to(torch.float32).contiguous().view(-1, width)
@@ -143,7 +147,7 @@ class ReferenceOps:
     def attention(self, shape: AttentionShape, spans: Sequence[Span], tables: Tensor) -> Attention:
         if shape.dim not in self._tiles:
             self._tiles[shape.dim] = TileOps(shape.dim, self._device)
-        return PagedAttention(shape, spans, tables, self._tiles[shape.dim])
+        return PagedAttention(shape, spans, tables.to(self._device), self._tiles[shape.dim])
 
     def copy_page(self, storage: Tensor, source: int, target: int, slots: int) -> None:
         storage[target, :, :, :slots] = storage[source, :, :, :slots]

@@ -57,7 +57,7 @@ def speed_bench(
     context: typer.Context,
     *,
     model: Annotated[str | None, typer.Option(show_default="smollm2-135m")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.", show_default="bf16")] = None,
     weights: Annotated[str, typer.Option(help="expanded or stored.")] = "expanded",
     activations: Annotated[
         str | None, typer.Option(help="float, or int8 for stored weights.", show_default="float")

@@ -58,7 +58,7 @@ def agents(
     api_key: Annotated[str, typer.Option(help="For --url.")] = "",
     min_tokens: Annotated[bool, typer.Option(help="For --url: also ask that no reply ends early.")] = False,
     model: Annotated[str | None, typer.Option(show_default="smollm2-135m; m with --url")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.", show_default="bf16")] = None,
     weights: Annotated[str | None, typer.Option(help="expanded or stored.", show_default="stored")] = None,
     threads: Annotated[str | None, typer.Option(show_default="all cores")] = None,
     max_batched_tokens: Annotated[str | None, typer.Option(help="Tokens per step.")] = None,

@@ -35,7 +35,7 @@ def compare(
             help="A .gguf file for libraries, a folder for servers.", show_default="the one in --peers-dir"
         ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Ours: bf16 or fp32.", show_default="bf16")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Ours: bf16, fp16 or fp32.", show_default="bf16")] = None,
     weights: Annotated[str | None, typer.Option(help="Ours: stored or expanded.")] = None,
     activations: Annotated[
         str | None, typer.Option(help="Ours: float or int8; int8 runs both, beside libraries.")

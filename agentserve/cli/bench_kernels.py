@@ -27,7 +27,7 @@ PLAIN_WIDTH = 160  # characters
 def bench_kernels(
     *,
     model: Annotated[str | None, typer.Option(show_default="smollm2-135m")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.", show_default="bf16")] = None,
     weights: Annotated[
         str | None, typer.Option(help="stored or expanded.", show_default="both, in alternation")
     ] = None,

@@ -27,7 +27,7 @@ def steps_bench(
     steps: Annotated[int, typer.Option(min=500, help="Of each of two loads.")] = 1500,
     seed: Annotated[int, typer.Option(min=0, help="Of both loads.")] = 0,
     model: Annotated[str | None, typer.Option(show_default="smollm2-135m")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.", show_default="bf16")] = None,
     weights: Annotated[str | None, typer.Option(help="expanded or stored.", show_default="stored")] = None,
     activations: Annotated[
         str | None, typer.Option(help="float, or int8 for stored weights.", show_default="float")

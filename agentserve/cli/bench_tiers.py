@@ -41,7 +41,7 @@ def tiers_bench(
     context: Annotated[int, typer.Option(min=64, help="Resumes: tokens of the session.")] = 4096,
     result: Annotated[int, typer.Option(min=1, help="Resumes: tokens of the tool's result.")] = 32,
     model: Annotated[str | None, typer.Option(show_default="smollm2-135m")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.", show_default="bf16")] = None,
     weights: Annotated[str, typer.Option(help="expanded or stored.")] = "expanded",
     threads: Annotated[str | None, typer.Option(show_default="all cores")] = None,
     tier_policy: Annotated[str, typer.Option(help="Steps: who decides where KV goes.")] = "priced",

@@ -53,7 +53,7 @@ def traces(
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 1,
     model: Annotated[str, typer.Option()] = "smollm2-135m",
-    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.", show_default="bf16")] = None,
     weights: Annotated[str | None, typer.Option(help="expanded or stored.", show_default="stored")] = None,
     threads: Annotated[str | None, typer.Option(show_default="all cores")] = None,
     max_batched_tokens: Annotated[str | None, typer.Option(help="Tokens per step.")] = None,

@@ -91,6 +91,7 @@ def _torch() -> Iterator[Finding]:
     yield Finding("torch", f"{torch.__version__} ({build}), {torch.get_num_threads()} threads")
     yield Finding("devices", "cpu" + "".join(f", {name}" for name in _gpus()))
     yield from _backend()
+    yield from _gpu_backends()
 
 
 def _gpus() -> list[str]:
@@ -113,6 +114,20 @@ def _backend() -> Iterator[Finding]:
         return
     yield Finding("backend", backend.reason)
     yield Finding("8-bit dot", dot_products(cpu_features(), backend.features))
+
+
+def _gpu_backends() -> Iterator[Finding]:
+    import torch
+
+    from kernels import backend_for
+
+    for number in range(len(_gpus())):
+        try:
+            reason = backend_for(torch.device("cuda", number)).reason
+        except Exception as error:
+            yield Finding(f"cuda:{number}", f"no backend, it cannot be used: {error}")
+        else:
+            yield Finding(f"cuda:{number}", reason)
 
 
 def dot_products(features: Collection[str], used: Collection[str]) -> str:

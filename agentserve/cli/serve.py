@@ -35,7 +35,7 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(show_default="127.0.0.1")] = None,
     port: Annotated[str | None, typer.Option(help="0 picks a free one.", show_default="8000")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32.", show_default="bf16")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.", show_default="bf16")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cpu")] = None,
     weights: Annotated[
         str | None,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from agentserve.core.plan import Chunk
 from agentserve.executor.pool import KVPool
+from agentserve.executor.transfers import to_device
 from agentserve.models.config import DecoderConfig
 from agentserve.models.inputs import Batch, PagedGroup
 from kernels.ops import AttentionShape, Ops, Span
@@ -109,14 +110,27 @@ def build_batch(
         spans.append(Span(len(tokens), piece.count, first))
         tokens.extend(chunk.tokens[piece.offset : piece.offset + piece.count].tolist())
         positions.extend(range(first, first + piece.count))
-    groups = []
-    for number, (storage, group) in enumerate(zip(pool.storages, pool.groups, strict=True)):
+    sent, tables = [_tensor(tokens), _tensor(positions)], []
+    for number, group in enumerate(pool.groups):
         given = [chunks[piece.chunk].tables[number] for piece in pieces]
-        shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, pool.page_size, group.window)
-        tables = torch.from_numpy(_tables(given, spans, pool.page_size, group.window))
-        attention = ops.attention(shape, spans, _on(device, tables))
-        groups.append(PagedGroup(storage, _tensor(_slots(given, spans, pool.page_size), device), attention))
-    return Batch(_tensor(tokens, device), _tensor(positions, device), tuple(groups))
+        sent.append(_tensor(_slots(given, spans, pool.page_size)))
+        tables.append(torch.from_numpy(_tables(given, spans, pool.page_size, group.window)))
+    sent = to_device(sent, device)
+    groups = tuple(
+        PagedGroup(storage, slots, ops.attention(shape, spans, table))
+        for storage, slots, shape, table in zip(
+            pool.storages, sent[2:], attention_shapes(config, pool), tables, strict=True
+        )
+    )
+    return Batch(sent[0], sent[1], groups)
+
+
+def attention_shapes(config: DecoderConfig, pool: KVPool) -> list[AttentionShape]:
+    """What attention over each of the pool's KV groups looks like."""
+    return [
+        AttentionShape(config.heads, config.kv_heads, config.head_dim, pool.page_size, group.window)
+        for group in pool.groups
+    ]
 
 
 def _slots(tables: Sequence[array[int]], spans: Sequence[Span], page_size: int) -> array[int]:
@@ -149,9 +163,5 @@ def _within(parts: Sequence[array[int]], bound: int) -> bool:
     return bool(ids.max() < bound)
 
 
-def _tensor(values: array[int], device: torch.device) -> Tensor:
-    return _on(device, torch.frombuffer(values, dtype=torch.int64))
-
-
-def _on(device: torch.device, tensor: Tensor) -> Tensor:
-    return tensor if device.type == "cpu" else tensor.to(device)
+def _tensor(values: array[int]) -> Tensor:
+    return torch.frombuffer(values, dtype=torch.int64)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from agentserve.core.plan import Chunk, ChunkResult, PageCopy, Plan, Sampled, SampleSpec, StepResult
-from agentserve.executor.batch import Piece, build_batch, check_chunks, split_rows
+from agentserve.executor.batch import Piece, attention_shapes, build_batch, check_chunks, split_rows
 from agentserve.executor.not_sampled import NotSampled
 from agentserve.executor.pool import KVPool
+from agentserve.executor.transfers import to_host
 from agentserve.models.decoder import Decoder
 from agentserve.types import SessionId, TurnId
-from kernels.ops import Logits
+from kernels.ops import GroupPages, Logits
 
 MOST_ROWS = 512
 """Token rows of one pass: bounds activations; longer plans take several passes, with the same bits."""
@@ -23,6 +25,14 @@ MOST_ROWS = 512
 _NOT_FINITE = "the model's output is not finite"
 
 Row = tuple[SessionId, TurnId, SampleSpec]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pass:
+    """What went through the model together, and which of its rows came out finite (on the device)."""
+
+    pieces: Sequence[Piece]
+    finite: Tensor  # [rows] bool
 
 
 class SamplerPort(Protocol):
@@ -54,6 +64,8 @@ class TorchExecutor:
         self._sampler = sampler
         self._most_rows = most_rows
         self._computing: Callable[[], None] | None = None
+        # On the CPU kernels leave Python's lock alone; a GPU's are only launched, which takes it.
+        self._launches = decoder.device.type != "cpu"
 
     @property
     def decoder(self) -> Decoder:
@@ -61,9 +73,18 @@ class TorchExecutor:
         return self._decoder
 
     def when_computing(self, call: Callable[[], None]) -> None:
-        """Have `call` called in each run, before the first kernel of its model: for what follows Python's
-        lock is free, but for moments."""
+        """Have `call` called in each run, when its model computes and Python has nothing to do: on the CPU
+        before the first kernel, else when all of them are launched and only results are waited for. For
+        what follows Python's lock is free, but for moments."""
         self._computing = call
+
+    @torch.inference_mode()
+    def prepare(self, rows: int) -> str:
+        """Before the first plan: get ready for steps of up to `rows` sequences. One line that says how,
+        "" where there is nothing to do. Writes nothing into pages."""
+        shapes = attention_shapes(self._decoder.config, self._pool)
+        pages = [GroupPages(*pair) for pair in zip(self._pool.storages, shapes, strict=True)]
+        return self._decoder.prepare(pages, rows)
 
     @property
     def pool(self) -> KVPool:
@@ -93,10 +114,8 @@ class TorchExecutor:
         sampled: dict[int, Sampled] = {}
         refused: set[int] = set()
         if runnable:
-            ends, broken = self._forward([chunks[number] for number in runnable])
-            for place in broken:
-                errors[runnable[place]] = _NOT_FINITE
-            sampled = self._sample(chunks, runnable, ends, errors, refused)
+            ends, passes = self._forward([chunks[number] for number in runnable])
+            sampled = self._sample(chunks, runnable, ends, passes, errors=errors, refused=refused)
         results = tuple(
             ChunkResult(
                 session=chunk.session,
@@ -121,63 +140,73 @@ class TorchExecutor:
             raise ValueError(f"page copy {copy} leaves the pool of {pages} pages of {pool.page_size} slots")
         self._decoder.ops.copy_page(pool.storages[copy.group], copy.source, copy.target, copy.slots)
 
-    def _forward(self, chunks: Sequence[Chunk]) -> tuple[Tensor, set[int]]:
-        """The hidden state of each chunk's last token, `[chunks, hidden]`, and which chunks have a row
-        that is not finite."""
+    def _forward(self, chunks: Sequence[Chunk]) -> tuple[Tensor, list[_Pass]]:
+        """The hidden state of each chunk's last token, `[chunks, hidden]`, and what was run for them."""
         ends: list[Tensor] = []
-        broken: set[int] = set()
+        passes: list[_Pass] = []
         for pieces in split_rows([len(chunk.tokens) for chunk in chunks], self._most_rows):
             batch = build_batch(pieces, chunks, self._decoder.config, self._pool, self._decoder.ops)
-            if self._computing is not None and not ends:
+            if self._computing is not None and not (ends or self._launches):
                 self._computing()
             hidden = self._decoder.forward(batch)
-            finite = hidden.finite.tolist()
             last: list[int] = []
             row = 0
             for piece in pieces:
                 row += piece.count
                 if piece.offset + piece.count == len(chunks[piece.chunk].tokens):
                     last.append(row - 1)
-            if not all(finite):
-                broken |= _broken(pieces, finite)
+            passes.append(_Pass(pieces, hidden.finite))
             ends.append(_rows(hidden.rows, last))
-        return ends[0] if len(ends) == 1 else torch.cat(ends), broken
+        return ends[0] if len(ends) == 1 else torch.cat(ends), passes
 
     def _sample(
         self,
         chunks: Sequence[Chunk],
         runnable: Sequence[int],
         ends: Tensor,
+        passes: Sequence[_Pass],
+        *,
         errors: list[str],
         refused: set[int],
     ) -> dict[int, Sampled]:
         """Sampled tokens by chunk number; a row that gives none becomes an error instead, and is `refused`
         where its request is at fault.
 
-        `ends` are the hidden states of the `runnable` chunks. Of which rows there are logits follows from
-        the plan alone, so that ranks that compute together (`Ranks`) need not agree on it; those of chunks
-        with an error are not sampled.
+        `ends` are the hidden states of the `runnable` chunks. Nothing is read back from the device before
+        the logits are under way: then all that is small comes in one copy.
         """
-        places, numbers, specs = [], [], []
-        for place, number in enumerate(runnable):
-            chunk = chunks[number]
-            if chunk.sample:
-                places.append(place)
-                numbers.append(number)
-                specs.append((chunk.session, chunk.turn, chunk.sample))
-        if not places:
+        places = [place for place, number in enumerate(runnable) if chunks[number].sample]
+        logits = self._decoder.logits(_rows(ends, places)) if places else None
+        if self._computing is not None and self._launches:
+            self._computing()
+        fetched = to_host([done.finite for done in passes] + ([logits.finite, logits.best] if logits else []))
+        for done, finite in zip(passes, fetched, strict=False):
+            for place in _broken(done.pieces, finite.tolist()):
+                errors[runnable[place]] = _NOT_FINITE
+        if logits is None:
             return {}
-        logits = self._decoder.logits(_rows(ends, places))
-        finite = logits.finite.tolist()
-        for number, whole in zip(numbers, finite, strict=True):
-            if not whole:
+        logits = Logits(logits.values, fetched[-1], fetched[-2])
+        numbers = [runnable[place] for place in places]
+        for number, good in zip(numbers, logits.finite.tolist(), strict=True):
+            if not good:
                 errors[number] = _NOT_FINITE
         good_rows = [row for row, number in enumerate(numbers) if not errors[number]]
         if not good_rows:
             return {}
         if len(good_rows) < len(numbers):
-            logits = logits.take(good_rows)
-            numbers, specs = [numbers[row] for row in good_rows], [specs[row] for row in good_rows]
+            logits, numbers = logits.take(good_rows), [numbers[row] for row in good_rows]
+        return self._drawn(chunks, numbers, logits, errors, refused)
+
+    def _drawn(
+        self,
+        chunks: Sequence[Chunk],
+        numbers: Sequence[int],
+        logits: Logits,
+        errors: list[str],
+        refused: set[int],
+    ) -> dict[int, Sampled]:
+        """As `_sample`, of the chunks `numbers`, whose logits are all finite."""
+        specs = [_row(chunks[number]) for number in numbers]
         sampled: dict[int, Sampled] = {}
         for number, found in zip(numbers, self._sampler.sample(logits, specs), strict=True):
             if isinstance(found, NotSampled):
@@ -187,6 +216,11 @@ class TorchExecutor:
             else:
                 sampled[number] = found
         return sampled
+
+
+def _row(chunk: Chunk) -> Row:
+    assert chunk.sample is not None
+    return chunk.session, chunk.turn, chunk.sample
 
 
 def _rows(tensor: Tensor, rows: list[int]) -> Tensor:
@@ -199,6 +233,8 @@ def _rows(tensor: Tensor, rows: list[int]) -> Tensor:
 def _broken(pieces: Sequence[Piece], finite: Sequence[bool]) -> set[int]:
     """The chunks of a pass that have a row which is not finite."""
     broken: set[int] = set()
+    if all(finite):
+        return broken
     row = 0
     for piece in pieces:
         if not all(finite[row : row + piece.count]):

@@ -7,7 +7,8 @@ but an end, the grammar wins over `min_tokens`. Where reasoning has to end (`Rea
 token that closes it is left, if the grammar has it.
 
 A row is worked on alone, in numpy on one thread, so its token is the same whatever the batch.
-Plain greedy rows take what the decoder found to be best: comparing rounds nothing.
+Rows that need none of this on the host take the token that was found where the logits are (`picks.py`): the
+decoder's best one, for comparing rounds nothing, or one that the backend drew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from agentserve.core.plan import Sampled, SampleSpec
 from agentserve.executor.draws import uniform
@@ -25,8 +27,9 @@ from agentserve.executor.folds import FoldCache, TurnFolds, needs_folds
 from agentserve.executor.grammars import Grammars, GrammarStore, GrammarTooSlow
 from agentserve.executor.logprobs import RawLogprobs
 from agentserve.executor.not_sampled import NotSampled
+from agentserve.executor.picks import Picks
 from agentserve.types import Sampling, SessionId, TurnId
-from kernels.ops import Logits
+from kernels.ops import Drawing, Logits
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +53,15 @@ class Sampler:
         eos_token_ids: Sequence[int],
         max_sessions: int = 1024,
         grammars: Grammars | None = None,
+        *,
+        drawing: Drawing | None = None,
     ) -> None:
-        """grammars: where matchers run; in this process by default."""
+        """grammars: where matchers run; in this process by default. drawing: the backend's, if it has one."""
         self._vocab_size = vocab_size
         self._eos = tuple(eos_token_ids)
         self._grammars = grammars or GrammarStore(token_bytes, vocab_size, self._eos)
         self._folds = FoldCache(max_sessions, token_bytes, self._grammars)
+        self._picks = Picks(drawing)
 
     def define_grammar(self, grammar_id: str, compiled: str) -> None:
         """Make a grammar known (text from `tools_bridge.grammar`); an unusable one is a ValueError."""
@@ -78,32 +84,28 @@ class Sampler:
             raise ValueError(
                 f"logits of shape {rows}x{width} for {len(specs)} rows and a vocabulary of {self._vocab_size}"
             )
+        picked = self._picks(logits, [spec for _, _, spec in specs])
         results: list[Sampled | NotSampled | None] = [
-            Sampled(token=best) if self._is_plain(spec) else None
-            for best, (_, _, spec) in zip(logits.best.tolist(), specs, strict=True)
+            None if token is None or needs_folds(spec.sampling) else Sampled(token=token)
+            for token, (_, _, spec) in zip(picked, specs, strict=True)
         ]
         others = [i for i in range(rows) if results[i] is None]
         if others:
             self._folds.expect(len(others))
-            on_cpu = values.detach() if values.device.type == "cpu" else values[others].cpu()
-            for n, i in enumerate(others):
-                row: Row = on_cpu[i if values.device.type == "cpu" else n].numpy()
-                results[i] = self._try_row(row, *specs[i])
+            on_host = _rows(values, [i for i in others if picked[i] is None])
+            for i in others:
+                token = picked[i]
+                results[i] = self._try_row(on_host[i] if token is None else token, *specs[i])
         return [result for result in results if result is not None]
 
-    def _is_plain(self, spec: SampleSpec) -> bool:
-        sampling = spec.sampling
-        return (
-            sampling.temperature == 0.0
-            and sampling.logprobs is None
-            and not sampling.logit_bias
-            and not needs_folds(sampling)
-            and spec.length - spec.prompt >= sampling.min_tokens
-        )
-
-    def _try_row(self, row: Row, session: SessionId, turn: TurnId, spec: SampleSpec) -> Sampled | NotSampled:
+    def _try_row(
+        self, found: Row | int, session: SessionId, turn: TurnId, spec: SampleSpec
+    ) -> Sampled | NotSampled:
+        """found: a row of logits, or the token that was picked for it."""
         try:
-            return self._sample_row(row, session, turn, spec)
+            if isinstance(found, int):
+                return self._follow(found, session, turn, spec)
+            return self._sample_row(found, session, turn, spec)
         except GrammarTooSlow as error:
             return NotSampled(str(error), refused=True)
         except ValueError as error:
@@ -113,6 +115,13 @@ class Sampler:
             if isinstance(error, OSError):
                 return NotSampled("the turn could not be sampled; the server's log says why")
             return NotSampled(f"{type(error).__name__}: {error}".splitlines()[0])
+
+    def _follow(self, token: int, session: SessionId, turn: TurnId, spec: SampleSpec) -> Sampled:
+        """What the turn's folds make of a picked token."""
+        folds = self._folds.at(session, turn, spec)
+        due = self._due(folds)
+        token = token if due is None else due
+        return Sampled(token=token, ended=folds.push(token))
 
     def _sample_row(self, row: Row, session: SessionId, turn: TurnId, spec: SampleSpec) -> Sampled:
         sampling = spec.sampling
@@ -153,8 +162,8 @@ class Sampler:
             ids = folds.grammar.allowed()
             if folds.grammar.over or len(ids) == 0:
                 raise ValueError(f"grammar {spec.sampling.grammar!r} is already complete")
-        due = folds.reasoning.due if folds is not None and folds.reasoning is not None else None
-        if due is not None and due < len(row) and (ids is None or due in ids):
+        due = self._due(folds)
+        if due is not None and (ids is None or due in ids):
             return np.array([due], dtype=np.int64)
         if spec.length - spec.prompt < spec.sampling.min_tokens:
             ends = self._ends(spec.sampling)
@@ -165,7 +174,21 @@ class Sampler:
                 row[ends[ends < len(row)]] = -np.inf
         return ids
 
+    def _due(self, folds: TurnFolds | None) -> int | None:
+        """The token that must come next, where the reasoning has to end."""
+        due = folds.reasoning.due if folds is not None and folds.reasoning is not None else None
+        return due if due is not None and due < self._vocab_size else None
+
     def _ends(self, sampling: Sampling) -> npt.NDArray[np.int64]:
         """The ids that would end a turn: stop tokens, and EOS unless it is to be ignored."""
         eos = () if sampling.ignore_eos else self._eos
         return np.array(sorted({*eos, *sampling.stop_token_ids}), dtype=np.int64)
+
+
+def _rows(values: Tensor, wanted: Sequence[int]) -> dict[int, Row]:
+    """These rows of `values`, by number: views of them where they are on the host, else copied together."""
+    if not wanted:
+        return {}
+    if values.device.type == "cpu":
+        return {i: values[i].detach().numpy() for i in wanted}
+    return dict(zip(wanted, values[list(wanted)].cpu().numpy(), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from agentserve.models.config import DecoderConfig
 from agentserve.models.errors import ModelError
-from agentserve.models.shard import WHOLE, Cut, Shard
+from agentserve.models.shard import WHOLE, Cut, Shard, narrow_part
 from agentserve.models.weights import DecoderWeights, Place, layout, weights_of
-from kernels.blocks import FORMATS, BlockMatrix, BlockRows, Matrix
+from kernels.blocks import FORMATS, BlockMatrix, BlockRows, Matrix, expand
+from kernels.narrow import NarrowMatrix, stack
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ class Assembler:
 
     All of them are announced by `wants` first; memory is taken by `allocate`, once every tensor that
     the config promises is known to be there: a config alone must not cost memory. Numbers are copied
-    straight into the fused matrix, so that no tensor exists twice for long; blocks stay where they are.
+    straight into the fused matrix, so that no tensor exists twice for long; blocks stay where they are, and
+    codes with scales are put beneath each other once all of a field are there.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class Assembler:
         self._announced: set[str] = set()
         self._fields: dict[Place, Tensor] = {}
         self._runs: dict[Place, dict[int, BlockRows]] = {}
+        self._narrow: dict[Place, dict[int, NarrowMatrix | Tensor]] = {}
+        self._stacked: dict[Place, Matrix] = {}
         self._awaited: set[str] = set()
 
     def wants(self, name: str, shape: tuple[int, ...], place: str) -> bool:
@@ -80,15 +84,16 @@ class Assembler:
     def allocate(self, place: str, blocks: Mapping[str, str] = _NO_BLOCKS) -> None:
         """Make room for the tensors, or raise a `ModelError` that names the first missing one.
 
-        `blocks` are the matrices in blocks, with their formats. Those stay blocks that are not fused
+        `blocks` are the quantised matrices, with their formats. Those stay as they are that are not fused
         with one that is not; gates and ups also must share a format, as each gate is computed beside
-        its up (`keeps_blocks`).
+        its up, and so must codes with scales (`keeps_blocks`).
         """
         for name in self._missing:
             more = f" (and {len(self._missing) - 1} more)" if len(self._missing) > 1 else ""
             raise ModelError(f"{place}: tensor {self._file_name(name)} is missing{more}")
         kept = self._kept(place, blocks)
-        self._runs = {field: {} for field in kept}
+        self._runs = {field: {} for field, found in kept.items() if found <= FORMATS.keys()}
+        self._narrow = {field: {} for field in kept if field not in self._runs}
         shapes = {cut.place: (cut.row + cut.shape[0], *cut.shape[1:]) for cut in self._cuts.values()}
         self._fields = {
             field: torch.empty(shape, dtype=self._dtype, device=self._device)
@@ -98,8 +103,9 @@ class Assembler:
         self._awaited = set(self._cuts)
 
     def keeps_blocks(self, name: str) -> bool:
-        """Whether a tensor goes to `put_blocks`, not to `put`."""
-        return self._cuts[name].place in self._runs
+        """Whether a tensor goes to `put_blocks` or `put_narrow`, not to `put`."""
+        place = self._cuts[name].place
+        return place in self._runs or place in self._narrow
 
     def put(self, name: str, values: Sliced) -> None:
         """Copy a tensor that `wants` has accepted into its place."""
@@ -117,10 +123,19 @@ class Assembler:
             data = data[:, first:end].contiguous()
         self._runs[cut.place][cut.row] = BlockRows(rows.format, data.to(self._device))
 
+    def put_narrow(self, name: str, matrix: NarrowMatrix | Tensor) -> None:
+        """Keep a tensor as codes with scales. Numbers in its stead expand what it is fused with."""
+        cut = self._taken(name)
+        found = self._narrow[cut.place]
+        found[cut.row] = self._own(name, cut, matrix)
+        if not any(self._cuts[other].place == cut.place for other in self._awaited):
+            self._stacked[cut.place] = self._beneath([found[row] for row in sorted(found)], name)
+            del self._narrow[cut.place]
+
     def finish(self, rope_factors: Tensor | None = None) -> DecoderWeights:
         """The weights, every announced tensor put."""
         assert not self._awaited
-        fields: dict[Place, Matrix] = dict(self._fields)
+        fields: dict[Place, Matrix] = self._fields | self._stacked
         for cut in self._cuts.values():
             if cut.place in self._runs and cut.row == 0:
                 runs = sorted(self._runs[cut.place].items())
@@ -128,14 +143,45 @@ class Assembler:
         weights = weights_of(self._config, self._dtype, fields, rope_factors)
         if self._shard == WHOLE or not self._config.tie_embeddings:
             return weights
-        return replace(weights, lm_head=self._shard.head(weights.embedding))
+        return replace(weights, lm_head=self._shard.head(weights.embedding, self._dtype))
 
-    def _kept(self, place: str, blocks: Mapping[str, str]) -> set[Place]:
-        formats: dict[Place, set[str | None]] = {}
+    def _own(self, name: str, cut: Cut, matrix: NarrowMatrix | Tensor) -> NarrowMatrix | Tensor:
+        """What this rank has of a quantised matrix, expanded where it is shared within a run of scales."""
+        if self._shard == WHOLE:
+            return matrix
+        rows, columns = cut.rows, cut.columns or (0, matrix.shape[1])
+        if not isinstance(matrix, Tensor):
+            part = narrow_part(matrix, rows, columns)
+            if part is not None:
+                return part
+            log.info("%s is shared in the middle of what has one scale, and expanded", self._file_name(name))
+        return expand(matrix, self._dtype)[slice(*rows), slice(*columns)]
+
+    def _beneath(self, parts: Sequence[NarrowMatrix | Tensor], name: str) -> Matrix:
+        """The parts of a field as one matrix, expanded where they do not fit together."""
+        narrow = [part for part in parts if not isinstance(part, Tensor)]
+        if len(narrow) == len(parts):
+            try:
+                return stack(narrow)
+            except ValueError as error:
+                log.info("%s and what it is fused with are expanded: %s", self._file_name(name), error)
+        return torch.cat([expand(part, self._dtype) for part in parts])
+
+    def _kept(self, place: str, blocks: Mapping[str, str]) -> dict[Place, set[str]]:
+        """The fields that stay quantised, with the formats of their parts."""
+        formats: dict[Place, set[str]] = {}
+        plain: set[Place] = set()
         for name, cut in self._cuts.items():
-            formats.setdefault(cut.place, set()).add(blocks.get(name))
-        kept = {field for field, found in formats.items() if None not in found}
-        unlike = {field for field in kept if field[1] == "gate_up" and len(formats[field]) > 1}
+            if name in blocks:
+                formats.setdefault(cut.place, set()).add(blocks[name])
+            else:
+                plain.add(cut.place)
+        kept = {field: found for field, found in formats.items() if field not in plain}
+        unlike = {
+            field
+            for field, found in kept.items()
+            if len(found) > 1 and (field[1] == "gate_up" or not found <= FORMATS.keys())
+        }
         if unlike:
             log.info(
                 "%s: in %d of its layers gates and ups are in different formats and are expanded",
@@ -152,7 +198,7 @@ class Assembler:
                 "%s: %d matrices are shared by %d ranks in the middle of blocks and are expanded",
                 place, len(torn), self._shard.degree,
             )  # fmt: skip
-        return kept - unlike - torn
+        return {field: found for field, found in kept.items() if field not in unlike | torn}
 
     def _taken(self, name: str) -> Cut:
         self._awaited.remove(name)
@@ -160,5 +206,5 @@ class Assembler:
 
 
 def _tears(form: str, columns: tuple[int, int]) -> bool:
-    """Whether columns begin or end within a block."""
-    return any(column % FORMATS[form].weights for column in columns)
+    """Whether columns begin or end within a block. (Of codes with scales `narrow_part` says it.)"""
+    return form in FORMATS and any(column % FORMATS[form].weights for column in columns)

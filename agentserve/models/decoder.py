@@ -17,6 +17,7 @@ from kernels.blocks import BlockMatrix, Matrix, expand_rows
 from kernels.ops import (
     Activations,
     DecoderParts,
+    GroupPages,
     Hidden,
     LayerParts,
     Linear,
@@ -24,6 +25,7 @@ from kernels.ops import (
     Ops,
     StepDecoder,
     StepGroup,
+    StepRuns,
 )
 
 
@@ -75,6 +77,14 @@ class Decoder:
         """
         return self._step.logits(hidden)
 
+    def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
+        """`kernels.ops.StepDecoder.prepare`."""
+        return self._step.prepare(pages, rows)
+
+    @property
+    def runs(self) -> StepRuns:
+        return self._step.runs
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
@@ -87,7 +97,7 @@ class _Layer:
     down: Linear
 
 
-class ComposedDecoder:
+class ComposedDecoder(StepDecoder):
     """`kernels.ops.StepDecoder` out of a backend's single operations."""
 
     def __init__(self, ops: Ops, parts: DecoderParts, ranks: Ranks | None = None) -> None:

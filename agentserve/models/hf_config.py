@@ -11,6 +11,7 @@ from pathlib import Path
 from agentserve.models.config import DecoderConfig, RopeConfig, RopeKind
 from agentserve.models.errors import ModelError
 from agentserve.models.fields import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, MAX_WIDTH, Fields
+from agentserve.models.quantization import quantization_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ _FAMILIES = {
 
 def read_hf_config(path: Path) -> DecoderConfig:
     """Read `config.json` at `path`; anything unsupported in it is a `ModelError`."""
+    return hf_config(read_values(path), str(path))
+
+
+def read_values(path: Path) -> Mapping[str, object]:
+    """The JSON object at `path`, or a `ModelError`."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -49,7 +55,7 @@ def read_hf_config(path: Path) -> DecoderConfig:
         raise ModelError(f"{path}: not a readable JSON file ({error})") from None
     if not isinstance(values, dict):
         raise ModelError(f"{path}: must be a JSON object")
-    return hf_config(values, str(path))
+    return values
 
 
 def hf_config(values: Mapping[str, object], place: str) -> DecoderConfig:
@@ -103,10 +109,7 @@ def _refuse_unsupported(fields: Fields) -> None:
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
         raise fields.error("hidden_act", f"{activation!r} is not supported, only 'silu'")
-    if fields.has("quantization_config"):
-        raise fields.error(
-            "quantization_config", "is not supported: use the original weights, or a GGUF file"
-        )
+    quantization_of(fields.values, fields.place)
     if fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise fields.error("partial_rotary_factor", "other than 1 is not supported")
     if fields.size("pretraining_tp", 1) != 1:

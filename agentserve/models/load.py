@@ -16,17 +16,18 @@ from agentserve.models.errors import ModelError
 from agentserve.models.gguf_config import gguf_config
 from agentserve.models.gguf_file import GgufFile
 from agentserve.models.gguf_weights import load_gguf_weights
-from agentserve.models.hf_config import read_hf_config
+from agentserve.models.hf_config import hf_config, read_values
+from agentserve.models.quantization import Quantization, quantization_of
 from agentserve.models.rope import inverse_frequencies
 from agentserve.models.safetensors_weights import load_safetensors_weights, weight_files
 from agentserve.models.shard import WHOLE, Shard
 from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 WeightStorage = Literal["stored", "expanded"]
-"""Whether matrices in blocks stay as the file stores them, or are expanded to the model's dtype."""
+"""Whether quantised matrices stay as the file stores them, or are expanded to the model's dtype."""
 
 # What damage leads to beyond what the readers look for: which of these depends on the damaged byte.
 _DAMAGE = (
@@ -55,11 +56,12 @@ class LoadedModel:
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenModel:
     """A model whose config has been read and whose weights have not. `file`: of a GGUF source, its
-    vocabulary parsed, which takes a second."""
+    vocabulary parsed, which takes a second. `quantization`: of a folder, if it has any."""
 
     source: ModelSource
     config: DecoderConfig
     file: GgufFile | None
+    quantization: Quantization | None = None
 
     def load(
         self,
@@ -71,18 +73,25 @@ class OpenModel:
         """Read the weights into memory, or one rank's `shard` of them; whatever is wrong with them is a
         one-line `ModelError`.
 
-        `weights` "stored" keeps a GGUF file's blocks as they are; folders have none.
+        `weights` "stored" keeps a GGUF file's blocks as they are, and a folder's codes with scales.
         """
-        source, config = self.source, self.config
+        source, config, stored = self.source, self.config, weights == "stored"
         if dtype not in DTYPES.values():
             raise ModelError(f"{source.path}: dtype {dtype} is not supported, only {', '.join(DTYPES)}")
         shard.check(config, str(source.path))
         with _one_line(source.path):
             if self.file is not None:
-                stored = weights == "stored"
-                loaded = load_gguf_weights(self.file, config, dtype, device, stored=stored, shard=shard)
+                loaded = load_gguf_weights(self.file, config, dtype, device, stored, shard=shard)
             else:
-                loaded = load_safetensors_weights(source.path, config, dtype, device, shard)
+                loaded = load_safetensors_weights(
+                    source.path,
+                    config,
+                    dtype,
+                    device,
+                    quantization=self.quantization,
+                    stored=stored,
+                    shard=shard,
+                )
             frequencies = inverse_frequencies(config.rope, config.head_dim, loaded.rope_factors)
             if not bool(frequencies.isfinite().all()):
                 raise ModelError(f"{source.path}: its rotary settings give no finite frequencies")
@@ -95,7 +104,9 @@ def open_model(source: ModelSource) -> OpenModel:
         if source.kind == "gguf":
             file = GgufFile(source.path)
             return OpenModel(source, gguf_config(file), file)
-        return OpenModel(source, read_hf_config(source.path / "config.json"), None)
+        path = source.path / "config.json"
+        values, place = read_values(path), str(path)
+        return OpenModel(source, hf_config(values, place), None, quantization_of(values, place))
 
 
 def load_model(

@@ -1,7 +1,8 @@
 """A decoder's weights in the layout the kernels read, and which named tensor lies where in it.
 
 Q, K and V are one matrix, gate and up another: one product instead of three or two. Tensors are
-named as Hugging Face does. A matrix is a tensor of the decoder's dtype, or blocks as a file has them.
+named as Hugging Face does. A matrix is a tensor of the decoder's dtype, blocks as a file has them, or codes
+with scales beside them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from agentserve.models.config import DecoderConfig
 from kernels.blocks import BlockMatrix, Matrix
+from kernels.narrow import GroupedMatrix, ScaledMatrix
 
 TOP = -1
 """The "layer" of what belongs to none: embedding, last norm, head."""
@@ -76,9 +78,11 @@ class DecoderWeights:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """The formats of the matrices kept as blocks, the one with most weights first; empty: none are."""
+        """The formats of the matrices kept quantised, the one with most weights first; empty: none are."""
         counts: dict[str, int] = {}
         for part in self._all():
+            if isinstance(part, ScaledMatrix | GroupedMatrix):
+                counts[part.format] = counts.get(part.format, 0) + part.numel()
             for run in part.runs if isinstance(part, BlockMatrix) else ():
                 name = run.format.name
                 counts[name] = counts.get(name, 0) + run.data.shape[0] * part.shape[1]
@@ -91,7 +95,7 @@ class DecoderWeights:
 
     @property
     def _tied(self) -> bool:
-        return self.lm_head is self.embedding or _memory(self.lm_head) == _memory(self.embedding)
+        return self.lm_head is self.embedding or _shared(self.lm_head, self.embedding)
 
     def _all(self) -> Iterator[Matrix]:
         yield self.embedding
@@ -235,15 +239,22 @@ def random_weights(
 
 
 def named_parts(config: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor's name with the view of the fused weights that holds it; TypeError for blocks."""
+    """Every tensor's name with the view of the fused weights that holds it; TypeError for quantised ones."""
     for part in layout(config):
         layer, name = part.place
         field = getattr(weights if layer == TOP else weights.layers[layer], name)
         if not isinstance(field, Tensor):
-            raise TypeError(f"{part.name} is in blocks: there is no view of its numbers")
+            raise TypeError(f"{part.name} is in blocks or codes: there is no view of its numbers")
         yield part.name, field[part.row : part.row + part.shape[0]]
 
 
-def _memory(matrix: Matrix) -> int:
-    part = matrix if isinstance(matrix, Tensor) else matrix.runs[0].data
-    return part.untyped_storage().data_ptr()
+def _shared(one: Matrix, other: Matrix) -> bool:
+    """Whether they lie in the same memory."""
+    places = [_memory(matrix).untyped_storage().data_ptr() for matrix in (one, other)]
+    return places[0] == places[1] != 0
+
+
+def _memory(matrix: Matrix) -> Tensor:
+    if isinstance(matrix, Tensor):
+        return matrix
+    return matrix.runs[0].data if isinstance(matrix, BlockMatrix) else matrix.codes

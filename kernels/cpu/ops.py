@@ -20,6 +20,7 @@ from kernels.ops import (
     Attention,
     AttentionShape,
     DecoderParts,
+    Drawing,
     Linear,
     Span,
     StepDecoder,
@@ -90,6 +91,9 @@ class CpuOps:
 
     def decoder(self, parts: DecoderParts) -> StepDecoder | None:
         return CpuDecoder(self._library, parts) if CpuDecoder.fits(parts) else None
+
+    def drawing(self) -> Drawing | None:
+        return None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._norm(x, None, weight, eps)[0]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import blocks
-from kernels.blocks import BlockMatrix
+from kernels.blocks import BlockMatrix, expand
 from kernels.cpu.block_panels import BlockRun, block_runs, lanes_of, need_of, pack_run, packed_run_bytes
 from kernels.cpu.columns import columns, in_columns, panel_count
 from kernels.cpu.library import PAIRS, PANEL, PLAIN, TYPES, UNIT, Library, Matrix, Panel
@@ -56,7 +56,7 @@ class PackedMatrix:
 
     `dtype` is that of the operands; `activations` holds for blocks. Raises ValueError for another
     dtype than those of the library, or of a plain weight than `dtype`, and for gates and ups in
-    blocks of different formats.
+    blocks of different formats. FP8 and 4-bit groups (`kernels.narrow`) are expanded to `dtype`.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class PackedMatrix:
             orders = [run.order.where(run.order < 0, run.order + first) for run, first in _firsts(runs)]
             order = torch.cat(orders) if orders else columns(0)
         else:
-            panels = self._pack_plain(library, weight)
+            plain = weight if isinstance(weight, Tensor) else expand(weight, dtype)
+            panels = self._pack_plain(library, plain)
             order = columns(self.out, pair_halves)
         self._panels = (Panel * len(panels))(*panels)
         self._bias = None if bias is None else in_columns(bias.to(torch.float32), order)

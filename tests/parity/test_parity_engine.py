@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import lru_cache
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from agentserve.core.plan import Sampled, SampleSpec
-from agentserve.executor.pool import KVPool
-from agentserve.executor.runner import TorchExecutor
 from agentserve.messages import Abort, Fork, Park, ToolSignal, pack_tokens
 from agentserve.models.config import DecoderConfig
 from agentserve.models.decoder import Decoder
@@ -31,55 +26,12 @@ from agentserve.models.source import resolve
 from agentserve.models.weights import DecoderWeights, random_weights
 from agentserve.types import SessionId, TurnId
 from kernels import ops_for
-from kernels.ops import Logits
 from kernels.reference import ReferenceOps
-from tests.engines import Rig
 from tests.parity.harness import CPU, VOCAB, config_json
+from tests.parity.ledger import Ledger, cold_rows, real_rig
 from tiering.policy.base import Signal
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-@dataclass
-class Ledger:
-    """A greedy sampler that files each row of logits under its prefix, and refuses a second opinion."""
-
-    rows: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
-    repeats: int = 0
-
-    def sample(self, logits: Logits, specs: Sequence[tuple[SessionId, TurnId, SampleSpec]]) -> list[Sampled]:
-        for row, (session, _, spec) in zip(logits.values, specs, strict=True):
-            prefix = tuple(spec.history[: spec.length])
-            known = self.rows.setdefault(prefix, row.clone())
-            self.repeats += known is not row
-            assert torch.equal(known, row), f"{session}: other bits at position {spec.length}"
-        return [Sampled(int(row.argmax())) for row in logits.values]
-
-    def define_grammar(self, grammar_id: str, compiled: str) -> None:
-        raise NotImplementedError
-
-    def drop_grammar(self, grammar_id: str) -> None:
-        raise NotImplementedError
-
-
-def real_rig(decoder: Decoder, ledger: Ledger, pages: int, page_size: int = 16, **config: object) -> Rig:
-    """A rig on the real executor. What nobody wrote is NaN."""
-    groups = len(decoder.config.layer_groups())
-    pool = KVPool(decoder.config, [pages] * groups, page_size, decoder.dtype)
-    for storage in pool.storages:
-        storage.fill_(float("nan"))
-    executor = TorchExecutor(decoder, pool, ledger)
-    return Rig((pages,) * groups, executor=executor, page_size=page_size, **config)
-
-
-def cold_rows(decoder: Decoder, prompts: Sequence[tuple[list[int], int]]) -> Ledger:
-    """Rows of the same turns on engines without cache, company or pressure."""
-    ledger = Ledger()
-    for prompt, count in prompts:
-        rig = real_rig(decoder, ledger, 64, prefix_cache=False, max_batched_tokens=1024)
-        rig.submit("cold", prompt, max_tokens=count)
-        rig.drain()
-    return ledger
 
 
 @lru_cache

@@ -36,6 +36,7 @@ from agentserve.messages import (
     DropGrammar,
     Event,
     Park,
+    RunCounts,
     Shutdown,
     StepDone,
     Submit,
@@ -121,6 +122,7 @@ class Worker:
         recorded: bool = False,
         overlap: bool = False,
         executor: Executor | None = None,
+        runs: Callable[[], RunCounts] | None = None,
     ) -> None:
         ours, self.peer = socket.socketpair(socket.AF_UNIX)
         self.peer.settimeout(20)
@@ -134,7 +136,7 @@ class Worker:
         loop = WorkerLoop(
             self.core, self.executor, self.link, clock=Ticking(), recorder=Recorder(self.log),
             iterations=IterationLog(self.recorded) if recorded else None,  # type: ignore[arg-type]
-            when_computing=self.executor.when_computing if overlap else None,
+            when_computing=self.executor.when_computing if overlap else None, runs=runs,
         )  # fmt: skip
         self.thread = threading.Thread(target=loop.run)
         self.frames = FrameDecoder(msgspec.msgpack.Decoder(Event))
@@ -392,3 +394,14 @@ def test_lines_that_were_lost_are_told_to_the_server(recorded: Worker) -> None:
     views += [step.worker for step in recorded.steps if step.worker is not None]
     assert {view.unrecorded for view in views} == {3}
     assert len(views) > 1
+
+
+def test_how_steps_were_run_is_told_with_every_view_of_the_worker() -> None:
+    with running(Worker(runs=lambda: RunCounts(5, 1, 2))) as worker:
+        worker.send(Describe(1), submit("a", [1], 1))
+        worker.until_ended()
+    views = [event.worker for event in worker.events() if isinstance(event, Description)]
+    told = [step.worker for step in worker.steps if step.worker is not None]
+    assert views
+    assert told
+    assert {view.runs for view in views + told} == {RunCounts(5, 1, 2)}

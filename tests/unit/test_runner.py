@@ -236,6 +236,22 @@ def test_it_says_once_per_run_when_the_model_computes(monkeypatch: pytest.Monkey
     assert not happened, "nothing can run: nobody computes"
 
 
+def test_where_kernels_are_only_launched_it_says_so_when_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of()
+    engine = Engine(config, weights_of(config), pages=24, most_rows=8, ops=ReferenceOps(CPU))
+    happened: list[str] = []
+    engine.decoder.device = torch.device("cuda")
+    executor = TorchExecutor(engine.decoder, engine.pool, engine.spy, most_rows=8)
+    for name in ("forward", "logits"):
+        told = getattr(engine.decoder, name)
+        monkeypatch.setattr(
+            engine.decoder, name, lambda x, name=name, told=told: happened.append(name) or told(x)
+        )
+    executor.when_computing(lambda: happened.append("computing"))
+    executor.run(plan(whole(engine)))
+    assert happened == ["forward", "forward", "forward", "logits", "computing"]
+
+
 def test_python_is_free_while_kernels_run() -> None:
     """What ctypes calls without Python's lock, for all functions of the compiled kernels."""
     found = ops_for(CPU)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from agentserve.messages import AheadCounts, PreemptionCounts, PromiseCounts, TiersView, WorkerView
+from agentserve.messages import AheadCounts, PreemptionCounts, PromiseCounts, RunCounts, TiersView, WorkerView
 from agentserve.server.workers.slot import RestartPolicy, Slot
 from agentserve.server.workers.supervisor import WorkerProcess
 
@@ -168,6 +168,7 @@ def test_no_counter_of_a_view_is_forgotten() -> None:
         0, 0, 0, 50, 50, 0, 0,
         tiers=TiersView(hit_tokens={"host": 1}), ahead=AheadCounts(1, 1), unrecorded=1,
         promises=PromiseCounts(1, 1, 1, 1), preempted=PreemptionCounts({"seat": {"swap": 1}}, 1, 1, 1, 1),
+        runs=RunCounts(1, 1, 1),
     )  # fmt: skip
     counters = set(told.__struct_fields__) - held
     plain = WorkerView(0, 0, 0, 50, 50, 0, 0)

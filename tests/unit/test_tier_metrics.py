@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentserve.messages import AheadCounts, TiersView, WorkerView
+from agentserve.messages import AheadCounts, RunCounts, TiersView, WorkerView
 from agentserve.metrics import Metrics
 from agentserve.tier_metrics import LONGEST_NAME, MOST_TOOLS, OTHER
 
@@ -154,3 +154,15 @@ def test_bytes_that_were_swapped_are_what_was_moved_to_and_from_the_device() -> 
     found = samples(metrics)
     assert found["agentserve_swap_bytes_total", "in"] == 600
     assert found["agentserve_swap_bytes_total", "out"] == 600
+
+
+def test_steps_are_counted_by_how_they_were_run_where_any_are_recorded() -> None:
+    metrics = Metrics()
+    metrics.set_workers(1, [worker()])
+    assert b"agentserve_steps_run_total{" not in metrics.render()
+    told = WorkerView(1, 1, 1, 10, 3, 5, 2, runs=RunCounts(7, 0, 2))
+    metrics.set_workers(2, [told, told])
+    page = metrics.render().decode()
+    assert 'agentserve_steps_run_total{how="replayed"} 14.0' in page
+    assert 'agentserve_steps_run_total{how="launched"} 4.0' in page
+    assert 'how="missed"' not in page

@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
-from kernels.ops import DecoderParts, Hidden, Logits, Ops, StepDecoder, StepGroup
+from kernels.ops import DecoderParts, GroupPages, Hidden, Logits, Ops, StepDecoder, StepGroup, StepRuns
 
 
 class KernelClock:
@@ -36,6 +36,13 @@ class ClockedStep:
         logits = self._step.logits(hidden)
         self._clock.seconds += time.perf_counter() - began
         return logits
+
+    def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
+        return self._step.prepare(pages, rows)
+
+    @property
+    def runs(self) -> StepRuns:
+        return self._step.runs
 
 
 class _ClockedOps:

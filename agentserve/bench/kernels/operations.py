@@ -95,7 +95,7 @@ def _sampling(scene: Scene, variant: Variant, watch: Stopwatch, rows: int) -> li
         pieces = [Piece(number, 0, 1) for number in range(rows)]
         batch = build_batch(pieces, plan.chunks, config, scene.pool, decoder.ops)
         logits = decoder.logits(decoder.forward(batch).rows)
-    sampler = Sampler(config.vocab_size, [b""] * config.vocab_size, ())
+    sampler = Sampler(config.vocab_size, [b""] * config.vocab_size, (), drawing=decoder.ops.drawing())
 
     def run(settings: Sampling) -> Run:
         specs = [

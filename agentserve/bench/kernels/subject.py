@@ -119,7 +119,9 @@ def variant(subject: Subject, pool: KVPool, positions: int) -> Variant:
     decoder = Decoder(
         subject.config, subject.weights, clocked(subject.ops, clock), positions, subject.activations
     )
-    sampler = Sampler(subject.config.vocab_size, [b""] * subject.config.vocab_size, ())
+    sampler = Sampler(
+        subject.config.vocab_size, [b""] * subject.config.vocab_size, (), drawing=subject.ops.drawing()
+    )
     executor = TorchExecutor(decoder, pool, sampler)
     return Variant(subject.name, decoder, executor, clock, subject.costs(pool.dtype))
 

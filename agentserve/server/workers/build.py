@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from agentserve.executor.matchers import GuardedGrammars
 from agentserve.executor.pool import PAGE_LAYOUT, KVPool
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
-from agentserve.messages import PROTOCOL_VERSION, Hello
+from agentserve.messages import PROTOCOL_VERSION, Hello, RunCounts
 from agentserve.models.load import LoadedModel
 from agentserve.models.weights import parameter_count
 from agentserve.server.workers.build_cost import fingerprint, step_cost
@@ -74,9 +75,19 @@ def _build(
     reach = rank.reach(pages)
     shown = shown_bytes(text.tokenizer)
     grammars = GuardedGrammars(matchers, shown, config.vocab_size, text.end_ids) if matchers else None
-    sampler = Sampler(config.vocab_size, shown, text.end_ids, 4 * spec.max_num_seqs, grammars)
-    own = rank.executor(loaded, pages, sampler, ranks)
-    pool = own.pool
+    sampler = Sampler(
+        config.vocab_size,
+        shown,
+        text.end_ids,
+        4 * spec.max_num_seqs,
+        grammars,
+        drawing=rank.backend.ops.drawing(),
+    )
+    own, backend = rank.executor(loaded, pages, sampler, ranks), rank.backend
+    pool, decoder = own.pool, own.decoder
+    if prepared := own.prepare(spec.max_num_seqs):
+        log.info("%s", prepared)
+        backend = replace(backend, reason=f"{backend.reason}; {prepared}")
     executor: TorchExecutor | GroupExecutor = own
     if followers is not None:
         followers.wait()
@@ -98,12 +109,12 @@ def _build(
         max_step_seconds=spec.max_step_seconds,
         scheduling=spec.scheduling,
         eos_token_ids=text.end_ids,
-        namespace=_namespace(spec, loaded, rank.backend.ops),
+        namespace=_namespace(spec, loaded, backend.ops),
     )
     hello = _hello(
         spec,
         loaded,
-        rank.backend,
+        backend,
         reach,
         pool,
         policy=core_config.scheduling.policy,
@@ -125,6 +136,7 @@ def _build(
         tiering=Tiering(core, tiers.mover, tiers.release) if tiers is not None else None,
         tiers=tiers.parts.setup if tiers is not None else None,
         when_computing=executor.when_computing,
+        runs=(lambda: RunCounts(*astuple(decoder.runs))) if prepared else None,
         fingerprint=here,
         attention=Attention(groups, spec.page_size),
         release=followers.close if followers is not None else None,

@@ -81,11 +81,7 @@ def open_rank(spec: WorkerSpec, rank: int = 0) -> OpenRank:
     settings. Sets the number of threads."""
     torch.set_num_threads(spec.threads)
     spec = msgspec.structs.replace(spec, device=device_of(spec, rank))
-    device = torch.device(spec.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {spec.device}: torch finds no CUDA device")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {spec.device}: torch finds {torch.cuda.device_count()} CUDA device(s)")
+    device = _device(spec)
     source = resolve(spec.model)
     backend = backend_for(device)
     opened = open_model(source)
@@ -95,3 +91,20 @@ def open_rank(spec: WorkerSpec, rank: int = 0) -> OpenRank:
     check_settings(spec, source, config, backend.ops)  # before minutes of reading weights
     groups = kv_groups(config, spec.page_size, kv_dtype_of(spec))
     return OpenRank(spec, shard, device, backend, source, opened, config, groups)
+
+
+def _device(spec: WorkerSpec) -> torch.device:
+    """The device that is asked for, made this thread's own where it is a GPU. ValueError if there is none."""
+    device = torch.device(spec.device)
+    if device.type != "cuda":
+        return device
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= found:
+        has = f"only {found}" if found else "no CUDA device"
+        raise ValueError(f"--device {spec.device}: torch finds {has}{_why_none() if not found else ''}")
+    torch.cuda.set_device(device)
+    return device
+
+
+def _why_none() -> str:
+    return "" if torch.version.cuda else f" (torch {torch.__version__} was built without CUDA)"

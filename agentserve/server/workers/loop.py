@@ -12,8 +12,10 @@ plan is made when that step is over, of all that has arrived: made earlier it wo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
+
+import msgspec
 
 from agentserve.clock import Clock
 from agentserve.core.engine import CoreEvent
@@ -23,7 +25,9 @@ from agentserve.core.record import Commanded, Failed, Finished
 from agentserve.messages import (
     Command,
     DefineGrammar,
+    Description,
     DropGrammar,
+    RunCounts,
     Shutdown,
     StepDone,
     Submit,
@@ -73,10 +77,12 @@ class WorkerLoop:
         exchange: Exchange | None = None,
         iterations: IterationLog | None = None,
         when_computing: Callable[[Callable[[], None]], None] | None = None,
+        runs: Callable[[], RunCounts] | None = None,
     ) -> None:
         """exchange: with the tiers below the device; None when there are none. iterations: where it is
         written down what each step did. when_computing: has the executor call what it is given in each run,
-        when the model computes and Python does not; None: nothing overlaps."""
+        when the model computes and Python does not; None: nothing overlaps. runs: how steps were run, to
+        be told with everything else of the worker."""
         self._core = core
         self._executor = executor
         self._link = link
@@ -84,6 +90,7 @@ class WorkerLoop:
         self._recorder = recorder
         self._exchange = exchange
         self._iterations = iterations
+        self._runs = runs
         self._began = 0.0  # when the step that runs was begun
         self._grammars: set[str] = set()
         self._refused: list[CoreEvent] = []
@@ -251,6 +258,20 @@ class WorkerLoop:
         if events or news or self._unreported:
             self._unreported = False
             view = self._core.view()
+            if self._runs is not None:
+                events, view = _with_runs(events, view, self._runs())
             if self._iterations is not None:
                 events, view = self._iterations.reported(events, view)
             self._link.send(StepDone(events, view))
+
+
+def _with_runs(
+    events: Sequence[CoreEvent], view: WorkerView, runs: RunCounts
+) -> tuple[list[CoreEvent], WorkerView]:
+    """What is about to be told, with how steps were run in every view of the worker."""
+    replace = msgspec.structs.replace
+    told = [
+        replace(event, worker=replace(event.worker, runs=runs)) if isinstance(event, Description) else event
+        for event in events
+    ]
+    return told, replace(view, runs=runs)

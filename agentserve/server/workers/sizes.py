@@ -30,6 +30,8 @@ def check_settings(spec: WorkerSpec, source: ModelSource, config: DecoderConfig,
     context_of(spec, config)
     dtype, kept = DTYPES[spec.dtype], kv_dtype_of(spec)
     possible = ops.kv_dtypes(dtype)
+    if not possible:
+        raise ValueError(f"--dtype {spec.dtype}: {ops.name} kernels do not compute in it")
     if kept not in possible:
         names = " or ".join(name for name, kind in KV_DTYPES.items() if kind in possible)
         raise ValueError(
@@ -38,7 +40,7 @@ def check_settings(spec: WorkerSpec, source: ModelSource, config: DecoderConfig,
     if spec.activations != "float" and source.kind == "folder":
         raise _no_blocks(spec, source)
     shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, spec.page_size)
-    table = torch.zeros((1, 1), dtype=torch.int64, device=torch.device(spec.device))
+    table = torch.zeros((1, 1), dtype=torch.int64)
     try:
         ops.attention(shape, [Span(0, 1, 0)], table)
     except ValueError as error:

@@ -11,6 +11,7 @@ from agentserve.messages import (
     Command,
     PreemptionCounts,
     PromiseCounts,
+    RunCounts,
     TiersView,
     WorkerView,
 )
@@ -44,6 +45,7 @@ class Slot:
         self._unrecorded = 0
         self._promises = PromiseCounts()
         self._preempted = PreemptionCounts()
+        self._runs = RunCounts()
         self.quick_deaths = 0
         self.given_up = False
         self.unanswered = False  # it was asked something since it last answered
@@ -69,6 +71,7 @@ class Slot:
             ahead=added(self._ahead, last.ahead),
             promises=added(self._promises, last.promises),
             preempted=summed(self._preempted, last.preempted),
+            runs=added(self._runs, last.runs),
             unrecorded=self._unrecorded + last.unrecorded,
         )
 
@@ -98,6 +101,7 @@ class Slot:
             self._unrecorded += self.last_view.unrecorded
             self._promises = added(self._promises, self.last_view.promises)
             self._preempted = summed(self._preempted, self.last_view.preempted)
+            self._runs = added(self._runs, self.last_view.runs)
             cleared = dict.fromkeys(_GAUGES, 0)
             self.last_view = msgspec.structs.replace(
                 self.last_view,
@@ -107,6 +111,7 @@ class Slot:
                 unrecorded=0,
                 promises=PromiseCounts(),
                 preempted=PreemptionCounts(),
+                runs=RunCounts(),
                 **cleared,
             )
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from agentserve.messages import AheadCounts, PreemptionCounts, PromiseCounts, TiersView
+from agentserve.messages import AheadCounts, PreemptionCounts, PromiseCounts, RunCounts, TiersView
 
 Value = TypeVar("Value")
-Counts = TypeVar("Counts", AheadCounts, PromiseCounts)  # all of whose fields only grow
+Counts = TypeVar("Counts", AheadCounts, PromiseCounts, RunCounts)  # all of whose fields only grow
 
 
 def carried(before: TiersView | None, now: TiersView | None) -> TiersView | None:

@@ -24,7 +24,7 @@ from agentserve.core.record import RECORD_VERSION, Opened, encode_entry
 from agentserve.core.timing.fingerprint import Fingerprint
 from agentserve.core.timing.tally import EVERYTHING, Attention
 from agentserve.heap import freeze
-from agentserve.messages import Hello, StartFailed
+from agentserve.messages import Hello, RunCounts, StartFailed
 from agentserve.records.series import iterations_writer
 from agentserve.records.writer import Bounds
 from agentserve.server.workers.exchange import Exchange, Tiering
@@ -53,6 +53,7 @@ class BuiltEngine:
     tiering: Tiering | None = None  # the same core, and who moves its KV between tiers
     tiers: TierSetup | None = None  # what its tiers were built from, for the recorded log
     when_computing: Callable[[Callable[[], None]], None] | None = None  # of the executor, if it has that
+    runs: Callable[[], RunCounts] | None = None  # of the executor, where decode steps are recorded
     fingerprint: Fingerprint | None = None  # whose steps these are, for recordings
     attention: Attention = EVERYTHING  # how much of a context the model's layers attend to
     release: Callable[[], None] | None = None  # ends what computes with it, when the loop is over
@@ -88,6 +89,7 @@ def main(build: EngineBuilder) -> int:
     loop = WorkerLoop(
         built.core, built.executor, link, clock=clock, recorder=recorder, exchange=exchange,
         iterations=iterations, when_computing=built.when_computing if spec.overlap else None,
+        runs=built.runs,
     )  # fmt: skip
     link.send(built.hello)
     freeze()

@@ -1,0 +1,39 @@
+"""Whether a GPU can run the kernels, and what it is, in a sentence."""
+
+from __future__ import annotations
+
+import torch
+
+LEAST = (8, 0)  # compute capability: bfloat16 in tensor cores, asynchronous copies
+
+
+def unfit(capability: tuple[int, int], triton_version: str | None) -> str | None:
+    """Why a GPU cannot run the kernels; None where it can. triton_version: None where there is none."""
+    if capability < LEAST:
+        return f"its compute capability is {_dotted(capability)}, the kernels need {_dotted(LEAST)}"
+    if triton_version is None:
+        return "triton cannot be imported"
+    return None
+
+
+def triton_version() -> str | None:
+    """None where Triton cannot be imported."""
+    try:
+        import triton
+    except Exception:  # it loads libraries that may be of another CUDA
+        return None
+    found: str = triton.__version__
+    return found
+
+
+def described(name: str, capability: tuple[int, int], version: str) -> str:
+    return f"triton {version} ({name}, compute capability {_dotted(capability)})"
+
+
+def gpu(device: torch.device) -> tuple[str, tuple[int, int]]:
+    """Its name and compute capability."""
+    return torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))

@@ -1,0 +1,44 @@
+"""Which GPUs run the kernels, and what is said of those that do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kernels.triton.backend
+from kernels import backend_for
+from kernels.reference import ReferenceOps
+from kernels.triton.backend import described, triton_version, unfit
+from kernels.triton.ops import TritonOps
+
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)])
+def test_these_run_the_kernels(capability: tuple[int, int]) -> None:
+    assert unfit(capability, "3.9.0") is None
+
+
+def test_these_do_not_and_why() -> None:
+    assert unfit((7, 5), "3.9.0") == "its compute capability is 7.5, the kernels need 8.0"
+    assert unfit((9, 0), None) == "triton cannot be imported"
+
+
+def test_triton_is_found() -> None:
+    assert triton_version() is not None
+    assert described("NVIDIA H200", (9, 0), "3.9.0") == "triton 3.9.0 (NVIDIA H200, compute capability 9.0)"
+
+
+def test_a_gpu_that_fits_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.triton.backend, "gpu", lambda device: ("NVIDIA H200", (9, 0)))
+    backend = backend_for(CUDA)
+    assert isinstance(backend.ops, TritonOps)
+    assert backend.reason.startswith("triton ")
+    assert "NVIDIA H200" in backend.reason
+
+
+def test_one_that_does_not_gets_the_reference_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.triton.backend, "gpu", lambda device: ("Tesla T4", (7, 5)))
+    backend = backend_for(CUDA)
+    assert isinstance(backend.ops, ReferenceOps)
+    assert backend.reason == "reference (Tesla T4: its compute capability is 7.5, the kernels need 8.0)"
