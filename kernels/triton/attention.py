@@ -269,7 +269,9 @@ def layout_of(shape: AttentionShape) -> Mapping[str, int]:
 def choice_for(shape: AttentionShape, dtype: torch.dtype, kv_dtype: torch.dtype) -> Choice:
     """What `attend_kernel` is compiled with for steps in `dtype` over pages in `kv_dtype`: nothing spills."""
     exact = dtype == torch.float32 or kv_dtype not in (dtype, torch.int8)
-    small = exact or shape.dim > 128 or (kv_dtype == torch.int8 and shape.dim > 64)
+    group = shape.heads // shape.kv_heads
+    odd = group & (group - 1) and shape.dim > 64  # takes more registers
+    small = exact or shape.dim > 128 or kv_dtype == torch.int8 or odd
     return Choice({**layout_of(shape), "TILE": 32 if small else 64}, warps=8, stages=2 if exact else 3)
 
 

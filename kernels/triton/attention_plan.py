@@ -137,6 +137,9 @@ class DecodeLayout:
 
     What a captured graph launches hangs on `rows`, `pages_per_row` and the shape alone; `fill` brings each
     step's contents. The result lies in a buffer that the next call overwrites. Bits are `TritonAttention`'s.
+
+    `beside`: a layout of the same heads and dimension that never runs at the same time; its scratch memory
+    serves both (up to `SCRATCH_BYTES`, so make the largest layout first).
     """
 
     def __init__(
@@ -148,21 +151,25 @@ class DecodeLayout:
         *,
         dtype: torch.dtype = torch.bfloat16,
         choice: Choice | None = None,
-        scratch: tuple[Tensor, Tensor] | None = None,
+        beside: DecodeLayout | None = None,
     ) -> None:
-        """scratch: of a layout of the same shape that is no smaller and never runs at the same time."""
         self._runner = runner = _Runner(shape, choice)
         self._rows, self._columns = rows, pages_per_row
         segments = -(-pages_per_row * shape.slots // runner.segment)
         if shape.window is not None:
             segments = min(segments, (shape.window - 1) // runner.segment + 2)
         most = rows * segments
-        partials = min(most, runner.room)
+        if beside is None:
+            self._scratch = runner.scratch(max(1, min(most, runner.room)), device)
+        else:
+            self._scratch = beside._scratch
+            if self._scratch[0].shape[1:] != (shape.heads, shape.dim):
+                raise ValueError("layouts of different heads cannot share scratch memory")
+        partials = min(most, len(self._scratch[0]))
         self._cut = runner.cut(partials)
         self._programs = min(most, max(1, _PROGRAMS // shape.kv_heads))
         size = HEADER + rows * PARTS + most * (ITEM + ENTRY) + rows * pages_per_row
         self._packed = torch.zeros(size, dtype=torch.int32, device=device)
-        self.scratch = runner.scratch(max(1, partials), device) if scratch is None else scratch
         self._out = torch.zeros((rows, shape.heads, shape.dim), dtype=dtype, device=device)
         self.fill((), torch.zeros((0, 0), dtype=torch.int64))
 
@@ -188,8 +195,8 @@ class DecodeLayout:
         """`q [rows, heads, dim]`, contiguous, in the layout's dtype -> `[rows, heads * dim]`."""
         if q.shape != self._out.shape or q.dtype != self._out.dtype or not q.is_contiguous():
             raise ValueError(f"queries must be contiguous {self._out.dtype} {list(self._out.shape)}")
-        self._runner.attend(q, kv, self._packed, self._out, self.scratch, self._programs)
-        self._runner.merge(self._packed, self._out, self.scratch, self._rows)
+        self._runner.attend(q, kv, self._packed, self._out, self._scratch, self._programs)
+        self._runner.merge(self._packed, self._out, self._scratch, self._rows)
         return self._out.view(self._rows, -1)
 
 

@@ -21,7 +21,7 @@ from kernels.triton.narrow import multiply_grouped, multiply_scaled
 from kernels.triton.part_sums import adding_case, adding_constants, finish
 from kernels.triton.plain_products import linear_shapes
 from kernels.triton.shapes import MODELS, STEPS
-from kernels.triton.tiles import DECODE_ROWS, Split, Tile, TiledLinear, alike, split
+from kernels.triton.tiles import Split, Tile, TiledLinear, alike, split
 
 _LARGER = (
     Tile(32, 64, 32, True, Choice(warps=4, stages=3)),
@@ -164,7 +164,7 @@ def _cases(
         signature["y"] = "*fp32" if constants["APART"] else f"*{number}"
         signature |= {"scales": "*fp32"} if more else {"scales": "*fp16", "zeros": "*u8"}
         which = multiply_scaled if more else multiply_grouped
-        label, decode = f"product-{number}-{shape}-{tile.name}", tile.rows <= DECODE_ROWS
+        label, decode = f"product-{number}-{shape}-{tile.name}", tile.apart
         yield Case(label, which, signature, constants, tile.choice, decode)
     if plan.parts > 1:
         yield adding_case(shape, number, adding_constants(out, 0, out, False, plan.parts))

@@ -76,7 +76,10 @@ def prepare(
 
 
 def _product(weight: Matrix, bias: Tensor | None, dtype: torch.dtype, activations: Activations) -> Product:
-    """The layout and kernels for a kind of weights: the one place that knows them all."""
+    """The layout and kernels for a kind of weights: the one place that knows them all.
+
+    Another kind needs a `Product` and a line here.
+    """
     if isinstance(weight, BlockMatrix):
         return BlockProduct(weight, bias, dtype, activations)
     if not isinstance(weight, Tensor):

@@ -22,6 +22,7 @@ from agentserve.server.workers.sizes import (
     kv_dtype_of,
     page_counts,
     reach_of,
+    storage_of,
 )
 from agentserve.server.workers.spec import WorkerSpec, device_of
 from agentserve.types import KVGroup
@@ -48,7 +49,9 @@ class OpenRank:
 
     def load(self) -> LoadedModel:
         """Read this rank's weights."""
-        loaded = self.opened.load(DTYPES[self.spec.dtype], self.device, self.spec.weights, self.shard)
+        loaded = self.opened.load(
+            DTYPES[self.spec.dtype], self.device, storage_of(self.spec, self.opened), self.shard
+        )
         check_blocks(self.spec, self.source, loaded.weights)
         return loaded
 
