@@ -114,7 +114,8 @@ class WorkersConfig(msgspec.Struct, frozen=True):
     """How many engine processes, and how they share the machine."""
 
     count: int = 1
-    threads: int | None = None  # per worker; None: the cores divided by `count`
+    tensor_parallel: int = 1  # ranks (devices) that compute the model together, in each worker
+    threads: int | None = None  # per worker and rank; None: the cores divided by their number
     hang_seconds: float = 120.0  # a worker that has work and says nothing for so long is killed and replaced
     record: Path | None = None  # write the engine's ordered log here
 
@@ -234,6 +235,7 @@ _FLAGS: dict[str, _Key] = {
     "device_kv": _Key("engine", "device_kv", optional(size)),
     "step_model": _Key("engine", "step_model", optional(path)),
     "workers": _Key("workers", "count", at_least(1, 1024)),
+    "tensor_parallel": _Key("workers", "tensor_parallel", at_least(1, 64)),
     "threads": _Key("workers", "threads", optional(at_least(1, 4096))),
     "hang_seconds": _Key("workers", "hang_seconds", positive_seconds),
     "record": _Key("workers", "record", optional(path)),
@@ -379,6 +381,11 @@ def _check(config: ServeConfig) -> None:
     if not _DEVICE.fullmatch(config.model.device):
         raise ConfigError(f'device: expected "cpu", "cuda" or "cuda:N", got "{config.model.device}"')
     _check_storage(config.storage)
+    if config.workers.tensor_parallel > 1 and (config.storage.host_kv or config.storage.disk_kv):
+        raise ConfigError(
+            f"tensor_parallel: {config.workers.tensor_parallel} ranks keep KV on their devices only; "
+            "host_kv and disk_kv are for one rank per worker so far"
+        )
     _check_classes(config)
 
 

@@ -204,6 +204,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     weights_digest: str
     namespace: str  # digest of all that decides what KV holds: settings and kernels too
     policy: str = ""  # in which order turns are served
+    tensor_parallel: int = 1  # ranks that compute the model together; `kv_bytes` are of each
 
 
 class StateChange(msgspec.Struct, frozen=True, tag="state"):

@@ -85,8 +85,11 @@ def serve(
         typer.Option(help="Longest step, as predicted from measured ones.", show_default="no limit"),
     ] = None,
     workers: Annotated[str | None, typer.Option(help="Engine processes.", show_default="1")] = None,
+    tensor_parallel: Annotated[
+        str | None, typer.Option(help="Ranks (devices) that share the model, per worker.", show_default="1")
+    ] = None,
     threads: Annotated[
-        str | None, typer.Option(help="Kernel threads per worker.", show_default="cores / workers")
+        str | None, typer.Option(help="Kernel threads per worker and rank.", show_default="cores / workers")
     ] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help="A key clients must send; may be repeated.")
@@ -208,9 +211,9 @@ def ready_text(ready: Ready, settings: ServeConfig) -> str:
         f"AgentServe is ready on {ready.url}",
         f"  model    {ready.model}, {hello.parameters / 1e6:.0f}M parameters, {numbers(hello)} "
         f"({show_size(hello.weight_bytes)}), context {hello.max_model_len}",
-        f"  engine   {ready.workers} worker(s) on {hello.device}: {hello.backend_reason}",
+        f"  engine   {ready.workers} worker(s) on {hello.device}{_ranks(hello)}: {hello.backend_reason}",
         f"  KV pool  {show_size(hello.kv_bytes)} = {hello.pages} pages of {hello.page_size} tokens"
-        f" per worker{sized}, {hello.kv_dtype}",
+        f" per {'rank' if hello.tensor_parallel > 1 else 'worker'}{sized}, {hello.kv_dtype}",
         *_tiers(settings.storage),
         "",
         "Try:",
@@ -226,6 +229,10 @@ def _tiers(storage: StorageConfig) -> list[str]:
     if storage.disk_kv:
         below.append(f"{show_size(storage.disk_kv)} in {storage.data_dir}")
     return [f"  below it {', then '.join(below)}; {storage.tier_policy}"] if below else []
+
+
+def _ranks(hello: Hello) -> str:
+    return f", {hello.tensor_parallel} tensor-parallel ranks each" if hello.tensor_parallel > 1 else ""
 
 
 def numbers(hello: Hello) -> str:

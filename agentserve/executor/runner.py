@@ -12,8 +12,8 @@ from torch import Tensor
 
 from agentserve.core.plan import Chunk, ChunkResult, PageCopy, Plan, Sampled, SampleSpec, StepResult
 from agentserve.executor.batch import Piece, attention_shapes, build_batch, check_chunks, split_rows
+from agentserve.executor.not_sampled import NotSampled
 from agentserve.executor.pool import KVPool
-from agentserve.executor.sampler import NotSampled
 from agentserve.executor.transfers import to_host
 from agentserve.models.decoder import Decoder
 from agentserve.types import SessionId, TurnId

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ from agentserve.executor.filters import draw
 from agentserve.executor.folds import FoldCache, TurnFolds, needs_folds
 from agentserve.executor.grammars import Grammars, GrammarStore, GrammarTooSlow
 from agentserve.executor.logprobs import RawLogprobs
+from agentserve.executor.not_sampled import NotSampled
 from agentserve.executor.picks import Picks
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels.ops import Drawing, Logits
@@ -35,14 +35,6 @@ log = logging.getLogger(__name__)
 
 Row = npt.NDArray[np.float32]
 Request = tuple[SessionId, TurnId, SampleSpec]
-
-
-@dataclass(frozen=True, slots=True)
-class NotSampled:
-    """A row that gave no token, and why, in one line. The other rows are not touched by it."""
-
-    error: str
-    refused: bool = False  # the request is at fault
 
 
 class Sampler:

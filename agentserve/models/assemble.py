@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from agentserve.models.config import DecoderConfig
 from agentserve.models.errors import ModelError
-from agentserve.models.weights import DecoderWeights, Part, Place, field_shapes, layout, weights_of
+from agentserve.models.shard import WHOLE, Cut, Shard, narrow_part
+from agentserve.models.weights import DecoderWeights, Place, layout, weights_of
 from kernels.blocks import FORMATS, BlockMatrix, BlockRows, Matrix, expand
 from kernels.narrow import NarrowMatrix, stack
 
@@ -20,6 +23,12 @@ log = logging.getLogger(__name__)
 
 _NO_BLOCKS: Mapping[str, str] = MappingProxyType({})
 _IGNORED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")  # derived from the config
+
+
+class Sliced(Protocol):
+    """A tensor, or one in a file of which parts can be read."""
+
+    def __getitem__(self, at: slice | tuple[slice, slice], /) -> Tensor: ...
 
 
 class Assembler:
@@ -37,13 +46,16 @@ class Assembler:
         dtype: torch.dtype,
         device: torch.device,
         file_name: Callable[[str], str] = str,
+        shard: Shard = WHOLE,
     ) -> None:
-        """`file_name` spells a tensor's name as the file does, for errors."""
+        """`file_name` spells a tensor's name as the file does, for errors. Of each tensor only what `shard`
+        keeps of it is copied; tensors are given whole, or as what gives slices of a file."""
         self._config = config
+        self._shard = shard
         self._file_name = file_name
         self._dtype, self._device = dtype, device
-        self._parts = {part.name: part for part in layout(config)}
-        self._missing = dict(self._parts)
+        self._cuts = shard.cuts(config)
+        self._missing = {part.name: part for part in layout(config)}
         self._announced: set[str] = set()
         self._fields: dict[Place, Tensor] = {}
         self._runs: dict[Place, dict[int, BlockRows]] = {}
@@ -67,7 +79,7 @@ class Assembler:
             )
         del self._missing[name]
         self._announced.add(name)
-        return True
+        return name in self._cuts
 
     def allocate(self, place: str, blocks: Mapping[str, str] = _NO_BLOCKS) -> None:
         """Make room for the tensors, or raise a `ModelError` that names the first missing one.
@@ -82,46 +94,68 @@ class Assembler:
         kept = self._kept(place, blocks)
         self._runs = {field: {} for field, found in kept.items() if found <= FORMATS.keys()}
         self._narrow = {field: {} for field in kept if field not in self._runs}
+        shapes = {cut.place: (cut.row + cut.shape[0], *cut.shape[1:]) for cut in self._cuts.values()}
         self._fields = {
             field: torch.empty(shape, dtype=self._dtype, device=self._device)
-            for field, shape in field_shapes(self._config).items()
+            for field, shape in shapes.items()
             if field not in kept
         }
-        self._awaited = set(self._parts)
+        self._awaited = set(self._cuts)
 
     def keeps_blocks(self, name: str) -> bool:
         """Whether a tensor goes to `put_blocks` or `put_narrow`, not to `put`."""
-        place = self._parts[name].place
+        place = self._cuts[name].place
         return place in self._runs or place in self._narrow
 
-    def put(self, name: str, values: Tensor) -> None:
+    def put(self, name: str, values: Sliced) -> None:
         """Copy a tensor that `wants` has accepted into its place."""
-        part = self._taken(name)
-        self._fields[part.place][part.row : part.row + part.shape[0]].copy_(values)
+        cut = self._taken(name)
+        rows = slice(*cut.rows)
+        taken = values[rows] if cut.columns is None else values[rows, slice(*cut.columns)]
+        self._fields[cut.place][cut.row : cut.row + cut.shape[0]].copy_(taken)
 
     def put_blocks(self, name: str, rows: BlockRows) -> None:
         """Keep a tensor as the blocks that it is."""
-        part = self._taken(name)
-        self._runs[part.place][part.row] = BlockRows(rows.format, rows.data.to(self._device))
+        cut = self._taken(name)
+        data = rows.data[slice(*cut.rows)]
+        if cut.columns is not None:
+            first, end = map(rows.format.row_bytes, cut.columns)
+            data = data[:, first:end].contiguous()
+        self._runs[cut.place][cut.row] = BlockRows(rows.format, data.to(self._device))
 
     def put_narrow(self, name: str, matrix: NarrowMatrix | Tensor) -> None:
         """Keep a tensor as codes with scales. Numbers in its stead expand what it is fused with."""
-        part = self._taken(name)
-        found = self._narrow[part.place]
-        found[part.row] = matrix
-        if not any(self._parts[other].place == part.place for other in self._awaited):
-            self._stacked[part.place] = self._beneath([found[row] for row in sorted(found)], name)
-            del self._narrow[part.place]
+        cut = self._taken(name)
+        found = self._narrow[cut.place]
+        found[cut.row] = self._own(name, cut, matrix)
+        if not any(self._cuts[other].place == cut.place for other in self._awaited):
+            self._stacked[cut.place] = self._beneath([found[row] for row in sorted(found)], name)
+            del self._narrow[cut.place]
 
     def finish(self, rope_factors: Tensor | None = None) -> DecoderWeights:
         """The weights, every announced tensor put."""
         assert not self._awaited
         fields: dict[Place, Matrix] = self._fields | self._stacked
-        for part in self._parts.values():
-            if part.place in self._runs and part.row == 0:
-                runs = sorted(self._runs[part.place].items())
-                fields[part.place] = BlockMatrix(tuple(run for _, run in runs), part.shape[1])
-        return weights_of(self._config, self._dtype, fields, rope_factors)
+        for cut in self._cuts.values():
+            if cut.place in self._runs and cut.row == 0:
+                runs = sorted(self._runs[cut.place].items())
+                fields[cut.place] = BlockMatrix(tuple(run for _, run in runs), cut.shape[1])
+        weights = weights_of(self._config, self._dtype, fields, rope_factors)
+        if self._shard == WHOLE or not self._config.tie_embeddings:
+            return weights
+        return replace(weights, lm_head=self._shard.head(weights.embedding, self._dtype))
+
+    def _own(self, name: str, cut: Cut, matrix: NarrowMatrix | Tensor) -> NarrowMatrix | Tensor:
+        """What this rank has of a quantised matrix, expanded where it is shared within a run of scales."""
+        if self._shard == WHOLE:
+            return matrix
+        rows, columns = cut.rows, cut.columns or (0, matrix.shape[1])
+        if not isinstance(matrix, Tensor):
+            part = narrow_part(matrix, rows, columns)
+            if part is not None:
+                return part
+            log.info("%s is shared in the middle of what has one scale, and expanded", self._file_name(name))
+        return expand(matrix, self._dtype)[slice(*rows), slice(*columns)]
 
     def _beneath(self, parts: Sequence[NarrowMatrix | Tensor], name: str) -> Matrix:
         """The parts of a field as one matrix, expanded where they do not fit together."""
@@ -137,11 +171,11 @@ class Assembler:
         """The fields that stay quantised, with the formats of their parts."""
         formats: dict[Place, set[str]] = {}
         plain: set[Place] = set()
-        for part in self._parts.values():
-            if part.name in blocks:
-                formats.setdefault(part.place, set()).add(blocks[part.name])
+        for name, cut in self._cuts.items():
+            if name in blocks:
+                formats.setdefault(cut.place, set()).add(blocks[name])
             else:
-                plain.add(part.place)
+                plain.add(cut.place)
         kept = {field: found for field, found in formats.items() if field not in plain}
         unlike = {
             field
@@ -154,8 +188,23 @@ class Assembler:
                 place,
                 len(unlike),
             )
-        return {field: found for field, found in kept.items() if field not in unlike}
+        torn = {
+            cut.place
+            for name, cut in self._cuts.items()
+            if cut.place in kept and cut.columns is not None and _tears(blocks[name], cut.columns)
+        }
+        if torn:
+            log.info(
+                "%s: %d matrices are shared by %d ranks in the middle of blocks and are expanded",
+                place, len(torn), self._shard.degree,
+            )  # fmt: skip
+        return {field: found for field, found in kept.items() if field not in unlike | torn}
 
-    def _taken(self, name: str) -> Part:
+    def _taken(self, name: str) -> Cut:
         self._awaited.remove(name)
-        return self._parts[name]
+        return self._cuts[name]
+
+
+def _tears(form: str, columns: tuple[int, int]) -> bool:
+    """Whether columns begin or end within a block. (Of codes with scales `narrow_part` says it.)"""
+    return form in FORMATS and any(column % FORMATS[form].weights for column in columns)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from agentserve.models.config import DecoderConfig
 from agentserve.models.inputs import Batch
+from agentserve.models.parallel import JoinedLinear, Ranks, SummedLinear
 from agentserve.models.rope import rope_table
 from agentserve.models.weights import DecoderWeights
 from kernels.blocks import BlockMatrix, Matrix, expand_rows
@@ -35,6 +36,9 @@ class Decoder:
     config allows). `activations` "int8" is for weights in blocks (ValueError where no layer has any).
     A backend that has the whole step as one operation keeps the weights in its own
     layout; then `weights` is not referred to any more.
+
+    `ranks`: those that compute it together with this one. `config` and `weights` are then this rank's
+    (`models.shard`), and each rank must be given the same batches, and the same rows for `logits`.
     """
 
     def __init__(
@@ -44,6 +48,8 @@ class Decoder:
         ops: Ops,
         positions: int | None = None,
         activations: Activations = "float",
+        *,
+        ranks: Ranks | None = None,
     ) -> None:
         if activations != "float" and not weights.layers_in_blocks:
             raise ValueError(f"{activations} activations are for weights in blocks; this model has none")
@@ -56,7 +62,8 @@ class Decoder:
         self.step_bytes = weights.step_bytes
         cos, sin = rope_table(config.rope, config.head_dim, self.positions, weights.rope_factors)
         parts = _parts(config, weights, activations, (cos.to(self.device), sin.to(self.device)))
-        self._step: StepDecoder = ops.decoder(parts) or ComposedDecoder(ops, parts)
+        whole = ops.decoder(parts) if ranks is None else None
+        self._step: StepDecoder = whole or ComposedDecoder(ops, parts, ranks)
 
     def forward(self, batch: Batch) -> Hidden:
         """Write the batch's KV and return the last layer's normed output."""
@@ -65,7 +72,8 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Logits:
         """Logits of `[rows, hidden]` from `forward`. Ask only for rows to sample.
 
-        The next call may reuse the memory of their `values`.
+        The next call may reuse the memory of their `values`. With several ranks those of the whole
+        vocabulary are the first rank's; the others get their own tokens'.
         """
         return self._step.logits(hidden)
 
@@ -92,20 +100,22 @@ class _Layer:
 class ComposedDecoder(StepDecoder):
     """`kernels.ops.StepDecoder` out of a backend's single operations."""
 
-    def __init__(self, ops: Ops, parts: DecoderParts) -> None:
+    def __init__(self, ops: Ops, parts: DecoderParts, ranks: Ranks | None = None) -> None:
         self._ops = ops
         self._parts = parts
+        self._ranks = ranks
         self._layers = tuple(
             _Layer(
                 parts=layer,
                 qkv=self._linear(layer.qkv, layer.qkv_bias),
-                o=self._linear(layer.o, layer.o_bias),
+                o=self._summed(layer.o, layer.o_bias),
                 gate_up=self._linear(layer.gate_up, layer.gate_up_bias),
-                down=self._linear(layer.down, layer.down_bias),
+                down=self._summed(layer.down, layer.down_bias),
             )
             for layer in parts.layers
         )
-        self._head = ops.linear(parts.lm_head, dtype=parts.dtype)
+        head = ops.linear(parts.lm_head, dtype=parts.dtype)
+        self._head = head if ranks is None else JoinedLinear(head, ranks, parts.embedding.shape[0])
 
     def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
         parts, ops, eps = self._parts, self._ops, self._parts.eps
@@ -128,6 +138,11 @@ class ComposedDecoder(StepDecoder):
         parts = self._parts
         activations = parts.activations if isinstance(weight, BlockMatrix) else "float"
         return self._ops.linear(weight, bias, dtype=parts.dtype, activations=activations)
+
+    def _summed(self, weight: Matrix, bias: Tensor | None) -> Linear:
+        """A product that ranks share by columns."""
+        linear = self._linear(weight, bias)
+        return linear if self._ranks is None else SummedLinear(linear, self._ranks)
 
     def _attend(self, layer: _Layer, x: Tensor, group: StepGroup, cos: Tensor, sin: Tensor) -> Tensor:
         parts, ops = self._parts, self._ops

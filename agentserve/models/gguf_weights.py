@@ -19,6 +19,7 @@ from agentserve.models.config import DecoderConfig
 from agentserve.models.errors import ModelError
 from agentserve.models.gguf_config import INTERLEAVED
 from agentserve.models.gguf_file import GgufFile, GgufTensor
+from agentserve.models.shard import WHOLE, Shard
 from agentserve.models.weights import DecoderWeights
 from kernels.blocks import FORMATS, BlockRows
 
@@ -45,7 +46,13 @@ _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3 models: per-frequency divisors, c
 
 
 def load_gguf_weights(
-    file: GgufFile, config: DecoderConfig, dtype: torch.dtype, device: torch.device, stored: bool = False
+    file: GgufFile,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    stored: bool = False,
+    *,
+    shard: Shard = WHOLE,
 ) -> DecoderWeights:
     """Read every tensor of `file`; a missing, foreign, misshapen or unreadable one is a `ModelError`.
 
@@ -53,7 +60,7 @@ def load_gguf_weights(
     mapped file, and the file stays mapped as long as they live.
     """
     place = str(file.path)
-    assembler = Assembler(config, dtype, device, gguf_name)
+    assembler = Assembler(config, dtype, device, gguf_name, shard)
     rope_factors: Tensor | None = None
     wanted: list[tuple[str, GgufTensor]] = []
     for tensor in file.tensors().values():

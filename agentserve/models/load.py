@@ -20,6 +20,7 @@ from agentserve.models.hf_config import hf_config, read_values
 from agentserve.models.quantization import Quantization, quantization_of
 from agentserve.models.rope import inverse_frequencies
 from agentserve.models.safetensors_weights import load_safetensors_weights, weight_files
+from agentserve.models.shard import WHOLE, Shard
 from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights
 
@@ -43,7 +44,9 @@ _DAMAGE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A model in memory. `digest` names its weight files' content (64 hex digits)."""
+    """A model in memory. `digest` names its weight files' content (64 hex digits).
+
+    `config` is the whole model's, also where `weights` are a rank's part (`Shard.config`)."""
 
     config: DecoderConfig
     weights: DecoderWeights
@@ -61,21 +64,33 @@ class OpenModel:
     quantization: Quantization | None = None
 
     def load(
-        self, dtype: torch.dtype, device: torch.device, weights: WeightStorage = "expanded"
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        weights: WeightStorage = "expanded",
+        shard: Shard = WHOLE,
     ) -> LoadedModel:
-        """Read the weights into memory; whatever is wrong with them is a one-line `ModelError`.
+        """Read the weights into memory, or one rank's `shard` of them; whatever is wrong with them is a
+        one-line `ModelError`.
 
         `weights` "stored" keeps a GGUF file's blocks as they are, and a folder's codes with scales.
         """
         source, config, stored = self.source, self.config, weights == "stored"
         if dtype not in DTYPES.values():
             raise ModelError(f"{source.path}: dtype {dtype} is not supported, only {', '.join(DTYPES)}")
+        shard.check(config, str(source.path))
         with _one_line(source.path):
             if self.file is not None:
-                loaded = load_gguf_weights(self.file, config, dtype, device, stored)
+                loaded = load_gguf_weights(self.file, config, dtype, device, stored, shard=shard)
             else:
                 loaded = load_safetensors_weights(
-                    source.path, config, dtype, device, quantization=self.quantization, stored=stored
+                    source.path,
+                    config,
+                    dtype,
+                    device,
+                    quantization=self.quantization,
+                    stored=stored,
+                    shard=shard,
                 )
             frequencies = inverse_frequencies(config.rope, config.head_dim, loaded.rope_factors)
             if not bool(frequencies.isfinite().all()):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from agentserve.models.assemble import Assembler
+from agentserve.models.assemble import Assembler, Sliced
 from agentserve.models.config import DecoderConfig
 from agentserve.models.errors import ModelError
 from agentserve.models.quantization import Quantization
 from agentserve.models.quantized_tensors import Entry, QuantizedTensors
+from agentserve.models.shard import WHOLE, Shard
 from agentserve.models.weights import DecoderWeights
 from kernels.blocks import expand
 
@@ -52,13 +53,15 @@ def load_safetensors_weights(
     *,
     quantization: Quantization | None = None,
     stored: bool = False,
+    shard: Shard = WHOLE,
 ) -> DecoderWeights:
-    """Read every tensor; a missing, foreign, misshapen or truncated one is a `ModelError`.
+    """Read every tensor, or what `shard` has of it; a missing, foreign, misshapen or truncated one is a
+    `ModelError`.
 
     Quantised matrices are read as `quantization` says; `stored` keeps their codes and scales
     (`kernels.narrow`), else they are expanded to `dtype`.
     """
-    assembler, place = Assembler(config, dtype, device), str(folder)
+    assembler, place = Assembler(config, dtype, device, shard=shard), str(folder)
     quantized = None if quantization is None else QuantizedTensors(config, quantization)
     plain: list[str] = []
     with _Files() as files:
@@ -83,7 +86,7 @@ def load_safetensors_weights(
             ]
         assembler.allocate(place, formats if stored else {})
         for name in plain:
-            assembler.put(name, files.read(name))
+            assembler.put(name, files.part(name))
         for matrix, _ in matrices:
             assert quantized is not None
             name, values = f"{matrix}.weight", quantized.matrix(matrix, files.read, device, place)
@@ -106,14 +109,25 @@ class _Files(ExitStack):
         self._paths[name] = path
 
     def read(self, name: str) -> Tensor:
+        with self._file(name) as file:
+            found: Tensor = file.get_tensor(name)
+            return found
+
+    def part(self, name: str) -> Sliced:
+        """A tensor of which parts are read when they are asked for."""
+        with self._file(name) as file:
+            found: Sliced = file.get_slice(name)
+            return found
+
+    @contextmanager
+    def _file(self, name: str) -> Iterator[Any]:
         path = self._paths[name]
         try:
             if path not in self._open:
                 self._open[path] = self.enter_context(safe_open(path, framework="pt"))
-            found: Tensor = self._open[path].get_tensor(name)
+            yield self._open[path]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path}: not a readable safetensors file ({error})") from None
-        return found
 
 
 def _weight_map(index: Path) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class LayerWeights:
 class DecoderWeights:
     """A whole decoder that computes in `dtype`, which all its tensors have.
 
-    `lm_head` is `embedding` itself where the two are tied.
+    `lm_head` is `embedding` itself where the two are tied, or a rank's part of the same memory.
     """
 
     dtype: torch.dtype
@@ -73,7 +74,7 @@ class DecoderWeights:
     @property
     def step_bytes(self) -> int:
         """Bytes that every step reads at least: all but an embedding that is not the head too."""
-        return self.nbytes - (0 if self.lm_head is self.embedding else self.embedding.nbytes)
+        return self.nbytes - self.embedding.nbytes + (self.lm_head.nbytes if self._tied else 0)
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -92,10 +93,14 @@ class DecoderWeights:
         """Whether any layer has a matrix in blocks."""
         return any(isinstance(matrix, BlockMatrix) for layer in self.layers for matrix in layer.matrices)
 
+    @property
+    def _tied(self) -> bool:
+        return self.lm_head is self.embedding or _shared(self.lm_head, self.embedding)
+
     def _all(self) -> Iterator[Matrix]:
         yield self.embedding
         yield self.norm
-        if self.lm_head is not self.embedding:
+        if not self._tied:
             yield self.lm_head
         for layer in self.layers:
             for name in LayerWeights.__slots__:
@@ -152,6 +157,11 @@ def _layer_layout(config: DecoderConfig, layer: int) -> Iterator[Part]:
     yield norm("post_attention_layernorm", "mlp_norm", hidden)
     yield from product("gate_up", hidden, config.mlp_bias, mlp__gate_proj=inner, mlp__up_proj=inner)
     yield from product("down", inner, config.mlp_bias, mlp__down_proj=hidden)
+
+
+def parameter_count(config: DecoderConfig) -> int:
+    """How many numbers a whole model of this config has; tied ones count once."""
+    return sum(prod(part.shape) for part in layout(config))
 
 
 def field_shapes(config: DecoderConfig) -> dict[Place, tuple[int, ...]]:
@@ -236,3 +246,15 @@ def named_parts(config: DecoderConfig, weights: DecoderWeights) -> Iterator[tupl
         if not isinstance(field, Tensor):
             raise TypeError(f"{part.name} is in blocks or codes: there is no view of its numbers")
         yield part.name, field[part.row : part.row + part.shape[0]]
+
+
+def _shared(one: Matrix, other: Matrix) -> bool:
+    """Whether they lie in the same memory."""
+    places = [_memory(matrix).untyped_storage().data_ptr() for matrix in (one, other)]
+    return places[0] == places[1] != 0
+
+
+def _memory(matrix: Matrix) -> Tensor:
+    if isinstance(matrix, Tensor):
+        return matrix
+    return matrix.runs[0].data if isinstance(matrix, BlockMatrix) else matrix.codes

@@ -17,6 +17,14 @@ from agentserve.models.load import DTYPES, WeightStorage
 from agentserve.values import ConfigError, budget, show_size, size
 from kernels.ops import Activations
 
+# What goes with float activations only, and what with KV on devices only.
+OTHER = """
+[model]
+weights = "expanded"
+[workers]
+tensor_parallel = 2
+"""
+
 
 def write(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "config.toml"
@@ -122,8 +130,8 @@ files = 3
     assert config.log_level == "debug"
     assert (config.model.activations, config.engine.kv_dtype) == ("int8", "fp16")
     default = ServeConfig()
-    other = load({}, write(tmp_path, '[model]\nweights = "expanded"'))  # goes with float activations only
-    assert other.model.weights == "expanded"
+    other = load({}, write(tmp_path, OTHER))
+    assert (other.model.weights, other.workers.tensor_parallel) == ("expanded", 2)
     for part in ("model", "http", "engine", "workers", "storage", "recording"):
         for name in getattr(config, part).__struct_fields__:
             found = {getattr(getattr(each, part), name) for each in (config, other)}

@@ -230,6 +230,7 @@ def test_each_setting_names_its_kv_apart(tmp_path: Path, ops: ReferenceOps) -> N
         _namespace(spec_of(kv_dtype="fp16"), stored, ops),
         _namespace(spec_of(dtype="fp32", kv_dtype="bf16"), stored, ops),
         _namespace(spec_of(page_size=32), stored, ops),
+        _namespace(spec_of(tensor_parallel=2), stored, ops),
     ]
     assert len(set(names)) == len(names)
     assert _namespace(spec_of(kv_dtype="bf16"), stored, ops) == names[0], "auto is the model's own"

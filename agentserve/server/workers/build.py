@@ -16,33 +16,26 @@ from agentserve.core.config import CoreConfig
 from agentserve.core.engine import EngineCore
 from agentserve.core.timing.tally import Attention
 from agentserve.executor.calibrate import Bounds
+from agentserve.executor.group import GroupExecutor
 from agentserve.executor.matcher_process import Host
 from agentserve.executor.matchers import GuardedGrammars
-from agentserve.executor.pool import PAGE_LAYOUT, KVPool, kv_groups
+from agentserve.executor.pool import PAGE_LAYOUT, KVPool
 from agentserve.executor.runner import TorchExecutor
 from agentserve.executor.sampler import Sampler
 from agentserve.messages import PROTOCOL_VERSION, Hello, RunCounts
-from agentserve.models.decoder import Decoder
-from agentserve.models.load import DTYPES, LoadedModel, open_model
-from agentserve.models.source import resolve
+from agentserve.models.load import LoadedModel
+from agentserve.models.weights import parameter_count
 from agentserve.server.workers.build_cost import fingerprint, step_cost
+from agentserve.server.workers.build_rank import OpenRank, open_rank
 from agentserve.server.workers.build_tiers import build_tiers
 from agentserve.server.workers.exchange import Tiering
-from agentserve.server.workers.sizes import (
-    check_blocks,
-    check_settings,
-    context_of,
-    kv_dtype_of,
-    page_counts,
-    reach_of,
-    storage_of,
-    tier_sizes,
-)
+from agentserve.server.workers.followers import Followers
+from agentserve.server.workers.sizes import tier_sizes
 from agentserve.server.workers.spec import WorkerSpec
 from agentserve.server.workers.vocabulary import shown_bytes
 from agentserve.server.workers.worker_main import BuiltEngine
 from agentserve.text import load
-from kernels import Backend, backend_for
+from kernels import Backend
 from kernels.ops import Ops
 from tiering.keys import namespace_digest
 from tiering.stores.faults import Fault, no_fault
@@ -56,33 +49,49 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
 
     fault: what stores do at named points, for tests. matchers: the host of the processes that grammars are
     followed in (`fork_host`); in this one without."""
-    torch.set_num_threads(spec.threads)
-    device, dtype = _device(spec), DTYPES[spec.dtype]
-    source = resolve(spec.model)
-    backend = backend_for(device)
-    ops = backend.ops
-    opened = open_model(source)
-    check_settings(spec, source, opened.config, ops)  # before minutes of reading weights
+    rank = open_rank(spec)
+    if spec.tensor_parallel == 1:
+        return _build(spec, rank, None, fault, matchers)
+    followers = Followers(spec)
+    try:
+        return _build(spec, rank, followers, fault, matchers)
+    except BaseException:
+        followers.close(0.0)
+        raise
+
+
+def _build(
+    spec: WorkerSpec, rank: OpenRank, followers: Followers | None, fault: Fault, matchers: Host | None
+) -> BuiltEngine:
     chat_template = Path(spec.chat_template) if spec.chat_template else None
-    text = load(source.path, chat_template, spec.tool_parser, spec.reasoning_parser)
-    loaded = opened.load(dtype, device, storage_of(spec, opened))
-    check_blocks(spec, source, loaded.weights)
-    config, kv_dtype = loaded.config, kv_dtype_of(spec)
-    longest = context_of(spec, config)
-    groups = kv_groups(config, spec.page_size, kv_dtype)
-    pages = page_counts(spec, groups, device)
-    reach = reach_of(longest, min(pages), spec.page_size)
-    decoder = Decoder(config, loaded.weights, ops, reach, spec.activations)
-    pool = KVPool(config, pages, spec.page_size, kv_dtype, device)
+    text = load(rank.source.path, chat_template, spec.tool_parser, spec.reasoning_parser)
+    loaded = rank.load()
+    config, groups, longest = loaded.config, rank.groups, rank.longest
+    pages, ranks, weight_bytes = rank.pages(), None, loaded.weights.nbytes
+    if followers is not None:
+        pages, others = followers.loaded(loaded.digest, pages)
+        weight_bytes += others
+        ranks = followers.meet(pages, rank.device)
+    reach = rank.reach(pages)
     shown = shown_bytes(text.tokenizer)
     grammars = GuardedGrammars(matchers, shown, config.vocab_size, text.end_ids) if matchers else None
     sampler = Sampler(
-        config.vocab_size, shown, text.end_ids, 4 * spec.max_num_seqs, grammars, drawing=ops.drawing()
+        config.vocab_size,
+        shown,
+        text.end_ids,
+        4 * spec.max_num_seqs,
+        grammars,
+        drawing=rank.backend.ops.drawing(),
     )
-    executor = TorchExecutor(decoder, pool, sampler)
-    if prepared := executor.prepare(spec.max_num_seqs):
+    own, backend = rank.executor(loaded, pages, sampler, ranks), rank.backend
+    pool, decoder = own.pool, own.decoder
+    if prepared := own.prepare(spec.max_num_seqs):
         log.info("%s", prepared)
         backend = replace(backend, reason=f"{backend.reason}; {prepared}")
+    executor: TorchExecutor | GroupExecutor = own
+    if followers is not None:
+        followers.wait()
+        executor = GroupExecutor(own, followers.pipes)
     bounds = Bounds(
         groups=len(groups),
         pages=min(pages),
@@ -100,10 +109,19 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         max_step_seconds=spec.max_step_seconds,
         scheduling=spec.scheduling,
         eos_token_ids=text.end_ids,
-        namespace=_namespace(spec, loaded, ops),
+        namespace=_namespace(spec, loaded, backend.ops),
     )
-    hello = _hello(spec, loaded, backend, reach, pool, policy=core_config.scheduling.policy)
-    here = fingerprint(spec, hello, torch.cuda.get_device_name(device) if device.type == "cuda" else "")
+    hello = _hello(
+        spec,
+        loaded,
+        backend,
+        reach,
+        pool,
+        policy=core_config.scheduling.policy,
+        weight_bytes=weight_bytes,
+    )
+    on_gpu = rank.device.type == "cuda"
+    here = fingerprint(spec, hello, torch.cuda.get_device_name(rank.device) if on_gpu else "")
     cost = step_cost(spec, here, executor, bounds)
     sizes = tier_sizes(spec, groups, None)  # that the memory is there was seen before the pool took its own
     tiers = None
@@ -121,30 +139,22 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
         runs=(lambda: RunCounts(*astuple(decoder.runs))) if prepared else None,
         fingerprint=here,
         attention=Attention(groups, spec.page_size),
+        release=followers.close if followers is not None else None,
     )  # fmt: skip
 
 
-def _device(spec: WorkerSpec) -> torch.device:
-    """The device that is asked for, made this thread's own where it is a GPU. ValueError if there is none."""
-    device = torch.device(spec.device)
-    if device.type != "cuda":
-        return device
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (device.index or 0) >= found:
-        has = f"only {found}" if found else "no CUDA device"
-        raise ValueError(f"--device {spec.device}: torch finds {has}{_why_none() if not found else ''}")
-    torch.cuda.set_device(device)
-    return device
-
-
-def _why_none() -> str:
-    return "" if torch.version.cuda else f" (torch {torch.__version__} was built without CUDA)"
-
-
 def _hello(
-    spec: WorkerSpec, loaded: LoadedModel, backend: Backend, limit: int, pool: KVPool, *, policy: str
+    spec: WorkerSpec,
+    loaded: LoadedModel,
+    backend: Backend,
+    limit: int,
+    pool: KVPool,
+    *,
+    policy: str,
+    weight_bytes: int,
 ) -> Hello:
-    """What the worker says of itself; `limit` is the longest context that a session can come to."""
+    """What the worker says of itself; `limit` is the longest context that a session can come to,
+    `weight_bytes` are of all ranks."""
     return Hello(
         protocol=PROTOCOL_VERSION,
         pid=os.getpid(),
@@ -160,11 +170,12 @@ def _hello(
         page_size=spec.page_size,
         pages=min(pool.pages),
         kv_bytes=pool.nbytes,
-        parameters=loaded.weights.parameters,
-        weight_bytes=loaded.weights.nbytes,
+        parameters=parameter_count(loaded.config),
+        weight_bytes=weight_bytes,
         weights_digest=loaded.digest,
         namespace=_namespace(spec, loaded, backend.ops).hex(),
         policy=policy,
+        tensor_parallel=spec.tensor_parallel,
     )
 
 
@@ -181,6 +192,7 @@ def _namespace(spec: WorkerSpec, loaded: LoadedModel, ops: Ops) -> bytes:
             "page_size": spec.page_size,
             "rope": repr(loaded.config.rope),
             "kernels": ops.numerics,
+            "tensor_parallel": spec.tensor_parallel,
         }
     )
 

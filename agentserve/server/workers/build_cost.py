@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 
 from agentserve.core.cost import StepCost
+from agentserve.core.ports import Executor
 from agentserve.core.timing.fingerprint import Fingerprint
 from agentserve.core.timing.saved import CostFileError, checked, decode_saved
 from agentserve.executor.calibrate import Bounds, measure_cost
-from agentserve.executor.runner import TorchExecutor
 from agentserve.machine import processor
 from agentserve.messages import Hello
 from agentserve.server.workers.spec import WorkerSpec
@@ -27,13 +27,13 @@ def fingerprint(spec: WorkerSpec, hello: Hello, accelerator: str = "") -> Finger
         kv_dtype=hello.kv_dtype,
         page_size=hello.page_size,
         kernels=hello.backend,
-        device=spec.device,
+        device=spec.device if spec.tensor_parallel == 1 else f"{spec.device} x {spec.tensor_parallel}",
         threads=spec.threads,
         machine=f"{processor()}, {accelerator}" if accelerator else processor(),
     )
 
 
-def step_cost(spec: WorkerSpec, here: Fingerprint, executor: TorchExecutor, bounds: Bounds) -> StepCost:
+def step_cost(spec: WorkerSpec, here: Fingerprint, executor: Executor, bounds: Bounds) -> StepCost:
     """The model of the file, if one is named and it is of here; else measured now, if steps are to be
     limited by time, promises depend on it, or a file was meant to say it; else one that knows nothing.
     ValueError if there is no such file, or if the limit is shorter than the shortest step."""

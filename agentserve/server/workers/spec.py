@@ -46,6 +46,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     overlap: bool = False  # results are delivered while the next step computes
     scheduling: SchedulingConfig = SchedulingConfig()
     predicts: bool = False  # steps are measured at the start, if nothing else says what they take
+    tensor_parallel: int = 1  # ranks that compute the model together; this worker is the first of them
     replaces: bool = False  # a worker that died: what can be done without does not keep this one from it
 
 
@@ -56,8 +57,10 @@ def replacement(spec: WorkerSpec, kv_bytes: int) -> WorkerSpec:
 
 
 def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores: int) -> WorkerSpec:
-    """The orders of worker `index`. With several workers each gets its share of `cores`, at least one."""
-    count = config.workers.count
+    """The orders of worker `index`. With several workers or ranks each gets its share of `cores`,
+    at least one."""
+    count, degree = config.workers.count, config.workers.tensor_parallel
+    sharing = count * degree if config.model.device == "cpu" or degree == 1 else 1  # devices are one rank's
     record = config.workers.record
     if record is not None and count > 1:
         record = record.with_name(f"{record.name}.{index}")
@@ -80,8 +83,8 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         max_model_len=config.engine.max_model_len,
         max_step_seconds=config.engine.max_step_seconds,
         device_kv=config.engine.device_kv,
-        kv_share=count,
-        threads=config.workers.threads or max(1, cores // count),
+        kv_share=sharing,
+        threads=config.workers.threads or max(1, cores // (count * degree)),
         record=str(record) if record is not None else None,
         log_level=config.log_level,
         host_kv=config.storage.host_kv,
@@ -95,7 +98,17 @@ def worker_spec(config: ServeConfig, index: int, socket: str, parent: int, cores
         overlap=overlaps(config),
         scheduling=scheduling_of(config),
         predicts=bool(config.slo.classes),
+        tensor_parallel=degree,
     )
+
+
+def device_of(spec: WorkerSpec, rank: int) -> str:
+    """Where a rank computes. GPUs are taken side by side, from the one that is named on: worker after worker,
+    rank after rank."""
+    if spec.tensor_parallel == 1 or spec.device == "cpu":
+        return spec.device
+    first = int(spec.device.partition(":")[2] or 0)
+    return f"cuda:{first + spec.index * spec.tensor_parallel + rank}"
 
 
 def overlaps(config: ServeConfig) -> bool:

@@ -7,10 +7,7 @@ socket ends it elsewhere.
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,13 +31,12 @@ from agentserve.server.workers.exchange import Exchange, Tiering
 from agentserve.server.workers.iterations import IterationLog, step_features
 from agentserve.server.workers.link import WorkerLink
 from agentserve.server.workers.loop import Core, WorkerLoop
+from agentserve.server.workers.parent import die_with
 from agentserve.server.workers.recorder import Recorder
 from agentserve.server.workers.spec import WorkerSpec
 from agentserve.types import KVGroup
 
 log = logging.getLogger("agentserve.worker")
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +56,7 @@ class BuiltEngine:
     runs: Callable[[], RunCounts] | None = None  # of the executor, where decode steps are recorded
     fingerprint: Fingerprint | None = None  # whose steps these are, for recordings
     attention: Attention = EVERYTHING  # how much of a context the model's layers attend to
+    release: Callable[[], None] | None = None  # ends what computes with it, when the loop is over
 
 
 EngineBuilder = Callable[[WorkerSpec], BuiltEngine]
@@ -71,7 +68,7 @@ def main(build: EngineBuilder) -> int:
     A `ValueError`, `OSError` or `MemoryError` out of `build` is told to the API process in one line.
     """
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
-    _die_with(spec.parent)
+    die_with(spec.parent)
     logging.basicConfig(
         level=spec.log_level.upper(),
         format=f"%(asctime)s worker {spec.index} %(levelname)s %(message)s",
@@ -104,26 +101,14 @@ def main(build: EngineBuilder) -> int:
             iterations.close()
     _drain_outbox(link)
     link.close()
+    if built.release is not None:
+        built.release()
     return 0
 
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {text}"
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; leave now if it already has."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            log.warning("no parent-death signal: %s", os.strerror(ctypes.get_errno()))
-    if os.getppid() != parent:
-        raise SystemExit(1)
-    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group; draining is
-    # the API process's decision, and Shutdown or the end of the socket tell it to us.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _recorder(spec: WorkerSpec, built: BuiltEngine) -> Recorder:
