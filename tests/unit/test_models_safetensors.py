@@ -211,5 +211,5 @@ def test_the_digest_covers_every_shard(folder: Path) -> None:
 
 
 def test_other_dtypes_are_refused(folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"float16 is not supported, only bf16, fp32"):
-        load_model(ModelSource("folder", folder, "m"), torch.float16, CPU)
+    with pytest.raises(ModelError, match=r"float64 is not supported, only bf16, fp16, fp32"):
+        load_model(ModelSource("folder", folder, "m"), torch.float64, CPU)
