@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from agentserve.bench.gpu import check, rowwise
-from agentserve.bench.gpu.device import find
-from agentserve.bench.gpu.parts import PARTS, run
+from agentserve.bench.gpu import check, rowwise, whole
+from agentserve.bench.gpu.device import Device, find
+from agentserve.bench.gpu.parts import PARTS, run, until_it_fails
 from agentserve.bench.gpu.result import Check, Part
 from agentserve.bench.gpu.sizes import sizes_for
 from agentserve.bench.report import Row
+from agentserve.sim.traces.draw import LONGEST, pressure
 
 ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
@@ -99,6 +103,64 @@ def test_a_part_is_told_in_lines() -> None:
     assert lines[1] == "  failed: b: differs"
     assert lines[2].split() == ["copy", "(ours)", "50.00", "GB/s", "50.0%", "of", "memory"]
     assert lines[3] == "  said"
+
+
+def test_an_error_does_not_take_along_what_was_found_before_it() -> None:
+    def found() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise RuntimeError("out of resource")
+
+    assert until_it_fails(found()) == ([1, 2], "RuntimeError: out of resource")
+    assert until_it_fails(iter([3])) == ([3], "")
+
+
+def test_a_rehearsal_runs_everything_once() -> None:
+    runs: list[int] = []
+    on = Device(CPU, "some", reduced=False)
+    assert len(on.seconds(lambda: runs.append(1), 5)) == len(runs) == 5
+    assert len(replace(on, rehearsed=True).seconds(lambda: runs.append(1), 5)) == len(runs) - 5 == 1
+
+
+def test_agents_fit_into_the_context_of_the_model() -> None:
+    """As `bench.agents.engine.play` asks: the context's limit, and the longest reply that may follow."""
+    spec = pressure()
+    fitting = whole._fitting(spec, 8192)
+    assert fitting.context_limit + round(LONGEST * fitting.output) == 8192
+    assert whole._fitting(spec, 10**6).context_limit == spec.context_limit
+
+
+PYTHON = """#!/bin/sh
+case "$2" in
+    *is_available*) exit {gpu} ;;
+    *find_spec*) echo "{lacks}" ;;
+    *get_current_target*) echo "RuntimeError: Failed to find C compiler." >&2; exit {compiler} ;;
+    *) echo "$@" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("python", "status", "said"),
+    [
+        ({"gpu": 1, "lacks": "", "compiler": 0}, 2, "finds no CUDA device"),
+        ({"gpu": 0, "lacks": "gguf", "compiler": 0}, 2, "lacks: gguf"),
+        ({"gpu": 0, "lacks": "", "compiler": 1}, 2, "cannot use the GPU: RuntimeError: Failed to find C"),
+        ({"gpu": 0, "lacks": "", "compiler": 0}, 0, "bench gpu-check --results benchmarks/results --part x"),
+    ],
+)
+def test_the_script_says_what_is_missing(
+    tmp_path: Path, python: dict[str, object], status: int, said: str
+) -> None:
+    stub = tmp_path / "python"
+    stub.write_text(PYTHON.format(**python))
+    stub.chmod(0o755)
+    command, environment = [str(ROOT / "benchmarks/gpu_check.sh"), "--part", "x"], {"PYTHON": str(stub)}
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert said in done.stdout + done.stderr
 
 
 @pytest.mark.prove

@@ -8,17 +8,19 @@ from dataclasses import dataclass
 
 import torch
 
-FLUSH_BYTES = 256 << 20  # more than any cache of a GPU holds
+FLUSH_BYTES = 1 << 30  # more than any cache of a GPU holds, and longer to write than a kernel to launch
 WARM = 3  # runs that are not counted: compiling, clocks, caches
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where it runs. `reduced`: an interpreter on a CPU, in which sizes are small and times mean nothing."""
+    """Where it runs. `reduced`: an interpreter on a CPU, in which sizes are small and times mean nothing.
+    `rehearsed`: what would be timed runs once, so that it is compiled; its times mean nothing either."""
 
     device: torch.device
     name: str
     reduced: bool
+    rehearsed: bool = False
 
     def finish(self) -> None:
         """Wait for all work on it."""
@@ -30,8 +32,8 @@ class Device:
 
         On a GPU by events on the stream, so that the launch is not in it where the device has work.
         """
-        if self.device.type != "cuda":
-            return [_clocked(run) for _ in range(1 if self.reduced else runs)]
+        if self.rehearsed or self.device.type != "cuda":
+            return [_clocked(run) for _ in range(1 if self.reduced or self.rehearsed else runs)]
         for _ in range(WARM):
             run()
         flush = torch.empty(FLUSH_BYTES if cold else 1, dtype=torch.int8, device=self.device)

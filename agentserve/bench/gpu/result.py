@@ -18,7 +18,8 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One part. `error`: why it did not come to its end; what it found until then is there."""
+    """One part. `error`: why it did not come to its end; what it found until then is there, unless it took
+    too long."""
 
     name: str
     rows: Sequence[Row] = ()

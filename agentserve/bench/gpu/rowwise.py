@@ -13,9 +13,12 @@ from agentserve.bench.gpu.device import Device
 from agentserve.bench.gpu.result import Check
 from agentserve.bench.gpu.sizes import Sizes
 from agentserve.bench.limits import DTYPE_NAMES
+from agentserve.executor.draws import uniform
+from agentserve.executor.filters import draw
+from agentserve.types import Sampling
 from kernels.blocks import FORMATS, BlockMatrix, BlockRows, Matrix, expand
 from kernels.narrow import GroupedMatrix, NarrowMatrix, ScaledMatrix
-from kernels.ops import Linear, Ops
+from kernels.ops import Draw, Linear, Ops
 from kernels.reference import ReferenceOps
 from kernels.triton import sampling
 
@@ -77,7 +80,7 @@ def subjects(on: Device, sizes: Sizes, ops: Ops, dtype: torch.dtype) -> Iterator
     )
     matrix, bias = random(sizes.hidden, hidden), random(sizes.hidden)
     for given in (None, bias):
-        linear = ops.linear(matrix, given)
+        linear = _prepared(ops, matrix, dtype, given)
         wide, added = _plain(matrix), 0.0 if given is None else _plain(given)
         name = "product" if given is None else "product with a bias"
         yield RowWise(name, (x,), linear, lambda x, wide=wide, added=added: x @ wide.T + added)
@@ -89,6 +92,7 @@ def subjects(on: Device, sizes: Sizes, ops: Ops, dtype: torch.dtype) -> Iterator
         )  # fmt: skip
     logits = torch.randn(rows, sizes.vocab, generator=generator).to(on.device)
     yield RowWise("greedy choice", (logits,), lambda x: sampling.best_of(x)[0], lambda x: x.argmax(-1))
+    yield RowWise("drawn tokens", (logits, torch.arange(rows, device=on.device)), _drawn, _drawn_on_the_host)
 
 
 def close(name: str, found: Tensor, expected: Tensor, dtype: torch.dtype) -> Check:
@@ -153,14 +157,33 @@ def moved(matrix: BlockMatrix | NarrowMatrix, device: torch.device) -> BlockMatr
     )
 
 
-def _prepared(ops: Ops, matrix: Matrix, dtype: torch.dtype) -> Linear:
+def _prepared(ops: Ops, matrix: Matrix, dtype: torch.dtype, bias: Tensor | None = None) -> Linear:
     """The product, prepared when it is first called: so that one that cannot be is a failure of its own."""
-    made = functools.cache(lambda: ops.linear(matrix, dtype=dtype))
+    made = functools.cache(lambda: ops.linear(matrix, bias, dtype=dtype))
 
     def product(x: Tensor) -> Tensor:
         return made()(x)
 
     return product
+
+
+def _draw(row: int) -> Draw:
+    """Every kind of draw, one after the other."""
+    top_k, top_p, min_p = ((0, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.9, 0.0), (100, 0.8, 0.05))[row % 4]
+    return Draw(0.5 + row % 3 / 2, top_k, top_p, min_p, seed=row - 3, position=7 * row)
+
+
+def _drawn(logits: Tensor, rows: Tensor) -> Tensor:
+    return sampling.TritonDrawing()(logits, [_draw(row) for row in rows.tolist()])
+
+
+def _drawn_on_the_host(logits: Tensor, rows: Tensor) -> Tensor:
+    found = []
+    for values, row in zip(logits.numpy(), rows.tolist(), strict=True):
+        one = _draw(row)
+        asked = Sampling(temperature=one.temperature, top_k=one.top_k, top_p=one.top_p, min_p=one.min_p)
+        found.append(draw(values, asked, uniform(one.seed, one.position)))
+    return torch.tensor(found)
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from agentserve.bench.speed import Costs
 from agentserve.executor.runner import TorchExecutor
 from agentserve.messages import Close, ResetPrefixCache, Submit, Token, TurnEnded, pack_tokens
 from agentserve.server.workers.worker_main import BuiltEngine
-from agentserve.sim.traces.draw import TraceSpec, pressure
+from agentserve.sim.traces.draw import LONGEST, TraceSpec, pressure
 from agentserve.types import Sampling, SessionId, TurnId
 from kernels.ops import Ops
 
@@ -51,8 +51,15 @@ def model(on: Device, sizes: Sizes, ops: Ops, limits: Limits) -> Part:
                 higher_is_better=True, runs=runs, group="whole model",
             )
         )  # fmt: skip
-    notes = [f"{built.hello.backend}: {built.hello.backend_reason}"]
-    return Part("model", rows, [same_tokens(built, sizes)], notes)
+    check = same_tokens(built, sizes)
+    notes = [f"{built.hello.backend}: {built.hello.backend_reason}", _how_steps_ran(built)]
+    return Part("model", rows, [check], notes)
+
+
+def _how_steps_ran(built: BuiltEngine) -> str:
+    assert isinstance(built.executor, TorchExecutor)
+    runs = built.executor.decoder.runs
+    return f"steps: {runs.replayed} replayed, {runs.missed} not recorded, {runs.launched} launched"
 
 
 def _step_bytes(built: BuiltEngine, sessions: int, context: int) -> int:
@@ -68,7 +75,7 @@ def _prompt(number: int, length: int) -> list[int]:
 def agents(on: Device, sizes: Sizes, ops: Ops) -> Part:
     """Agents with tools that wait, over a pool that holds half of them, and the host's memory below."""
     built = engine(on, sizes, ops, PRESSED_ROOM)
-    spec, count, host = msgspec.structs.replace(pressure(), gap=0.5, longest_wait=4.0), 16, HOST_ROOM
+    spec, count, host = _fitting(pressure(), built.core.limit), 16, HOST_ROOM
     if on.reduced:
         spec, count, host = _small(spec), 2, 1 << 20
     summary, tiers = play(built, TierOptions(host=host), spec, count, count)
@@ -85,6 +92,12 @@ def agents(on: Device, sizes: Sizes, ops: Ops) -> Part:
     ]
     moved = ", ".join(f"{name} {blocks:,}" for name, (blocks, _) in tiers.moved.items()) if tiers else ""
     return Part("agents", rows, checks, [f"blocks moved: {moved or 'none'}"])
+
+
+def _fitting(spec: TraceSpec, limit: int) -> TraceSpec:
+    """Agents whose sessions a model of `limit` tokens can hold, and who do not wait long."""
+    longest = min(spec.context_limit, limit - round(LONGEST * spec.output))
+    return msgspec.structs.replace(spec, context_limit=longest, gap=0.5, longest_wait=4.0)
 
 
 def _small(spec: TraceSpec) -> TraceSpec:
