@@ -16,7 +16,7 @@ from kernels.triton.plain_products import PlainProduct
 from kernels.triton.tiles import Product, Tile, TiledLinear, alike
 
 Checked = MutableMapping[tuple[object, ...], tuple[Tile, ...]]
-"""Tiles that were found alike, by `Product.shape`."""
+"""Tiles that were found alike, by `Product.shape` and the dtype of results."""
 
 _LIBRARY_ROWS = 192  # from here on the library's products are taken to be worth having
 
@@ -69,9 +69,10 @@ def prepare(
     """
     product = _product(weight, bias, operand_dtype(weight, dtype, activations), activations)
     checked = {} if checked is None else checked
-    if product.shape not in checked:
-        checked[product.shape] = alike(product) if product.device.type != "cpu" else product.tiles[:1]
-    tiled = TiledLinear(product, checked[product.shape], result)
+    kind = (*product.shape, result or product.dtype)
+    if kind not in checked:
+        checked[kind] = alike(product, result) if product.device.type != "cpu" else product.tiles[:1]
+    tiled = TiledLinear(product, checked[kind], result)
     return tiled if exact or activations != "float" else LooseLinear(product, tiled)
 
 

@@ -133,20 +133,21 @@ def aligned(x: Tensor) -> Tensor:
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
-def alike(product: Product) -> tuple[Tile, ...]:
-    """The tiles whose results have the bits of the smallest tile's, in every place of a tile.
+def alike(product: Product, result: torch.dtype | None = None) -> tuple[Tile, ...]:
+    """The tiles whose results (in the product's dtype, or `result`) have the bits of the smallest tile's, in
+    every place of a tile.
 
     Random operands would be a poor probe: rounding hides nearly every difference in order. `cancelling_rows`
     makes such that exact results of some outputs are 0, so that only the order's own rounding is left.
     """
-    x = cancelling_rows(product)
+    x, result = cancelling_rows(product), result or product.dtype
     smallest = product.tiles[0]
-    expected = _results(product, x, smallest)
+    expected = _results(product, x, smallest, result)
     kept = []
     for tile in product.tiles:
         copies = max(1, tile.rows // PROBES)
         crowd = torch.cat([x.roll(turn, 0) for turn in range(copies + 1)])
-        found = _results(product, crowd, tile).view(copies + 1, PROBES, product.out)
+        found = _results(product, crowd, tile, result).view(copies + 1, PROBES, product.out)
         same = all(_same_bits(found[turn], expected.roll(turn, 0)) for turn in range(copies + 1))
         if same:
             kept.append(tile)
@@ -172,8 +173,8 @@ def cancelling_rows(product: Product) -> Tensor:
     return (x.float() * torch.exp2((_TERMS / terms).log2().floor())).to(x.dtype)
 
 
-def _results(product: Product, x: Tensor, tile: Tile) -> Tensor:
-    y = torch.empty((x.shape[0], product.out), dtype=product.dtype, device=product.device)
+def _results(product: Product, x: Tensor, tile: Tile, result: torch.dtype) -> Tensor:
+    y = torch.empty((x.shape[0], product.out), dtype=result, device=product.device)
     product.multiply(x, y, tile)
     return y
 

@@ -162,6 +162,22 @@ def test_tiles_that_are_not_alike_are_left_out() -> None:
     assert [tile.rows for tile in alike(Faulty(weight, wrong=16))] == [16]
 
 
+class NearlyRight(Faulty):
+    """One tile is off by what the weights' dtype cannot show."""
+
+    def multiply(self, x: Tensor, y: Tensor, tile: Tile) -> None:
+        wide = torch.empty(y.shape)
+        super().multiply(x, wide, replace(tile, rows=0))
+        y.copy_(wide * (1 + 2.0**-20) if tile.rows == self.wrong else wide)
+
+
+def test_tiles_are_compared_in_the_dtype_of_results() -> None:
+    """Logits come in float32 out of products in 16 bits."""
+    product = NearlyRight(normal(40, 96, dtype=torch.bfloat16), wrong=64)
+    assert [tile.rows for tile in alike(product)] == [16, 32, 64, 128]
+    assert [tile.rows for tile in alike(product, torch.float32)] == [16, 32, 128]
+
+
 def test_shapes_are_checked_once() -> None:
     checked: Checked = {}
     prepare(normal(24, 72), None, None, "float", checked=checked)
@@ -174,6 +190,9 @@ def test_shapes_are_checked_once() -> None:
     assert linear.tiles == (tile,)
     prepare(normal(24, 72), normal(24), None, "float", checked=checked)
     assert len(checked) == 2
+    prepare(normal(24, 72).half(), None, None, "float", checked=checked)
+    prepare(normal(24, 72).half(), None, None, "float", checked=checked, result=torch.float32)
+    assert len(checked) == 4, "another dtype of results is another comparison"
 
 
 def test_how_a_width_is_split() -> None:
