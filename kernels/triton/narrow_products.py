@@ -21,7 +21,7 @@ from kernels.triton.narrow import multiply_grouped, multiply_scaled
 from kernels.triton.part_sums import adding_case, adding_constants, finish
 from kernels.triton.plain_products import linear_shapes
 from kernels.triton.shapes import MODELS, STEPS
-from kernels.triton.tiles import Split, Tile, TiledLinear, alike, split
+from kernels.triton.tiles import Split, Tile, split
 
 _LARGER = (
     Tile(32, 64, 32, True, Choice(warps=4, stages=3)),
@@ -87,13 +87,6 @@ class NarrowProduct:
             launch(multiply_grouped, grid, *given, choice=tile.choice, **constants)
         if apart:
             finish(target, self.bias, y)
-
-
-def prepare_narrow(weight: NarrowMatrix, bias: Tensor | None, dtype: torch.dtype) -> TiledLinear:
-    """The product with `weight` for operands of `dtype`, with the tiles that are alike on its device (in the
-    interpreter the smallest alone)."""
-    product = NarrowProduct(weight, bias, dtype)
-    return TiledLinear(product, alike(product) if product.device.type != "cpu" else product.tiles[:1])
 
 
 def tiles_of(dtype: torch.dtype, *, four: bool) -> tuple[Tile, ...]:

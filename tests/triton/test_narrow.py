@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.blocks import expand, expand_rows
 from kernels.narrow import GroupedMatrix, NarrowMatrix, ScaledMatrix
 from kernels.triton.embedding import embed
-from kernels.triton.narrow_products import NarrowProduct, cases, prepare_narrow, run_of, split_of, step_of
+from kernels.triton.narrow_products import NarrowProduct, cases, run_of, split_of, step_of
 from kernels.triton.products import prepare
 from tests.unit.test_kernels_narrow import drawn, grouped, ordered, scaled
 
@@ -43,7 +43,7 @@ def test_products_are_those_of_the_numbers(name: str, dtype: torch.dtype) -> Non
     x = tokens(37, matrix.shape[1], dtype)
     exact = x.double() @ expand(matrix, torch.float64).T
     for given, expected in ((None, exact), (bias, exact + bias.double())):
-        found = prepare_narrow(matrix, given, dtype)(x)
+        found = prepare(matrix, given, dtype, "float")(x)
         assert found.dtype == dtype
         assert found.shape == expected.shape
         error = (found.double() - expected).abs().max() / expected.abs().max()
@@ -62,7 +62,7 @@ def test_products_are_those_of_the_numbers(name: str, dtype: torch.dtype) -> Non
     ],
 )
 def test_a_row_alone_or_in_company_has_the_same_bits(matrix: NarrowMatrix, dtype: torch.dtype) -> None:
-    product = prepare_narrow(matrix, None, dtype)
+    product = prepare(matrix, None, dtype, "float")
     x = tokens(67, matrix.shape[1], dtype)
     together = product(x)
     for start, end in ((0, 1), (66, 67), (3, 8), (31, 64)):
@@ -81,7 +81,7 @@ def test_every_fp8_code_in_every_dtype() -> None:
     codes[codes % 128 == 127] = 0
     matrix = ScaledMatrix(codes, torch.ones(1, 1), 8, 32)
     for dtype in TIGHT:
-        found = prepare_narrow(matrix, None, dtype)(torch.eye(32, dtype=dtype))
+        found = prepare(matrix, None, dtype, "float")(torch.eye(32, dtype=dtype))
         assert torch.equal(found.T.to(torch.float32), expand(matrix, torch.float32))
 
 
@@ -90,12 +90,12 @@ def test_every_4_bit_code_with_every_zero() -> None:
     zeros = torch.arange(16, dtype=torch.uint8)[None]
     matrix = GroupedMatrix(codes, torch.ones(1, 16, dtype=torch.float16), zeros, 32)
     for dtype in TIGHT:
-        found = prepare_narrow(matrix, None, dtype)(torch.eye(32, dtype=dtype))
+        found = prepare(matrix, None, dtype, "float")(torch.eye(32, dtype=dtype))
         assert torch.equal(found.T.to(torch.float32), expand(matrix, torch.float32))
 
 
 def test_no_rows_and_wrong_ones() -> None:
-    product = prepare_narrow(MATRICES["int4-groups"], None, torch.float32)
+    product = prepare(MATRICES["int4-groups"], None, torch.float32, "float")
     assert product(torch.empty(0, 160)).shape == (0, 50)
     for x in (torch.empty(2, 96), torch.empty(2, 160, dtype=torch.float16), torch.empty(160)):
         with pytest.raises(ValueError, match="operands"):
@@ -129,7 +129,8 @@ def test_the_dispatch_knows_these_weights() -> None:
     for name in ("fp8-blocks", "int4-order"):
         matrix = MATRICES[name]
         x = tokens(3, matrix.shape[1], torch.float32)
-        expected = prepare_narrow(matrix, None, torch.float32)(x)
+        expected, product = torch.empty(3, matrix.shape[0]), NarrowProduct(matrix, None, torch.float32)
+        product.multiply(x, expected, product.tiles[0])
         assert torch.equal(prepare(matrix, None, torch.float32, "float")(x), expected)
         with pytest.raises(ValueError, match="int8 activations are for block weights only"):
             prepare(matrix, None, torch.float32, "int8")
