@@ -13,6 +13,7 @@ from kernels.blocks import BlockMatrix, Matrix
 from kernels.ops import (
     AttentionShape,
     DecoderParts,
+    Draw,
     GroupPages,
     Hidden,
     Linear,
@@ -26,7 +27,10 @@ from kernels.triton.attention_plan import DecodeLayout
 from kernels.triton.embedding import embed
 from kernels.triton.graphs import Buckets, DecodeGraphs
 from kernels.triton.launch import ALIGNMENT
+from kernels.triton.pages import copy_page
 from kernels.triton.recorder import Recorder
+
+_ANY_DRAW = Draw(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1, seed=0, position=0)  # takes every kernel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,8 +117,12 @@ class TritonDecoder(StepDecoder):
         if self._recorder is None:
             return ""
         buckets, norm = Buckets.up_to(rows, self._cos.shape[0]), self._first_norm
-        for count in buckets.rows:  # compiled now, not in somebody's first step
-            self.logits(norm.new_zeros((count, norm.shape[0]), dtype=self._dtype))
+        # What is run here is compiled now, not in somebody's first step.
+        for count in buckets.rows:
+            values = self.logits(norm.new_zeros((count, norm.shape[0]), dtype=self._dtype)).values
+        sampling.TritonDrawing()(values[:1], [_ANY_DRAW])
+        for held in pages:
+            copy_page(held.storage, 0, 0, 1)  # onto itself: nothing changes
         self.graphs = DecodeGraphs(
             self.compute,
             pages,

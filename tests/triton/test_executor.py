@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,19 @@ from agentserve.types import SessionId
 from kernels.blocks import FORMATS, BlockMatrix, BlockRows, expand
 from kernels.ops import AttentionShape, GroupPages, Ops, StepRuns
 from kernels.reference import ReferenceOps
+from kernels.triton import (
+    attention_plan,
+    block_products,
+    embedding,
+    heads,
+    narrow_products,
+    norms,
+    pages,
+    part_sums,
+    plain_products,
+    sampling,
+)
+from kernels.triton.launch import Choice, Kernel, launch
 from kernels.triton.ops import TritonOps
 from kernels.triton.recorder import EagerRecorder
 from tests.abort_rig import RealRig
@@ -79,6 +92,32 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
+class Launches:
+    """Kernels that were run, each by what Triton compiles it anew for: `early` until `prepared`, then `late`
+    those that were not among them."""
+
+    def __init__(self) -> None:
+        self.early: set[tuple[object, ...]] = set()
+        self.late: set[tuple[object, ...]] = set()
+        self.prepared = False
+
+    def __call__(
+        self, what: Kernel, grid: Sequence[int], *args: object, choice: Choice, **constants: object
+    ) -> None:
+        kinds = [arg.dtype if isinstance(arg, Tensor) else type(arg) for arg in args]
+        fixed = sorted({**choice.tiles, **constants}.items())
+        kind = (what.fn.__name__, *kinds, *fixed, choice.warps, choice.stages)
+        if kind not in self.early:
+            (self.late if self.prepared else self.early).add(kind)
+        launch(what, grid, *args, choice=choice, **constants)
+
+
+LAUNCHING = (
+    attention_plan, block_products, embedding, heads, narrow_products, norms, pages, part_sums,
+    plain_products, sampling,
+)  # fmt: skip
+
+
 @dataclass
 class Life:
     """What sessions said, and each row of logits that they were sampled from, by its prefix."""
@@ -88,6 +127,7 @@ class Life:
     preemptions: int
     cached: int
     hits: dict[str, int]
+    launches: Launches
 
 
 def live(ops: Ops, folder: Path) -> tuple[Life, Decoder]:
@@ -97,8 +137,17 @@ def live(ops: Ops, folder: Path) -> tuple[Life, Decoder]:
     ledger = Ledger(sampler=Sampler(VOCAB, [b""] * VOCAB, [2], drawing=ops.drawing()))
     rig = RealRig(folder, decoder, ledger, pages=6, max_num_seqs=3)
     rig.policy.eager = True  # what rests is copied to the host
+    launches = Launches()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in LAUNCHING:
+            patch.setattr(module, "launch", launches)
+        return _lived(rig, launches, ledger), decoder
+
+
+def _lived(rig: RealRig, launches: Launches, ledger: Ledger) -> Life:
     try:
         rig.executor.prepare(4)  # type: ignore[attr-defined]
+        launches.prepared = True
         for name, prompt in PROMPTS.items():
             rig.submit(name, prompt, max_tokens=4, **SAMPLING[name])
         rig.drain()
@@ -112,7 +161,7 @@ def live(ops: Ops, folder: Path) -> tuple[Life, Decoder]:
         rig.drain()
         said = {name: rig.output(name) for name in (*PROMPTS, "fork")} | {"a2": rig.output("a", 2)}
         hits = dict(rig.tiers.view().hit_tokens)
-        return Life(said, ledger, preemptions, rig.ended("fork").usage.cached, hits), decoder
+        return Life(said, ledger, preemptions, rig.ended("fork").usage.cached, hits, launches)
     finally:
         rig.close()
 
@@ -142,6 +191,14 @@ def test_the_life_had_all_that_it_should(lives: tuple[Life, Life, Decoder]) -> N
     assert decoder.runs.replayed > 4
     assert decoder.runs.launched > 2
     assert decoder.runs.missed == 0
+
+
+def test_no_kernel_is_compiled_once_the_server_is_ready(lives: tuple[Life, Life, Decoder]) -> None:
+    """Draws and copies of pages among them."""
+    _, found, _ = lives
+    names = {name for name, *_ in found.launches.early}
+    assert {"attend_kernel", "pick", "nuclei", "copy_page_kernel"} < names
+    assert found.launches.late == set()
 
 
 def test_computed_at_once_and_alone_every_row_has_the_same_bits(lives: tuple[Life, Life, Decoder]) -> None:

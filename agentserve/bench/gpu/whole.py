@@ -75,7 +75,7 @@ def _prompt(number: int, length: int) -> list[int]:
 def agents(on: Device, sizes: Sizes, ops: Ops) -> Part:
     """Agents with tools that wait, over a pool that holds half of them, and the host's memory below."""
     built = engine(on, sizes, ops, PRESSED_ROOM)
-    spec, count, host = _fitting(pressure(), built.core.limit), 16, HOST_ROOM
+    spec, count, host = _fitting(pressure(), built.hello.max_model_len), 16, HOST_ROOM
     if on.reduced:
         spec, count, host = _small(spec), 2, 1 << 20
     summary, tiers = play(built, TierOptions(host=host), spec, count, count)
