@@ -134,6 +134,13 @@ def test_the_published_table_is_of_all_kernels() -> None:
     for capability in TARGETS:
         told = [one.case for one in found.results if one.capability == capability]
         assert told == catalogue.selected(catalogue.cases(capability))
+    for capability in (80, 90, 100):
+        known = catalogue.cases(capability)
+        for one in found.results:
+            if one.capability == capability:
+                case = known[one.case]
+                now = (case.choice.warps, case.choice.stages, case.decode)
+                assert now == (one.warps, one.stages, one.decode), one.case
     text = (ROOT / "benchmarks/README.md").read_text()
     assert ahead.generated(text) == ahead.table(found)
     for one in found.results:
