@@ -52,10 +52,10 @@ def backend_for(device: torch.device) -> Backend:
 
 def _gpu_backend(device: torch.device) -> Backend:
     from kernels.reference import ReferenceOps
-    from kernels.triton.backend import described, gpu, triton_version, unfit
+    from kernels.triton.backend import described, gpu, not_launching, triton_version, unfit
 
     (name, capability), version = gpu(device), triton_version()
-    if why := unfit(capability, version):
+    if why := unfit(capability, version) or not_launching():
         log.warning("running on the slow reference, not on Triton kernels: %s: %s", name, why)
         return Backend(ReferenceOps(device), f"reference ({name}: {why})")
     from kernels.triton.ops import TritonOps

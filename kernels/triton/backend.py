@@ -26,6 +26,19 @@ def triton_version() -> str | None:
     return found
 
 
+def not_launching() -> str | None:
+    """Why kernels cannot be launched, None where they can: Triton builds a module of C for that, once, with
+    the machine's compiler and Python's headers."""
+    try:
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        return f"triton cannot launch kernels (it needs a C compiler and Python's headers): {lines[-1]}"
+    return None
+
+
 def described(name: str, capability: tuple[int, int], version: str) -> str:
     return f"triton {version} ({name}, compute capability {_dotted(capability)})"
 

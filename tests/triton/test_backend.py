@@ -31,10 +31,23 @@ def test_triton_is_found() -> None:
 
 def test_a_gpu_that_fits_gets_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.triton.backend, "gpu", lambda device: ("NVIDIA H200", (9, 0)))
+    monkeypatch.setattr(kernels.triton.backend, "not_launching", lambda: None)
     backend = backend_for(CUDA)
     assert isinstance(backend.ops, TritonOps)
     assert backend.reason.startswith("triton ")
     assert "NVIDIA H200" in backend.reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_what_launches_kernels_it_is_the_reference_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels.triton.backend, "gpu", lambda device: ("NVIDIA H200", (9, 0)))
+    backend = backend_for(CUDA)
+    assert isinstance(backend.ops, ReferenceOps)
+    assert backend.reason.startswith(
+        "reference (NVIDIA H200: triton cannot launch kernels (it needs a C compiler"
+    )
 
 
 def test_one_that_does_not_gets_the_reference_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
