@@ -72,6 +72,11 @@ class DecoderWeights:
         return sum(part.nbytes for part in self._all())
 
     @property
+    def nbytes_in_blocks(self) -> int:
+        """Bytes of those that are in blocks."""
+        return sum(part.nbytes for part in self._all() if isinstance(part, BlockMatrix))
+
+    @property
     def step_bytes(self) -> int:
         """Bytes that every step reads at least: all but an embedding that is not the head too."""
         return self.nbytes - self.embedding.nbytes + (self.lm_head.nbytes if self._tied else 0)

@@ -159,6 +159,21 @@ def test_the_pool_leaves_room_for_the_host_tier(monkeypatch: pytest.MonkeyPatch)
     assert page_counts(spec_of(workers=2, host_kv="1000KiB"), group, CPU) == (1600,)
 
 
+def test_the_pool_of_a_gpu_leaves_room_for_the_copy_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000 << 10, 1 << 40))
+    group, device = (KVGroup("full", (0,), 1024),), torch.device("cuda")
+    assert page_counts(spec_of(), group, device) == (8000,)
+    assert page_counts(spec_of(), group, device, 4_000 << 10) == (4800,)
+
+
+def test_weights_in_blocks_are_counted(tmp_path: Path) -> None:
+    source = source_of(tmp_path, Kind.Q4_1)
+    weights = open_model(source).load(torch.float32, CPU, "stored").weights
+    numbers_of = open_model(source).load(torch.float32, CPU, "expanded").weights
+    assert weights.nbytes > weights.nbytes_in_blocks > weights.nbytes // 20
+    assert numbers_of.nbytes_in_blocks == 0
+
+
 def test_who_takes_a_dead_workers_place_has_its_pool_whatever_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -67,7 +67,7 @@ def _build(
     text = load(rank.source.path, chat_template, spec.tool_parser, spec.reasoning_parser)
     loaded = rank.load()
     config, groups, longest = loaded.config, rank.groups, rank.longest
-    pages, ranks, weight_bytes = rank.pages(), None, loaded.weights.nbytes
+    pages, ranks, weight_bytes = rank.pages(loaded.weights.nbytes_in_blocks), None, loaded.weights.nbytes
     if followers is not None:
         pages, others = followers.loaded(loaded.digest, pages)
         weight_bytes += others

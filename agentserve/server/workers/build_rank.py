@@ -55,9 +55,10 @@ class OpenRank:
         check_blocks(self.spec, self.source, loaded.weights)
         return loaded
 
-    def pages(self) -> tuple[int, ...]:
-        """As many pages for every KV group as its device has room for, the weights being there."""
-        return page_counts(self.spec, self.groups, self.device)
+    def pages(self, blocks: int = 0) -> tuple[int, ...]:
+        """As many pages for every KV group as its device has room for, the weights being there, `blocks`
+        bytes of them in blocks."""
+        return page_counts(self.spec, self.groups, self.device, blocks)
 
     def reach(self, pages: tuple[int, ...]) -> int:
         """Positions that a session can come to in a pool of so many pages."""

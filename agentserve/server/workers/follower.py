@@ -61,7 +61,7 @@ def _executor(orders: Orders, plans: BinaryIO, answers: BinaryIO) -> TorchExecut
     """None: the leader is gone."""
     rank = open_rank(orders.spec, orders.rank)
     loaded = rank.load()
-    send(answers, Loaded(loaded.digest, rank.pages(), loaded.weights.nbytes))
+    send(answers, Loaded(loaded.digest, rank.pages(loaded.weights.nbytes_in_blocks), loaded.weights.nbytes))
     begin = receive_order(plans)
     if not isinstance(begin, Begin):
         return None

@@ -101,11 +101,15 @@ def context_of(spec: WorkerSpec, config: DecoderConfig) -> int:
     return spec.max_model_len
 
 
-def page_counts(spec: WorkerSpec, groups: tuple[KVGroup, ...], device: torch.device) -> tuple[int, ...]:
-    """As many pages for every group as the pool's bytes allow."""
+def page_counts(
+    spec: WorkerSpec, groups: tuple[KVGroup, ...], device: torch.device, blocks: int = 0
+) -> tuple[int, ...]:
+    """As many pages for every group as the pool's bytes allow. blocks: bytes of weights in blocks, of which
+    a GPU's kernels make a copy in an order of their own while these are still there."""
     size = spec.device_kv
     if size is None and device.type == "cuda":
-        size = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) // spec.kv_share
+        free = max(0, torch.cuda.mem_get_info(device)[0] - blocks)
+        size = int(free * GPU_SHARE) // spec.kv_share
     elif size is None:
         available = available_memory()
         if available is not None:  # the host tier takes its memory at once, after the pool
