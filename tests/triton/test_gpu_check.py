@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentserve.bench.gpu import check, rowwise, whole
+from agentserve.bench.gpu import check, paged, rowwise, whole
 from agentserve.bench.gpu.device import Device, find
 from agentserve.bench.gpu.parts import PARTS, run, until_it_fails
 from agentserve.bench.gpu.result import Check, Part
 from agentserve.bench.gpu.sizes import sizes_for
 from agentserve.bench.report import Row
 from agentserve.sim.traces.draw import LONGEST, pressure
+from kernels.triton.attention_plan import DecodeLayout
+from kernels.triton.ops import TritonOps
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -120,6 +122,15 @@ def test_a_rehearsal_runs_everything_once() -> None:
     on = Device(CPU, "some", reduced=False)
     assert len(on.seconds(lambda: runs.append(1), 5)) == len(runs) == 5
     assert len(replace(on, rehearsed=True).seconds(lambda: runs.append(1), 5)) == len(runs) - 5 == 1
+
+
+def test_recorded_attention_is_compared_with_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = find(interpreted=True)
+    sizes, dtype, ops = sizes_for(on), torch.float16, TritonOps(CPU)
+    among = [one for one in paged.sequences(sizes, dtype) if one.asked == 1]
+    assert paged._recorded("it", among, on, sizes, ops, dtype=dtype, kept=dtype).passed
+    monkeypatch.setattr(DecodeLayout, "fill", lambda layout, positions, tables: None)
+    assert not paged._recorded("it", among, on, sizes, ops, dtype=dtype, kept=dtype).passed
 
 
 def test_agents_fit_into_the_context_of_the_model() -> None:

@@ -16,6 +16,8 @@ from agentserve.bench.limits import DTYPE_NAMES
 from kernels.ops import AttentionShape, Ops, Span, kv_width
 from kernels.reference import ReferenceOps
 from kernels.triton import pages as page_kernels
+from kernels.triton.attention_plan import DecodeLayout
+from kernels.triton.recorder import EagerRecorder, GraphRecorder
 
 CPU = torch.device("cpu")
 
@@ -138,6 +140,36 @@ def _attention(
     token = Attended(last.tokens, 1, last.q[-1:], last.k, last.v)
     decoded = run([token], sizes, ops, on=on.device, kept=kept, dtype=dtype)
     yield _same(f"{name}: the same bits in a chunk and alone", decoded, found[-1:])
+    yield _recorded(name, [one for one in among if one.asked == 1], on, sizes, ops, dtype=dtype, kept=kept)
+
+
+def _recorded(
+    name: str, among: Sequence[Attended], on: Device, sizes: Sizes, ops: Ops, *, dtype: torch.dtype,
+    kept: torch.dtype,
+) -> Check:  # fmt: skip
+    """Decoding rows out of one recording (a CUDA graph), in two orders, with padding behind them."""
+    pool = Pool(among, sizes, kept, on.device, 4)
+    pool.write(ops, dtype)
+    expected = pool.attend(ops, dtype)
+    rows, shape = len(among), AttentionShape(sizes.heads, sizes.kv_heads, sizes.dim, sizes.slots)
+    layout = DecodeLayout(rows + 2, pool.tables.shape[1] + 1, shape, on.device, dtype=dtype)
+    q = torch.zeros(rows + 2, sizes.heads, sizes.dim, dtype=dtype, device=on.device)
+    out = torch.zeros(rows + 2, sizes.heads * sizes.dim, dtype=dtype, device=on.device)
+    recorder = EagerRecorder() if on.reduced else GraphRecorder(on.device)
+
+    def attend() -> None:
+        out.copy_(layout(q, pool.kv))
+
+    replay = recorder.record(attend)
+    wrong = 0
+    for order in (list(range(rows)), list(reversed(range(rows)))):
+        layout.fill([among[row].tokens - 1 for row in order], pool.tables[order])
+        q[:rows].copy_(torch.cat([among[row].q for row in order]))
+        replay()
+        wrong += int((out[:rows] != expected[order]).any())
+    return Check(
+        f"{name}: the same bits recorded", not wrong, f"{wrong} of 2 replays differ" if wrong else ""
+    )
 
 
 def _moves(on: Device, sizes: Sizes, ops: Ops) -> Iterator[Check]:
