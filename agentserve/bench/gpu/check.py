@@ -55,9 +55,11 @@ def _run(name: str, folder: Path, interpreted: bool, limit: float) -> Part:
     child = subprocess.Popen(command, env=environment, stdout=sys.stderr, start_new_session=True)
     try:
         status = child.wait(limit)
-    except subprocess.TimeoutExpired:
+    except BaseException as error:  # also if somebody ends the check: nothing may keep the GPU
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         return Part(name, error=f"took longer than {limit:.0f} s", seconds=limit)
     path = folder / f"{name}.json"
     if not path.exists():
