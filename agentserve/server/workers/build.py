@@ -185,6 +185,7 @@ def _namespace(spec: WorkerSpec, loaded: LoadedModel, ops: Ops) -> bytes:
         {
             "weights": loaded.digest,
             "dtype": spec.dtype,
+            "quantization": repr(loaded.quantization),  # the same tensors may be read in two ways
             "weights_kept": _stored_formats(loaded),
             "activations": spec.activations,
             "kv_dtype": _kv_name(spec),
