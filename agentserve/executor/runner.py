@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from agentserve.executor.sampler import NotSampled
 from agentserve.executor.transfers import to_host
 from agentserve.models.decoder import Decoder
 from agentserve.types import SessionId, TurnId
-from kernels.ops import GroupPages, Logits
+from kernels.ops import Arrivals, GroupPages, Logits
 
 MOST_ROWS = 512
 """Token rows of one pass: bounds activations; longer plans take several passes, with the same bits."""
@@ -47,6 +47,18 @@ class SamplerPort(Protocol):
     def drop_grammar(self, grammar_id: str) -> None: ...
 
 
+class Restores(Arrivals, Protocol):
+    """What comes into pages while steps run (`tiering.stores.device_copies`)."""
+
+    def begin(self, pages: Callable[[], Sequence[Collection[int]]]) -> None:
+        """A step begins that touches these pages of each KV group."""
+        ...
+
+    def end(self) -> None:
+        """It is over, however it ended."""
+        ...
+
+
 class TorchExecutor:
     """`agentserve.core.ports.Executor` over a decoder and its KV pool, on one device."""
 
@@ -64,6 +76,7 @@ class TorchExecutor:
         self._sampler = sampler
         self._most_rows = most_rows
         self._computing: Callable[[], None] | None = None
+        self._restores: Restores | None = None
         # On the CPU kernels leave Python's lock alone; a GPU's are only launched, which takes it.
         self._launches = decoder.device.type != "cpu"
 
@@ -77,6 +90,11 @@ class TorchExecutor:
         before the first kernel, else when all of them are launched and only results are waited for. For
         what follows Python's lock is free, but for moments."""
         self._computing = call
+
+    def expect(self, restores: Restores) -> None:
+        """Have steps wait for these, and be told of, from the next one on."""
+        self._restores = restores
+        self._decoder.expect(restores)
 
     @torch.inference_mode()
     def prepare(self, rows: int) -> str:
@@ -104,6 +122,17 @@ class TorchExecutor:
         A chunk that does not fit the model or the pool, or whose output is not finite, is reported
         in its `ChunkResult.error`; the other chunks of the step are not touched by it.
         """
+        if self._restores is None:
+            return self._run(plan)
+        self._restores.begin(lambda: _touched(plan, len(self._pool.groups)))
+        try:
+            if plan.copies and self._restores.expecting:
+                self._restores.wait_all()
+            return self._run(plan)
+        finally:
+            self._restores.end()
+
+    def _run(self, plan: Plan) -> StepResult:
         began = time.perf_counter()
         for copy in plan.copies:
             self._copy(copy)
@@ -216,6 +245,17 @@ class TorchExecutor:
             else:
                 sampled[number] = found
         return sampled
+
+
+def _touched(plan: Plan, groups: int) -> list[set[int]]:
+    """The pages of each KV group that a plan reads or writes, or more."""
+    touched: list[set[int]] = [set() for _ in range(groups)]
+    for copy in plan.copies:
+        touched[copy.group] |= {copy.source, copy.target}
+    for chunk in plan.chunks:
+        for pages, table in zip(touched, chunk.tables, strict=True):
+            pages.update(table)
+    return touched
 
 
 def _row(chunk: Chunk) -> Row:

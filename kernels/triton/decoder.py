@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.blocks import BlockMatrix, Matrix
 from kernels.ops import (
+    Arrivals,
     DecoderParts,
     GroupPages,
     Hidden,
@@ -51,6 +52,7 @@ class TritonDecoder(StepDecoder):
         self._parts = parts
         self._recorder = recorder
         self.graphs: DecodeGraphs | None = None
+        self._arrivals: Arrivals | None = None
 
         def made(weight: Matrix, bias: Tensor | None) -> Linear:
             activations = parts.activations if isinstance(weight, BlockMatrix) else "float"
@@ -71,19 +73,34 @@ class TritonDecoder(StepDecoder):
         )
 
     def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
+        arrivals = self._arrivals
+        if arrivals is not None and not arrivals.expecting:
+            arrivals = None
         if self.graphs is not None:
-            found = self.graphs.run(tokens, positions, groups)
+            # What was recorded cannot follow what is not of the recording: it waits as a whole.
+            found = self.graphs.run(tokens, positions, groups, arrivals.wait_all if arrivals else None)
             if found is not None:
                 return found
-        return self.compute(tokens, positions, groups)
+        return self.compute(tokens, positions, groups, arrivals)
 
-    def compute(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
-        """The step, kernel by kernel. Nothing in it waits for the device or hangs on what tensors hold."""
+    def expect(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+
+    def compute(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        groups: Sequence[StepGroup],
+        arrivals: Arrivals | None = None,
+    ) -> Hidden:
+        """The step, kernel by kernel. Nothing in it waits for the device or hangs on what tensors hold.
+
+        arrivals: what it follows, layer by layer; nothing in a step that is recorded."""
         parts = self._parts
         residual = embed(parts.embedding, tokens, parts.dtype)
         normed = norms.rms_norm(residual, parts.layers[0].attention_norm, parts.eps)
         for number, layer in enumerate(self._layers):
-            attended = self._attend(layer, normed, positions, groups[layer.parts.group])
+            attended = self._attend(layer, normed, positions, groups[layer.parts.group], arrivals)
             normed, residual = norms.add_rms_norm(attended, residual, layer.parts.mlp_norm, parts.eps)
             inner = layer.down(norms.silu_mul(layer.gate_up(normed)))
             last = number + 1 == len(self._layers)
@@ -119,11 +136,16 @@ class TritonDecoder(StepDecoder):
     def runs(self) -> StepRuns:
         return StepRuns() if self.graphs is None else self.graphs.runs
 
-    def _attend(self, layer: _Layer, x: Tensor, positions: Tensor, group: StepGroup) -> Tensor:
+    def _attend(
+        self, layer: _Layer, x: Tensor, positions: Tensor, group: StepGroup, arrivals: Arrivals | None
+    ) -> Tensor:
         parts = self._parts
         kv = group.storage[:, layer.parts.index]
+        qkv = layer.qkv(x)
+        if arrivals is not None:
+            arrivals.wait(layer.parts.group, layer.parts.index)
         q = heads.rotate_and_write(
-            layer.qkv(x),
+            qkv,
             layer.parts.q_norm,
             layer.parts.k_norm,
             parts.eps,

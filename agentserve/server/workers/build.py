@@ -108,6 +108,8 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
     tiers = None
     if sizes is not None:
         tiers = build_tiers(spec, sizes, pool, core_config.namespace, fault, cost=cost)
+        if tiers.copies is not None:
+            executor.expect(tiers.copies)
     core = EngineCore(core_config, groups, pages, cost, tiers.parts if tiers is not None else None)
     assert core.limit == reach
     if core.limit < longest:
