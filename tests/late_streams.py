@@ -23,15 +23,19 @@ class LateMark:
     @property
     def passed(self) -> bool:
         """A look takes time: something may have happened before it."""
+        self.streams.ask()
         self.streams.advance()
         return self.reached
 
     def wait(self) -> None:
+        self.streams.ask()
         self.streams.run_until(self)
 
     def seconds_since(self, earlier: Mark) -> float:
-        assert isinstance(earlier, LateMark) and earlier.reached and self.reached
+        assert isinstance(earlier, LateMark)
         assert earlier.queue is self.queue
+        assert earlier.reached
+        assert self.reached
         return 1.0
 
 
@@ -52,8 +56,8 @@ class LateStreams:
     """`tiering.stores.streams.Streams` over this machine's memory.
 
     deaf: pairs (queue, whose marks): it does not wait for these, as if that had been forgotten. refuse: how
-    many pieces of work go well before one is refused; None: all. eager: what is enqueued for COMPUTE has run
-    when `run` returns, as kernels that are called directly.
+    many pieces of work go well before one is refused; None: all. eager: steps are computed
+    by the thread that calls, which so waits where COMPUTE follows.
     """
 
     random: Random = field(default_factory=lambda: Random(0))
@@ -61,6 +65,7 @@ class LateStreams:
     deaf: frozenset[tuple[Queue, Queue]] = frozenset()
     refuse: int | None = None
     eager: bool = False
+    dead: bool = False  # whatever is asked of it fails, as after a fault in a CUDA context
     ran: list[Queue] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -100,6 +105,13 @@ class LateStreams:
     def host_memory(self, rows: int, width: int) -> Bytes:
         self._pinned.append(np.zeros((rows, width), dtype=np.uint8))
         return self._pinned[-1]
+
+    def pin(self, slab: Bytes) -> None:
+        self._pinned.append(slab)
+
+    def ask(self) -> None:
+        if self.dead:
+            raise Refused("the device has failed")
 
     # --- what happens when ---------------------------------------------------------------------
 

@@ -124,8 +124,8 @@ class TorchExecutor:
         """
         if self._restores is None:
             return self._run(plan)
-        self._restores.begin(lambda: _touched(plan, len(self._pool.groups)))
         try:
+            self._restores.begin(lambda: _touched(plan, len(self._pool.groups)))
             if plan.copies and self._restores.expecting:
                 self._restores.wait_all()
             return self._run(plan)
@@ -248,12 +248,13 @@ class TorchExecutor:
 
 
 def _touched(plan: Plan, groups: int) -> list[set[int]]:
-    """The pages of each KV group that a plan reads or writes, or more."""
+    """The pages of each KV group that a plan reads or writes. What is wrong in it is found later."""
     touched: list[set[int]] = [set() for _ in range(groups)]
     for copy in plan.copies:
-        touched[copy.group] |= {copy.source, copy.target}
+        if 0 <= copy.group < groups:
+            touched[copy.group] |= {copy.source, copy.target}
     for chunk in plan.chunks:
-        for pages, table in zip(touched, chunk.tables, strict=True):
+        for pages, table in zip(touched, chunk.tables, strict=False):
             pages.update(table)
     return touched
 

@@ -190,3 +190,157 @@ def test_what_is_read_is_what_the_order_says(seed: int, packed: bool) -> None:
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
 def test_no_wait_can_be_left_out(pair: tuple[Queue, Queue], packed: bool) -> None:
     assert any(history(seed, packed, frozenset({pair})) for seed in range(60))
+
+
+def loaded(rig: Rig) -> None:
+    """A first load, which is waited for: now it is known how long they take. Slot n holds n + 1."""
+    for slot in range(SLOTS):
+        rig.host.view(slot).fill(slot + 1)
+        rig.slots[slot] = slot + 1
+    rig.load([(0, 0)])
+    rig.expect("a first load", 1, rig.page(0))
+
+
+def test_a_step_begins_while_later_layers_are_on_their_way() -> None:
+    rig = Rig()
+    loaded(rig)
+    rig.load([(1, 1), (2, 2)])
+    assert not rig.page(1)[0].any(), "it was answered, and nothing has been copied"
+    rig.copies.begin(lambda: [{2}, {2}])
+    assert rig.copies.expecting
+    rig.copies.wait(0, 0)
+    mark = rig.streams.mark(Queue.COMPUTE)
+    while not mark.reached:
+        rig.streams._towards(mark)
+    first, last = rig.groups[0][2, : LAYER_BYTES[0]], rig.groups[1][2, LAYER_BYTES[1] :]
+    assert first.eq(3).all()
+    assert not last.any()
+    rig.copies.wait_all()
+    rig.streams.mark(Queue.COMPUTE).wait()
+    assert last.eq(3).all()
+    assert not rig.copies.expecting
+
+
+def test_a_step_waits_for_its_own_pages_only_and_for_each_part_once() -> None:
+    rig = Rig()
+    loaded(rig)
+    rig.load([(1, 1)])
+    rig.copies.begin(lambda: [{0, 2}, {3}])
+    assert not rig.copies.expecting
+    rig.copies.end()
+    rig.copies.begin(lambda: [{0}, {1}])  # of the second group
+    assert rig.copies.expecting
+    rig.copies.wait(1, 0)  # layer 1 of the model
+    before = len(rig.streams.queues[Queue.COMPUTE])
+    rig.copies.wait(0, 0)  # layer 0, which has arrived before
+    rig.copies.wait(1, 0)
+    assert len(rig.streams.queues[Queue.COMPUTE]) == before
+    rig.copies.wait_all()
+    rig.copies.end()
+    rig.copies.begin(lambda: [{1}, {1}])
+    assert not rig.copies.expecting, "its queue is behind that already"
+
+
+def test_what_is_under_way_is_bounded() -> None:
+    rig = Rig(ahead=2 * BLOCK)
+    loaded(rig)
+    for slot in range(1, 5):
+        rig.load([(slot, slot)])
+    arrived = [bool(rig.groups[1][page].ne(0).all()) for page in range(1, 5)]
+    assert arrived[:2] == [True, True]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_slots_that_adjoin_cross_together(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots lie one behind the other where a block is whole cache lines."""
+    rig = Rig(packed=packed)
+    assert BLOCK % 64 == 16
+    slab = np.zeros((SLOTS, BLOCK), dtype=np.uint8)
+    rig.streams.pin(slab)
+    for row in range(SLOTS):
+        slab[row] = row + 1
+    copied: list[int] = []
+    copy = torch.Tensor.copy_
+
+    def counted(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        if non_blocking:
+            copied.append(source.numel())
+        return copy(target, source, non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", counted)
+    for row, page in ((3, 5), (1, 2), (2, 0)):
+        rig.copies.write((page, page), slab[row])
+    rig.copies.settle()
+    rig.streams.finish()
+    assert copied == ([3 * BLOCK] if packed else [nbytes for nbytes in _in_order() for _ in range(3)])
+    for row, page in ((3, 5), (1, 2), (2, 0)):
+        rig.expect("loaded", row + 1, rig.page(page))
+    out = np.zeros((SLOTS, BLOCK), dtype=np.uint8)
+    rig.copies.read((5, 2), out[0])
+    rig.copies.settle()
+    assert out[0].tolist() == [4] * SIZES[0] + [2] * SIZES[1]
+    assert not rig.wrong
+
+
+def _in_order() -> list[int]:
+    return [LAYER_BYTES[group] for _, group, _ in ORDER]
+
+
+def test_bytes_from_elsewhere_land_in_pinned_memory_however_many() -> None:
+    rig = Rig()
+    rig.copies._landing_rows = 2
+    rig.fetch([4, 0, 3, 1, 5])
+    assert not rig.wrong
+    assert rig.copies.drain(0.0), "it has been waited for"
+
+
+def test_reading_and_writing_in_one_go_keep_their_order() -> None:
+    rig = Rig()
+    loaded(rig)
+    rig.copies.write((3, 3), rig.host.view(2))
+    rig.copies.read((3, 3), rig.host.view(4))
+    rig.copies.settle()
+    assert set(rig.host.view(4).tolist()) == {3}
+
+
+def test_pages_that_are_not_there_are_refused_when_they_are_asked_for() -> None:
+    rig = Rig()
+    with pytest.raises(IndexError, match="page 6 of 6"):
+        rig.copies.read((0, PAGES), rig.host.view(0))
+    with pytest.raises(IndexError, match="page -1"):
+        rig.copies.write((-1, 0), rig.host.view(0))
+    assert rig.copies.settle() == 0.0
+
+
+def test_a_device_that_has_failed_runs_no_step() -> None:
+    rig = Rig()
+    loaded(rig)
+    rig.load([(1, 1)])
+    rig.streams.dead = True
+    with pytest.raises(Refused):
+        rig.copies.begin(lambda: [{5}, {5}])
+    assert not rig.copies.drain(PATIENCE)
+    rig.streams.refuse = 0
+    rig.streams.random = Random(0)
+    with pytest.raises(Refused):
+        rig.save(2, 2)
+    rig.streams.dead = False
+    rig.streams.finish()
+    with pytest.raises(RuntimeError, match="copies of KV have failed: the device has failed"):
+        rig.copies.begin(lambda: [{5}, {5}])
+
+
+def test_parts_hold_whole_layers_in_the_order_of_the_model() -> None:
+    found = cut(SIZES, LAYERS, 1)
+    assert [[(run.group, run.start, run.end, run.at) for run in part] for part in found.parts] == [
+        [(0, 0, 48, 0)],
+        [(1, 0, 32, 144)],
+        [(0, 48, 96, 48)],
+        [(0, 96, 144, 96)],
+        [(1, 32, 64, 176)],
+    ]
+    assert found.part_of == ((0, 2, 3), (1, 4))
+    found = cut(SIZES, LAYERS, 100)
+    assert found.parts == ((Run(0, 0, 96, 0), Run(1, 0, 32, 144)), (Run(0, 96, 144, 96), Run(1, 32, 64, 176)))
+    assert found.part_of == ((0, 0, 1), (0, 1))
+    assert len(cut(SIZES, LAYERS, BLOCK).parts) == 1

@@ -8,7 +8,17 @@ from typing import cast
 
 from torch import Tensor
 
-from kernels.ops import Arrivals, DecoderParts, GroupPages, Hidden, Logits, Ops, StepDecoder, StepGroup, StepRuns
+from kernels.ops import (
+    Arrivals,
+    DecoderParts,
+    GroupPages,
+    Hidden,
+    Logits,
+    Ops,
+    StepDecoder,
+    StepGroup,
+    StepRuns,
+)
 
 
 class KernelClock:
