@@ -33,7 +33,7 @@ class PlainPacking:
         pages.index_copy_(0, ids, source)
 
 
-class _KernelPacking:
+class KernelPacking:
     """With the kernels of `kernels.triton.pages`."""
 
     def gather(self, pages: Tensor, ids: Tensor, out: Tensor) -> None:
@@ -55,4 +55,4 @@ def packing_for(device: torch.device, page_bytes: tuple[int, ...]) -> Packing:
         import kernels.triton.pages  # noqa: F401
     except Exception:  # it loads libraries that may be of another CUDA
         return PlainPacking()
-    return _KernelPacking()
+    return KernelPacking()
