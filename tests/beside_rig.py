@@ -61,6 +61,8 @@ class Beside:
         for at, pages in enumerate(blocks):
             self.copies.read(pages, host.view(at))
         self.copies.settle()
+        self.copies.begin(lambda: [])
+        self.copies.end()
         for _ in range(2):  # the first load is waited for
             for storage, table in zip(pool.storages, self.tables, strict=True):
                 storage[list(table[:BLOCKS])] = float("nan")

@@ -193,7 +193,10 @@ def test_no_wait_can_be_left_out(pair: tuple[Queue, Queue], packed: bool) -> Non
 
 
 def loaded(rig: Rig) -> None:
-    """A first load, which is waited for: now it is known how long they take. Slot n holds n + 1."""
+    """A first load, which is waited for: now it is known how long they take, and that there are steps. Slot n
+    holds n + 1."""
+    rig.copies.begin(lambda: [])
+    rig.copies.end()
     for slot in range(SLOTS):
         rig.host.view(slot).fill(slot + 1)
         rig.slots[slot] = slot + 1
@@ -219,6 +222,14 @@ def test_a_step_begins_while_later_layers_are_on_their_way() -> None:
     rig.streams.mark(Queue.COMPUTE).wait()
     assert last.eq(3).all()
     assert not rig.copies.expecting
+
+
+def test_as_long_as_no_step_says_what_it_touches_loads_are_waited_for() -> None:
+    rig = Rig()
+    for slot, page in ((1, 1), (2, 2), (3, 3)):
+        rig.host.view(slot).fill(7)
+        rig.load([(slot, page)])
+        assert all(part.eq(7).all() for part in rig.page(page))
 
 
 def test_a_step_waits_for_its_own_pages_only_and_for_each_part_once() -> None:

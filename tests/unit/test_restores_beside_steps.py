@@ -69,6 +69,9 @@ def test_through_the_mover_a_load_is_answered_before_it_arrives_and_close_waits_
     streams = LateStreams(Random(1))
     streams.pin(np.asarray(slab_owner.view(0).base))
     pages = PoolPages(storages, streams=streams)
+    assert pages.copies is not None
+    pages.copies.begin(lambda: [])
+    pages.copies.end()
     mover = Mover(pages, slab_owner, None, WallClock())
     blocks = chain(3, groups=2)
 

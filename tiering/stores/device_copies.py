@@ -2,7 +2,8 @@
 
 **What is promised.** A block that is read is in its host memory, and one that comes from unpinned memory is
 in its pages, when `settle` returns. A block that comes from a pinned host slot is *under way*: its copies
-are enqueued, layer by layer, and whoever orders transfers may take them as done. So a restore is answered,
+are enqueued, layer by layer, and whoever orders transfers may take them as done; but only once a step has
+called `begin`, and where it is known how long loads take. Before, it is waited for. So a restore is answered,
 and the step that needs it begins, while its later layers still cross.
 
 **Why nobody sees half of it**, whatever becomes of the transfer or its session meanwhile:
@@ -121,6 +122,7 @@ class DeviceCopies:
         self._stepped = streams.mark(Queue.COMPUTE)
         self._rate = 0.0  # bytes per second of loads; 0: not known
         self._broken = ""
+        self._told = False  # steps say which pages they touch: before, loads are waited for
         self._awaited: list[_Load] = []  # the worker's thread alone
 
     # --- the mover's threads -------------------------------------------------------------------
@@ -206,7 +208,7 @@ class DeviceCopies:
         load = self._send(blocks)
         with self._lock:
             self._loads.append(load)
-        if not self._rate:  # what loads take is not known before one has been waited for
+        if not (self._rate and self._told):  # what loads take is not known before one has been waited for
             load.marks[-1].wait()
             self._under_way()
             return 0.0
@@ -304,7 +306,8 @@ class DeviceCopies:
     def _ids(self, blocks: list[_Block]) -> list[Tensor]:
         """Each group's pages, on the device."""
         table = torch.tensor([block.pages for block in blocks], dtype=torch.int64)
-        return [column.contiguous() for column in table.to(self._groups[0].device).unbind(dim=1)]
+        moved = table.to(self._groups[0].device, non_blocking=True)  # CUDA reads what is not pinned at once
+        return [column.contiguous() for column in moved.unbind(dim=1)]
 
     def _cross(self, blocks: list[_Block], staged: Tensor, *, inward: bool) -> None:
         """Between staged rows and host memory: one copy for what adjoins there."""
@@ -328,6 +331,7 @@ class DeviceCopies:
         if self._broken:
             raise RuntimeError(f"copies of KV have failed: {self._broken}")
         self._awaited = []
+        self._told = True
         if self._loads and (loads := [load for load in self._under_way() if load.followed < len(load.marks)]):
             touched = pages()
             self._awaited = [load for load in loads if load.touches(touched)]
