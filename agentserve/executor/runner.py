@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agentserve.core.plan import Chunk, ChunkResult, PageCopy, Plan, Sampled, SampleSpec, StepResult
@@ -50,7 +52,7 @@ class SamplerPort(Protocol):
 class Restores(Arrivals, Protocol):
     """What comes into pages while steps run (`tiering.stores.device_copies`)."""
 
-    def begin(self, pages: Callable[[], Sequence[Collection[int]]]) -> None:
+    def begin(self, pages: Callable[[], Sequence[NDArray[np.int32]]]) -> None:
         """A step begins that touches these pages of each KV group."""
         ...
 
@@ -247,16 +249,19 @@ class TorchExecutor:
         return sampled
 
 
-def _touched(plan: Plan, groups: int) -> list[set[int]]:
+def _touched(plan: Plan, groups: int) -> list[NDArray[np.int32]]:
     """The pages of each KV group that a plan reads or writes. What is wrong in it is found later."""
-    touched: list[set[int]] = [set() for _ in range(groups)]
-    for copy in plan.copies:
-        if 0 <= copy.group < groups:
-            touched[copy.group] |= {copy.source, copy.target}
-    for chunk in plan.chunks:
-        for pages, table in zip(touched, chunk.tables, strict=False):
-            pages.update(table)
-    return touched
+    copied = [
+        np.array([page for copy in plan.copies if copy.group == group for page in (copy.source, copy.target)])
+        for group in range(groups)
+    ]
+    tables = [
+        [np.asarray(chunk.tables[group]) for chunk in plan.chunks if group < len(chunk.tables)]
+        for group in range(groups)
+    ]
+    return [
+        np.concatenate([some, *others]).astype(np.int32) for some, others in zip(copied, tables, strict=True)
+    ]
 
 
 def _row(chunk: Chunk) -> Row:

@@ -110,7 +110,7 @@ class Rig:
         after `stop` layers, as one that raises."""
         before = {page: self.pages[page] for page in pages}
         after = {page: self.fresh() for page in pages[len(pages) - writes :]}
-        self.copies.begin(lambda: [set(pages)] * len(LAYERS))
+        self.copies.begin(lambda: [pages] * len(LAYERS))
         if whole and self.copies.expecting:
             self.copies.wait_all()
         for number, group, at in ORDER[:stop]:
@@ -209,7 +209,7 @@ def test_a_step_begins_while_later_layers_are_on_their_way() -> None:
     loaded(rig)
     rig.load([(1, 1), (2, 2)])
     assert not rig.page(1)[0].any(), "it was answered, and nothing has been copied"
-    rig.copies.begin(lambda: [{2}, {2}])
+    rig.copies.begin(lambda: [[2], [2]])
     assert rig.copies.expecting
     rig.copies.wait(0, 0)
     mark = rig.streams.mark(Queue.COMPUTE)
@@ -236,10 +236,10 @@ def test_a_step_waits_for_its_own_pages_only_and_for_each_part_once() -> None:
     rig = Rig()
     loaded(rig)
     rig.load([(1, 1)])
-    rig.copies.begin(lambda: [{0, 2}, {3}])
+    rig.copies.begin(lambda: [[0, 2], [3]])
     assert not rig.copies.expecting
     rig.copies.end()
-    rig.copies.begin(lambda: [{0}, {1}])  # of the second group
+    rig.copies.begin(lambda: [[0], [1]])  # of the second group
     assert rig.copies.expecting
     rig.copies.wait(1, 0)  # layer 1 of the model
     before = len(rig.streams.queues[Queue.COMPUTE])
@@ -248,7 +248,7 @@ def test_a_step_waits_for_its_own_pages_only_and_for_each_part_once() -> None:
     assert len(rig.streams.queues[Queue.COMPUTE]) == before
     rig.copies.wait_all()
     rig.copies.end()
-    rig.copies.begin(lambda: [{1}, {1}])
+    rig.copies.begin(lambda: [[1], [1]])
     assert not rig.copies.expecting, "its queue is behind that already"
 
 
@@ -305,6 +305,19 @@ def test_bytes_from_elsewhere_land_in_pinned_memory_however_many() -> None:
     assert rig.copies.drain(0.0), "it has been waited for"
 
 
+def test_what_could_not_be_copied_on_the_way_is_told_in_the_end() -> None:
+    rig = Rig()
+    rig.copies._landing_rows = 1
+    rig.streams.refuse = 0
+    source = np.full(BLOCK, 9, dtype=np.uint8)
+    for page in (1, 2):  # the first is sent, and refused, when there is no room for the second
+        rig.copies.write((page, page), source)
+    with pytest.raises(Refused):
+        rig.copies.settle()
+    rig.fetch([1, 2])
+    assert not rig.wrong
+
+
 def test_reading_and_writing_in_one_go_keep_their_order() -> None:
     rig = Rig()
     loaded(rig)
@@ -329,7 +342,7 @@ def test_a_device_that_has_failed_runs_no_step() -> None:
     rig.load([(1, 1)])
     rig.streams.dead = True
     with pytest.raises(Refused):
-        rig.copies.begin(lambda: [{5}, {5}])
+        rig.copies.begin(lambda: [[5], [5]])
     assert not rig.copies.drain(PATIENCE)
     rig.streams.refuse = 0
     rig.streams.random = Random(0)
@@ -338,7 +351,7 @@ def test_a_device_that_has_failed_runs_no_step() -> None:
     rig.streams.dead = False
     rig.streams.finish()
     with pytest.raises(RuntimeError, match="copies of KV have failed: the device has failed"):
-        rig.copies.begin(lambda: [{5}, {5}])
+        rig.copies.begin(lambda: [[5], [5]])
 
 
 def test_parts_hold_whole_layers_in_the_order_of_the_model() -> None:

@@ -31,11 +31,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tiering.stores.buffers import Bytes
@@ -47,6 +48,7 @@ PACK_BELOW = 64 << 10  # bytes of a block: smaller ones are packed
 PACKED_BYTES = 4 << 20  # that cross in one copy
 LANDING_BYTES = 8 << 20  # pinned memory, for bytes that are not
 AHEAD_BYTES = 128 << 20  # under way at most: what is urgent waits for no more
+FADE = 0.9  # what a load counts, against the one after it, in what loads take
 LOOK_SECONDS = 0.001  # between two looks whether all is through, when closing
 
 
@@ -61,7 +63,7 @@ class _Load:
     marks: list[Mark]  # one per part
     followed: int = 0  # parts that the compute queue follows already
 
-    def touches(self, pages: Sequence[Collection[int]]) -> bool:
+    def touches(self, pages: Sequence[frozenset[int]]) -> bool:
         return any(not mine.isdisjoint(others) for mine, others in zip(self.pages, pages, strict=True))
 
 
@@ -79,6 +81,7 @@ class _Batch(threading.local):
     loads: list[_Block] = field(default_factory=list)  # from pinned memory
     landed: list[_Block] = field(default_factory=list)  # from rows of `landing`
     landing: Bytes | None = None
+    failed: Exception | None = None  # of what was enqueued before `settle` was called
 
 
 class DeviceCopies:
@@ -120,7 +123,7 @@ class DeviceCopies:
         self._lock = threading.Lock()  # of all below
         self._loads: list[_Load] = []  # under way, in order
         self._stepped = streams.mark(Queue.COMPUTE)
-        self._rate = 0.0  # bytes per second of loads; 0: not known
+        self._moved = self._seconds = 0.0  # bytes of loads and what they took, older ones counting less
         self._broken = ""
         self._told = False  # steps say which pages they touch: before, loads are waited for
         self._awaited: list[_Load] = []  # the worker's thread alone
@@ -131,7 +134,7 @@ class DeviceCopies:
         """Ask for a block. It is there after `settle`."""
         self._check(pages)
         if self._batch.loads or self._batch.landed:
-            self.settle()
+            self._enqueue()
         self._batch.reads.append(_Block(tuple(pages), into))
 
     def write(self, pages: Sequence[int], source: Bytes) -> None:
@@ -144,7 +147,7 @@ class DeviceCopies:
         if batch.landing is None:
             batch.landing = self._streams.host_memory(self._landing_rows, self.block_bytes)
         if len(batch.landed) == self._landing_rows:
-            self.settle()
+            self._enqueue()
         row: Bytes = batch.landing[len(batch.landed)]
         np.copyto(row, source)
         batch.landed.append(_Block(tuple(pages), row))
@@ -152,15 +155,27 @@ class DeviceCopies:
     def settle(self) -> float:
         """Enqueue what this thread has asked for, and wait as far as is promised. Returns the seconds that
         loads take which are under way now, as loads before them took. Raises what the device raises; then
-        nothing that was asked for is under way."""
+        nothing that was asked for may be believed."""
+        seconds, batch = self._enqueue(), self._batch
+        failed, batch.failed = batch.failed, None
+        if failed is not None:
+            raise failed
+        return seconds
+
+    def _enqueue(self) -> float:
+        """What `settle` does, without saying yet that it failed: that is of blocks asked for before."""
         batch = self._batch
         reads, landed, loads = batch.reads, batch.landed, batch.loads
         batch.reads, batch.landed, batch.loads = [], [], []
-        if reads:
-            self._save(reads)
-        if landed:
-            self._send(landed).marks[-1].wait()
-        return self._load(loads) if loads else 0.0
+        try:
+            if reads:
+                self._save(reads)
+            if landed:
+                self._send(landed).marks[-1].wait()
+            return self._load(loads) if loads else 0.0
+        except Exception as error:
+            batch.failed = batch.failed or error
+            return 0.0
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is under way; False if that takes longer, or the device has failed."""
@@ -208,11 +223,11 @@ class DeviceCopies:
         load = self._send(blocks)
         with self._lock:
             self._loads.append(load)
-        if not (self._rate and self._told):  # what loads take is not known before one has been waited for
+        if not (self._seconds and self._told):  # what loads take is not known before one has been waited for
             load.marks[-1].wait()
             self._under_way()
             return 0.0
-        return nbytes / self._rate
+        return nbytes * self._seconds / self._moved
 
     def _send(self, blocks: list[_Block]) -> _Load:
         """Enqueue the copies of blocks into their pages, part by part."""
@@ -249,7 +264,8 @@ class DeviceCopies:
                 load = self._loads.pop(0)
                 seconds = load.marks[-1].seconds_since(load.began)
                 if seconds > 0:
-                    self._rate = load.nbytes / seconds
+                    self._moved = FADE * self._moved + load.nbytes
+                    self._seconds = FADE * self._seconds + seconds
             return list(self._loads)
 
     # --- what is enqueued ----------------------------------------------------------------------
@@ -325,7 +341,7 @@ class DeviceCopies:
 
     # --- the worker's thread -------------------------------------------------------------------
 
-    def begin(self, pages: Callable[[], Sequence[Collection[int]]]) -> None:
+    def begin(self, pages: Callable[[], Sequence[Sequence[int] | NDArray[np.int32]]]) -> None:
         """A step begins that touches these pages of each group; asked for only where loads are under way.
         Raises RuntimeError where the device has failed."""
         if self._broken:
@@ -333,7 +349,7 @@ class DeviceCopies:
         self._awaited = []
         self._told = True
         if self._loads and (loads := [load for load in self._under_way() if load.followed < len(load.marks)]):
-            touched = pages()
+            touched = [_among(of, loads, group) for group, of in enumerate(pages())]
             self._awaited = [load for load in loads if load.touches(touched)]
 
     @property
@@ -361,6 +377,13 @@ class DeviceCopies:
 
 def _pages(blocks: Sequence[_Block]) -> tuple[frozenset[int], ...]:
     return tuple(map(frozenset, zip(*(block.pages for block in blocks), strict=True)))
+
+
+def _among(pages: Sequence[int] | NDArray[np.int32], loads: Sequence[_Load], group: int) -> frozenset[int]:
+    """Those of a step's pages, which may be tens of thousands, that loads are under way into."""
+    ids = np.asarray(pages, dtype=np.int64)
+    loaded = np.array(sorted({page for load in loads for page in load.pages[group]}), dtype=np.int64)
+    return frozenset(ids[np.isin(ids, loaded)].tolist())
 
 
 def _slots(blocks: Sequence[_Block]) -> frozenset[int]:
