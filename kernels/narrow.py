@@ -140,7 +140,7 @@ def _runs(values: Tensor, beside: Tensor, width: int) -> Iterator[tuple[Tensor, 
     columns together, then a shorter one."""
     inputs = values.shape[1]
     whole = inputs // width
-    yield values[:, : whole * width].unflatten(1, (whole, width)), beside[:, :whole, None]
+    yield values[:, : whole * width].view(values.shape[0], whole, width), beside[:, :whole, None]
     if inputs % width:
         yield values[:, whole * width :], beside[:, whole:]
 
@@ -226,3 +226,45 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return torch.equal(one, other)
+
+
+def cut(
+    matrix: NarrowMatrix, rows: tuple[int, int] | None = None, columns: tuple[int, int] | None = None
+) -> NarrowMatrix:
+    """Rows and columns from, to (None: all) as a matrix of its own, contiguous.
+
+    ValueError where columns cannot be cut: through 32 neighbours of 4-bit codes or of a run that shares a
+    scale, and where an order (act-order) spreads groups over all of them.
+    """
+    out, inputs = matrix.shape
+    first, end = rows or (0, out)
+    start, stop = columns or (0, inputs)
+    if isinstance(matrix, ScaledMatrix):
+        height = end - first if matrix.height >= out else math.gcd(matrix.height, first)
+        width, runs = _cut_runs(inputs, matrix.width, start, stop)
+        at = torch.arange(first, end, height, device=matrix.device) // matrix.height
+        scales = matrix.scales[at][:, runs.to(matrix.device)]
+        return ScaledMatrix(matrix.codes[first:end, start:stop].contiguous(), scales, height, width)
+    if columns is not None and matrix.order is not None:
+        raise ValueError("groups are spread over all columns (act-order)")
+    if start % UNIT or stop % UNIT:
+        raise ValueError(f"columns {start} to {stop} of 4-bit codes: not multiples of {UNIT}")
+    group, runs = _cut_runs(inputs, matrix.group, start, stop)
+    beside = runs.to(matrix.device)
+    return GroupedMatrix(
+        matrix.codes[first:end, start // 2 : stop // 2].contiguous(),
+        matrix.scales[beside, first:end].contiguous(),
+        matrix.zeros[beside, first:end].contiguous(),
+        group,
+        matrix.order,
+    )
+
+
+def _cut_runs(inputs: int, width: int, start: int, stop: int) -> tuple[int, Tensor]:
+    """Of columns `start .. stop-1`: how many share a scale, and which run of the whole each run is."""
+    if width >= inputs:
+        return stop - start, torch.zeros(1, dtype=torch.int64)
+    each = math.gcd(width, start, stop if stop < inputs else 0)
+    if each % UNIT:
+        raise ValueError(f"columns {start} to {stop} cut through {UNIT} that share a scale")
+    return each, torch.arange(start, stop, each) // width

@@ -39,7 +39,7 @@ def serve(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cpu")] = None,
     weights: Annotated[
         str | None,
-        typer.Option(help="Quantised blocks: as stored, or expanded to dtype.", show_default="stored"),
+        typer.Option(help="Quantised weights: as stored, or expanded to dtype.", show_default="stored"),
     ] = None,
     activations: Annotated[
         str | None,

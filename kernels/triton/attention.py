@@ -4,7 +4,7 @@ Keys are cut into tiles of `TILE` at absolute positions, tiles into segments of 
 segment the maximum, sum and output of a query follow each other tile by tile; each segment starts from
 nothing, and segments are merged in their order. Work comes as *items* (`attention_plan.py`): up to
 `BLOCK_M` queries (tokens x query heads of a KV head) against consecutive segments of one page table.
-An item of one segment leaves its part (maximum, sum, output in float32) for `_merge`; an item that has
+An item of one segment leaves its part (maximum, sum, output in float32) for `merge_kernel`; an item that has
 all segments of its tokens merges in registers, by the same instructions, and writes the result.
 
 Why a token's bits are its own: every item is computed by the same compiled kernel, whatever it holds and
@@ -19,14 +19,20 @@ Keys that no query of an item may see are not loaded; scores of those that one q
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.ops import AttentionShape
-from kernels.triton.launch import Choice, kernel
+from kernels.ops import AttentionShape, kv_width
+from kernels.triton.kv import load_rows, load_scales, row_pointers
+from kernels.triton.launch import TRITON_NAMES, Case, Choice, kernel
+from kernels.triton.shapes import MODELS, PAGE_SIZES, STEPS, ModelShape
+
+_LOG2_E = 1.4426950408889634
+MERGE_CHOICE = Choice({"BLOCK_HEADS": 8})
 
 # Stands for minus infinity where a difference of two of them is taken.
 _FLOOR = tl.constexpr(-1e30)
@@ -59,12 +65,13 @@ def _normalised(sum, out):
 
 
 @triton.jit
-def _rows_of(
+def _keys_of(
     kv,
     plan,
     table,
-    key,
-    seen,
+    tile,
+    low,
+    high,
     head,
     PAGE: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -72,32 +79,54 @@ def _rows_of(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Where the K of each of a tile's keys begins; `table` is the place of its page table in the plan."""
+    """Where the K of each of a tile's keys begins, which keys these are, and whether a query may see them:
+    those of `low .. high - 1`. `table` is the place of their page table in the plan."""
+    key = tile * TILE + tl.arange(0, TILE)
+    seen = (key >= low) & (key < high)
     if SLOTS % TILE == 0:  # a tile lies in one page
-        first = tl.min(key)
-        page = tl.load(plan + table + first // SLOTS).to(tl.int64)
-        offset = first % SLOTS + tl.arange(0, TILE)
+        page = tl.load(plan + table + tile * TILE // SLOTS)
+        offset = tile * TILE % SLOTS + tl.arange(0, TILE)
     else:
-        page = tl.load(plan + table + key // SLOTS, mask=seen, other=0).to(tl.int64)
+        page = tl.load(plan + table + key // SLOTS, mask=seen, other=0)
         offset = key % SLOTS
-    return kv + (page * PAGE + (offset * KV_HEADS + head) * WIDTH)
+    return row_pointers(kv, page, 0, offset, head, PAGE, SLOTS, KV_HEADS, WIDTH), key, seen
 
 
 @triton.jit
-def _load(rows, seen, dims, DIM: tl.constexpr, operand: tl.constexpr):
-    """`[keys, dims]` of pages in the dtype of the products; 0 for keys that are not seen."""
-    mask = seen[:, None] & (dims < DIM)[None, :]
-    return tl.load(rows[:, None] + dims[None, :], mask=mask, other=0).to(operand)
-
-
-@triton.jit
-def _scales(rows, seen, DIM: tl.constexpr):
-    """Scales `[keys]` behind int8 codes; 0 for keys that are not seen."""
-    return tl.load((rows + DIM).to(tl.pointer_type(tl.float32)), mask=seen, other=0.0)
+def _add_tile(
+    queries,
+    rows,
+    seen,
+    visible,
+    dims,
+    top,
+    sum,
+    out,
+    SCALE: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUES: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """Add a tile to a segment's maximum, sum and output. V lies `VALUES` numbers behind K (`rows`)."""
+    keys = load_rows(rows, seen, dims, DIM, queries.dtype)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * SCALE
+    if SCALED:
+        scores *= load_scales(rows, seen, DIM)[None, :]
+    scores = tl.where(visible, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    fade = tl.exp2(top - new_top)
+    weights = tl.exp2(scores - new_top[:, None])
+    sum = tl.fma(sum, fade, tl.sum(weights, axis=1))
+    rows += VALUES
+    if SCALED:
+        weights = tl.where(visible, weights * load_scales(rows, seen, DIM)[None, :], 0.0)
+    values = load_rows(rows, seen, dims, DIM, queries.dtype)
+    out = tl.dot(weights.to(queries.dtype), values, out * fade[:, None], input_precision="ieee")
+    return new_top, sum, out
 
 
 @kernel()
-def _attend(
+def attend_kernel(
     q,
     kv,
     plan,
@@ -162,27 +191,26 @@ def _attend(
             sum = tl.zeros([BLOCK_M], tl.float32)
             acc = tl.zeros([BLOCK_M, WIDE], tl.float32)
             for tile in range(first, end):
-                key = tile * TILE + tl.arange(0, TILE)
-                seen = (key >= low) & (key < high)
-                rows = _rows_of(kv, plan, table, key, seen, kv_head, PAGE, SLOTS, KV_HEADS, WIDTH, TILE)
-                keys = _load(rows, seen, dims, DIM, operand)
-                scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * SCALE
-                if SCALED:
-                    scores *= _scales(rows, seen, DIM)[None, :]
+                rows, key, seen = _keys_of(
+                    kv, plan, table, tile, low, high, kv_head, PAGE, SLOTS, KV_HEADS, WIDTH, TILE
+                )
                 visible = key[None, :] <= position[:, None]
                 if WINDOW > 0:
                     visible &= key[None, :] > position[:, None] - WINDOW
-                scores = tl.where(visible, scores, float("-inf"))
-                new_top = tl.maximum(top, tl.max(scores, axis=1))
-                fade = tl.exp2(top - new_top)
-                weights = tl.exp2(scores - new_top[:, None])
-                sum = tl.fma(sum, fade, tl.sum(weights, axis=1))
-                rows += SLOTS * KV_HEADS * WIDTH
-                if SCALED:
-                    weights = tl.where(visible, weights * _scales(rows, seen, DIM)[None, :], 0.0)
-                values = _load(rows, seen, dims, DIM, operand)
-                acc = tl.dot(weights.to(operand), values, acc * fade[:, None], input_precision="ieee")
-                top = new_top
+                top, sum, acc = _add_tile(
+                    queries,
+                    rows,
+                    seen,
+                    visible,
+                    dims,
+                    top,
+                    sum,
+                    acc,
+                    SCALE,
+                    DIM,
+                    SLOTS * KV_HEADS * WIDTH,
+                    SCALED,
+                )
             total_top, total_sum, total_out = _merge_in(top, sum, acc, total_top, total_sum, total_out)
 
         left = partial >= 0
@@ -198,7 +226,7 @@ def _attend(
 
 
 @kernel()
-def _merge(
+def merge_kernel(
     plan,
     out,
     parts,
@@ -233,14 +261,66 @@ def _merge(
 
 
 def layout_of(shape: AttentionShape) -> Mapping[str, int]:
-    """Tiles that the cutting depends on, so that they hang on the shape alone."""
+    """Tiles that the cutting depends on: they hang on the shape alone."""
     group = shape.heads // shape.kv_heads
-    return {"BLOCK_M": max(64, triton.next_power_of_2(group)), "SEGMENT": 512}
+    return {"BLOCK_M": max(64 if shape.dim <= 128 else 32, triton.next_power_of_2(group)), "SEGMENT": 512}
 
 
 def choice_for(shape: AttentionShape, dtype: torch.dtype, kv_dtype: torch.dtype) -> Choice:
-    """What `_attend` is compiled with for steps in `dtype` over pages in `kv_dtype`."""
+    """What `attend_kernel` is compiled with for steps in `dtype` over pages in `kv_dtype`: nothing spills."""
     exact = dtype == torch.float32 or kv_dtype not in (dtype, torch.int8)
-    tile = 32 if exact or shape.dim > 128 else 64
-    warps = 8 if exact or shape.dim > 128 else 4
-    return Choice({**layout_of(shape), "TILE": tile}, warps=warps, stages=2 if exact else 3)
+    group = shape.heads // shape.kv_heads
+    odd = group & (group - 1) and shape.dim > 64  # takes more registers
+    small = exact or shape.dim > 128 or kv_dtype == torch.int8 or odd
+    return Choice({**layout_of(shape), "TILE": 32 if small else 64}, warps=8, stages=2 if exact else 3)
+
+
+def constants_of(
+    shape: AttentionShape, dtype: torch.dtype, kv_dtype: torch.dtype, page: int
+) -> dict[str, Any]:
+    """The constants of `attend_kernel`; `page`: elements from one page to the next."""
+    return {
+        "SCALE": shape.dim**-0.5 * _LOG2_E,
+        "HEADS": shape.heads,
+        "KV_HEADS": shape.kv_heads,
+        "DIM": shape.dim,
+        "WIDE": triton.next_power_of_2(shape.dim),
+        "PAGE": page,
+        "SLOTS": shape.slots,
+        "WIDTH": kv_width(shape.dim, kv_dtype),
+        "WINDOW": shape.window or 0,
+        "SCALED": kv_dtype == torch.int8,
+        "EXACT": kv_dtype not in (dtype, torch.int8),
+    }
+
+
+def merge_constants(shape: AttentionShape) -> dict[str, int]:
+    """The constants of `merge_kernel`."""
+    return {"HEADS": shape.heads, "DIM": shape.dim, "WIDE": triton.next_power_of_2(shape.dim)}
+
+
+def cases(models: Sequence[ModelShape] = MODELS) -> Iterator[Case]:
+    """Each model's attention over pages of both sizes; int8 pages and a window over the smaller ones."""
+    for model in models:
+        for dtype in STEPS:
+            for slots in PAGE_SIZES:
+                yield _case(model, dtype, dtype, slots, None)
+            name = f"attention_merge-{model.name}-{TRITON_NAMES[dtype]}"
+            signature = {"plan": "*i32", "out": f"*{TRITON_NAMES[dtype]}", "parts": "*fp32", "marks": "*fp32"}
+            shape = AttentionShape(model.heads, model.kv_heads, model.dim, PAGE_SIZES[0])
+            yield Case(name, merge_kernel, signature, merge_constants(shape), MERGE_CHOICE, decode=True)
+        yield _case(model, torch.bfloat16, torch.int8, PAGE_SIZES[0], None)
+        yield _case(model, torch.bfloat16, torch.bfloat16, PAGE_SIZES[0], 4096)
+
+
+def _case(
+    model: ModelShape, dtype: torch.dtype, kv_dtype: torch.dtype, slots: int, window: int | None
+) -> Case:
+    shape = AttentionShape(model.heads, model.kv_heads, model.dim, slots, window)
+    step, pages = TRITON_NAMES[dtype], TRITON_NAMES[kv_dtype]
+    signature = {"q": f"*{step}", "kv": f"*{pages}", "plan": "*i32", "out": f"*{step}"}
+    signature |= {"parts": "*fp32", "marks": "*fp32"}
+    page = model.layers * 2 * slots * model.kv_heads * kv_width(model.dim, kv_dtype)
+    name = f"attention-{model.name}-{step}-{pages}-{slots}" + ("" if window is None else "-window")
+    constants = constants_of(shape, dtype, kv_dtype, page)
+    return Case(name, attend_kernel, signature, constants, choice_for(shape, dtype, kv_dtype), decode=True)

@@ -40,7 +40,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A step for the kernels. `shared_keys`: keys that rows need not read, since another row of the item does."""
+    """A step for the kernels. `shared_keys`: keys that rows have from another row's reading."""
 
     packed: NDArray[np.int32]
     items: int
@@ -76,7 +76,7 @@ def plan(blocks: Ints, tables: Ints, rows: int, cut: Cut) -> Plan:
 
     ValueError where a table ends before its tokens do.
     """
-    table, row, tokens, position = blocks.T
+    table, _, tokens, position = blocks.T
     begin = position * 0 if cut.window is None else np.maximum(0, position - cut.window + 1)
     end = position + tokens
     if len(blocks) and end.max() > tables.shape[1] * cut.slots:

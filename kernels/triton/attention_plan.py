@@ -6,18 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from kernels.ops import KV_TAILS, AttentionShape, Span, head_dim
-from kernels.triton.attention import _attend, _merge, choice_for, layout_of
-from kernels.triton.attention_items import ENTRY, HEADER, ITEM, PARTS, Cut, Plan, blocks_of, plan
+from kernels.triton.attention import (
+    MERGE_CHOICE,
+    attend_kernel,
+    choice_for,
+    constants_of,
+    layout_of,
+    merge_constants,
+    merge_kernel,
+)
+from kernels.triton.attention_items import ENTRY, HEADER, ITEM, PARTS, Cut, blocks_of, plan
 from kernels.triton.launch import Choice, launch
 
 SCRATCH_BYTES = 128 << 20  # of partial results
-_LOG2_E = 1.4426950408889634
-_MERGE_HEADS = 8
-_PROGRAMS = 2048  # of a step whose size is not known when it is captured; each takes items in turn
+_PROGRAMS = 1024  # of a step whose size is not known when it is captured; each takes items in turn
 _MOST_PROGRAMS = 65535  # of a grid's second axis
 
 
@@ -29,7 +34,6 @@ class _Runner:
         self._choice = choice
         tiles = layout_of(shape) if choice is None else choice.tiles
         self.block, self.segment = tiles["BLOCK_M"], tiles["SEGMENT"]
-        self._wide = triton.next_power_of_2(shape.dim)
         self._group = shape.heads // shape.kv_heads
 
     @property
@@ -64,7 +68,7 @@ class _Runner:
         _check(shape, q, kv)
         choice = self._choice or choice_for(shape, q.dtype, kv.dtype)
         launch(
-            _attend,
+            attend_kernel,
             (shape.kv_heads, programs),
             q,
             kv,
@@ -72,31 +76,19 @@ class _Runner:
             out,
             *scratch,
             choice=choice,
-            SCALE=shape.dim**-0.5 * _LOG2_E,
-            HEADS=shape.heads,
-            KV_HEADS=shape.kv_heads,
-            DIM=shape.dim,
-            WIDE=self._wide,
-            PAGE=kv.stride(0),
-            SLOTS=shape.slots,
-            WIDTH=kv.shape[-1],
-            WINDOW=shape.window or 0,
-            SCALED=kv.dtype == torch.int8,
-            EXACT=kv.dtype not in (q.dtype, torch.int8),
+            **constants_of(shape, q.dtype, kv.dtype, kv.stride(0)),
         )
 
     def merge(self, packed: Tensor, out: Tensor, scratch: tuple[Tensor, Tensor], rows: int) -> None:
         shape = self.shape
         launch(
-            _merge,
-            (rows, triton.cdiv(shape.heads, _MERGE_HEADS)),
+            merge_kernel,
+            (rows, -(-shape.heads // MERGE_CHOICE.tiles["BLOCK_HEADS"])),
             packed,
             out,
             *scratch,
-            choice=Choice({"BLOCK_HEADS": _MERGE_HEADS}, warps=4),
-            HEADS=shape.heads,
-            DIM=shape.dim,
-            WIDE=self._wide,
+            choice=MERGE_CHOICE,
+            **merge_constants(shape),
         )
 
 
@@ -145,6 +137,9 @@ class DecodeLayout:
 
     What a captured graph launches hangs on `rows`, `pages_per_row` and the shape alone; `fill` brings each
     step's contents. The result lies in a buffer that the next call overwrites. Bits are `TritonAttention`'s.
+
+    `beside`: a layout of the same heads and dimension that never runs at the same time; its scratch memory
+    serves both (up to `SCRATCH_BYTES`, so make the largest layout first).
     """
 
     def __init__(
@@ -156,6 +151,7 @@ class DecodeLayout:
         *,
         dtype: torch.dtype = torch.bfloat16,
         choice: Choice | None = None,
+        beside: DecodeLayout | None = None,
     ) -> None:
         self._runner = runner = _Runner(shape, choice)
         self._rows, self._columns = rows, pages_per_row
@@ -163,12 +159,17 @@ class DecodeLayout:
         if shape.window is not None:
             segments = min(segments, (shape.window - 1) // runner.segment + 2)
         most = rows * segments
-        partials = min(most, runner.room)
+        if beside is None:
+            self._scratch = runner.scratch(max(1, min(most, runner.room)), device)
+        else:
+            self._scratch = beside._scratch
+            if self._scratch[0].shape[1:] != (shape.heads, shape.dim):
+                raise ValueError("layouts of different heads cannot share scratch memory")
+        partials = min(most, len(self._scratch[0]))
         self._cut = runner.cut(partials)
         self._programs = min(most, max(1, _PROGRAMS // shape.kv_heads))
         size = HEADER + rows * PARTS + most * (ITEM + ENTRY) + rows * pages_per_row
         self._packed = torch.zeros(size, dtype=torch.int32, device=device)
-        self._scratch = runner.scratch(max(1, partials), device)
         self._out = torch.zeros((rows, shape.heads, shape.dim), dtype=dtype, device=device)
         self.fill((), torch.zeros((0, 0), dtype=torch.int64))
 

@@ -5,10 +5,11 @@ With activations as they are ("float"), a weight is `scale * code + offset` in f
 (in float32: the value itself), and sums are float32.
 
 With activations in 8 bits ("int8"), `round_operands` makes codes and scales of them first, and codes are
-multiplied with codes. Those sums are whole numbers below 2^24, exact in int32 and, for Q6_K, whose groups
-of 16 are too short for the integer instructions, in float16 operands with float32 sums. Then every group's
-sum goes, times both scales, into the total in float32, one group after the other: element by element, with
-every rounding said aloud, so bits cannot depend on the tile.
+multiplied with codes, as float16: they are whole numbers up to 128, their products and the sums of a group
+are exact whatever the order, and every machine has these instructions (integer ones would save nothing:
+each group's sum has to be scaled, and that takes longer than the sum). Then every group's sum goes, times
+both scales, into the total in float32, one group after the other: element by element, with every rounding
+said aloud, so bits cannot depend on the tile.
 """
 
 from __future__ import annotations
@@ -138,14 +139,12 @@ def add_group(
         codes = group_codes(low, words, weight, GROUP_INDEX, WIDE, MORE, HEADS, OFFSETS) - CENTRE
         factor = scale_of(head, word, GROUP_INDEX, 0, HEADS, OFFSETS)[:, None] * scale_x[None, :]
         if HEADS and not OFFSETS:
-            numbers = operands.to(tl.float16)
             start = weight[None, :] < 16
-            sums = tl.fma(tl.dot(tl.where(start, codes, 0).to(tl.float16), numbers), factor, sums)
+            sums = tl.fma(tl.dot(tl.where(start, codes, 0).to(tl.float16), operands), factor, sums)
             factor = scale_of(head, word, GROUP_INDEX, 1, HEADS, OFFSETS)[:, None] * scale_x[None, :]
-            sums = tl.fma(tl.dot(tl.where(start, 0, codes).to(tl.float16), numbers), factor, sums)
+            sums = tl.fma(tl.dot(tl.where(start, 0, codes).to(tl.float16), operands), factor, sums)
         else:
-            product = tl.dot(codes.to(tl.int8), operands, out_dtype=tl.int32)
-            sums = tl.fma(product.to(tl.float32), factor, sums)
+            sums = tl.fma(tl.dot(codes.to(tl.float16), operands), factor, sums)
         if OFFSETS:
             offset = offset_of(head, word, words, GROUP_INDEX, HEADS)[:, None]
             shape: tl.constexpr = sums.shape
@@ -182,7 +181,7 @@ def load_scales(scales, spreads, index, mine, rows, EIGHT: tl.constexpr, OFFSETS
 
 @kernel("rows")
 def multiply_blocks(
-    x,  # [rows, WIDTH]; EIGHT: [rows, 64 * PAIRS] int8, as `round_operands` makes it
+    x,  # [rows, WIDTH]; EIGHT: [rows, 64 * PAIRS] float16, codes of `round_operands`
     scales,  # [2 * PAIRS, rows] float32; anything where not EIGHT
     spreads,  # likewise
     codes,
@@ -197,7 +196,7 @@ def multiply_blocks(
     WIDTH: tl.constexpr,
     BIAS: tl.constexpr,
     PAIRS: tl.constexpr,  # along the width
-    STEP: tl.constexpr,  # pairs of a step of the inner loop
+    STEP: tl.constexpr,  # pairs of a step of the inner loop, none across two heads
     STEPS: tl.constexpr,  # of each part
     PARTS: tl.constexpr,
     APART: tl.constexpr,
@@ -234,7 +233,7 @@ def multiply_blocks(
         for step in range(first, tl.minimum(first + STEPS, PAIRS // STEP)):
             head = tl.zeros((OUTS,), tl.int32)
             if HEADS:
-                head = tl.load(head_at + step * _PANEL)
+                head = tl.load(head_at + step * STEP // _PAIRS_OF_HEAD * _PANEL)
             for inside in tl.static_range(STEP):
                 pair = step * STEP + inside
                 pair_words = word_at + pair * (WORDS * _PANEL)
@@ -264,7 +263,7 @@ def multiply_blocks(
 @kernel("rows")
 def round_operands(
     x,  # [rows, WIDTH]
-    codes,  # [rows, GROUPS * 32] int8
+    codes,  # [rows, GROUPS * 32] float16
     scales,  # [GROUPS, rows] float32
     spreads,  # [GROUPS, rows] float32: the sum of the codes, times their scale
     rows,
@@ -287,7 +286,7 @@ def round_operands(
     inverse = tl.where(usable, tl.div_rn(top, tl.where(usable, most, 1.0)), 0.0)
     whole = half_even(tl.where(usable[:, None], numbers, 0.0) * inverse[:, None])
     inside = group < GROUPS
-    tl.store(codes + start * (GROUPS * _GROUP) + column, whole.to(tl.int8), mask=inside[:, None])
+    tl.store(codes + start * (GROUPS * _GROUP) + column, whole.to(tl.float16), mask=inside[:, None])
     tl.store(scales + group * rows + row, scale, mask=inside)
     tl.store(spreads + group * rows + row, tl.sum(whole, axis=1).to(tl.float32) * scale, mask=inside)
 

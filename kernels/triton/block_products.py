@@ -17,13 +17,13 @@ from kernels.triton.launch import TRITON_NAMES, Case, Choice, launch
 from kernels.triton.part_sums import adding_case, adding_constants, finish
 from kernels.triton.plain_products import linear_shapes
 from kernels.triton.shapes import MODELS, STEPS
-from kernels.triton.tiles import DECODE_ROWS, Split, Tile, split
+from kernels.triton.tiles import Split, Tile, split
 
 _FLOAT = (
-    Tile(16, 64, 16, True, Choice(warps=4, stages=3)),
-    Tile(32, 64, 32, True, Choice(warps=4, stages=3)),
+    Tile(16, 64, 16, True, Choice(warps=4, stages=4)),
+    Tile(32, 64, 32, True, Choice(warps=4, stages=4)),
     Tile(64, 64, 256, True, Choice(warps=4, stages=2)),
-    Tile(128, 128, 1 << 31, False, Choice(warps=8, stages=2)),
+    Tile(128, 128, 1 << 31, False, Choice(warps=8, stages=3)),
 )
 _FLOAT_32 = (
     Tile(16, 64, 16, True, Choice(warps=4, stages=2)),
@@ -32,7 +32,8 @@ _FLOAT_32 = (
 _EIGHT = (
     Tile(16, 64, 16, True, Choice(warps=4, stages=3)),
     Tile(32, 64, 32, True, Choice(warps=4, stages=3)),
-    Tile(64, 64, 1 << 31, True, Choice(warps=8, stages=2)),
+    Tile(64, 64, 256, True, Choice(warps=8, stages=3)),
+    Tile(64, 64, 1 << 31, False, Choice(warps=8, stages=2)),
 )
 _EXPANDING = Choice(warps=4, stages=1)
 _ROUNDING = Choice({"SPAN": 16}, warps=4, stages=1)
@@ -92,7 +93,7 @@ class BlockProduct:
             self._multiply_run(operands, y, run, tile)
 
     def _multiply_run(self, operands: _Operands, y: Tensor, run: PackedRun, tile: Tile) -> None:
-        rows, plan = y.shape[0], split_of(run.out, run.pairs)
+        rows, plan = y.shape[0], split_of(run.out, run.pairs, self._eight)
         apart = tile.apart and plan.parts > 1
         shape = (plan.parts, rows, run.out)
         target = torch.empty(shape, dtype=torch.float32, device=y.device) if apart else y
@@ -130,7 +131,7 @@ def rounded(x: Tensor) -> _Operands:
     """`x [rows, width]` in 8 bits, filled up with zeros to whole pairs."""
     rows, width = x.shape
     groups = -(-width // PAIR) * (PAIR // GROUP)
-    codes = torch.empty((rows, groups * GROUP), dtype=torch.int8, device=x.device)
+    codes = torch.empty((rows, groups * GROUP), dtype=torch.float16, device=x.device)
     scales, spreads = (torch.empty((groups, rows), dtype=torch.float32, device=x.device) for _ in range(2))
     grid = (rows, -(-groups // _ROUNDING.tiles["SPAN"]))
     constants = {"WIDTH": width, "GROUPS": groups}
@@ -138,9 +139,10 @@ def rounded(x: Tensor) -> _Operands:
     return _Operands(codes, scales, spreads)
 
 
-def split_of(out: int, pairs: int) -> Split:
-    """Steps of the inner loop are whole heads of K formats (4 pairs), else up to 4 pairs."""
-    step = next(count for count in (4, 3, 2, 1) if pairs % count == 0)
+def split_of(out: int, pairs: int, eight: bool) -> Split:
+    """Steps of the inner loop are two pairs, where the width has whole ones; with 8-bit operands one: what
+    more groups need would not fit into registers."""
+    step = 1 if eight or pairs % 2 else 2
     return split(out, pairs, step, PANEL)
 
 
@@ -207,13 +209,13 @@ def cases() -> Iterator[Case]:
 
 def _cases(name: str, out: int, width: int, dtype: torch.dtype, eight: bool) -> Iterator[Case]:
     number, layout, pairs = TRITON_NAMES[dtype], LAYOUTS[name], -(-width // PAIR)
-    plan = split_of(out, pairs)
+    plan = split_of(out, pairs, eight)
     shape = f"{name}-{out}x{width}{'-int8' if eight else ''}"
     fixed = {"OUT": out, "FIRST": 0, "TOTAL": out, "BIAS": False} | format_constants(layout)
     for tile in tiles_of(dtype, eight):
         constants = fixed | _constants(width, pairs, plan, tile, eight)
         signature = {
-            "x": "*i8" if eight else f"*{number}",
+            "x": "*fp16" if eight else f"*{number}",
             "scales": "*fp32" if eight else f"*{number}",
             "spreads": "*fp32" if eight else f"*{number}",
             "codes": "*u8",
@@ -223,9 +225,8 @@ def _cases(name: str, out: int, width: int, dtype: torch.dtype, eight: bool) -> 
             "y": "*fp32" if constants["APART"] else f"*{number}",
             "rows": "i32",
         }
-        decode = tile.rows <= DECODE_ROWS
         label = f"product-{number}-{shape}-{tile.name}"
-        yield Case(label, multiply_blocks, signature, constants, tile.choice, decode)
+        yield Case(label, multiply_blocks, signature, constants, tile.choice, decode=tile.apart)
     if plan.parts > 1:
         yield adding_case(shape, number, adding_constants(out, 0, out, False, plan.parts))
 
@@ -240,6 +241,6 @@ def _expanding_case(name: str, width: int, dtype: torch.dtype) -> Case:
 
 def _rounding_case(width: int, dtype: torch.dtype) -> Case:
     number = TRITON_NAMES[dtype]
-    signature = {"x": f"*{number}", "codes": "*i8", "scales": "*fp32", "spreads": "*fp32", "rows": "i32"}
+    signature = {"x": f"*{number}", "codes": "*fp16", "scales": "*fp32", "spreads": "*fp32", "rows": "i32"}
     constants: Mapping[str, Any] = {"WIDTH": width, "GROUPS": width // GROUP}
     return Case(f"round-{number}-{width}", round_operands, signature, constants, _ROUNDING, decode=True)

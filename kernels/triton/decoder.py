@@ -12,10 +12,10 @@ from torch import Tensor
 from kernels.blocks import BlockMatrix, Matrix
 from kernels.ops import (
     Arrivals,
+    AttentionShape,
     DecoderParts,
     GroupPages,
     Hidden,
-    LayerParts,
     Linear,
     Logits,
     StepDecoder,
@@ -32,13 +32,19 @@ from kernels.triton.recorder import Recorder
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """One layer's parts with its products prepared."""
+    """What a step needs of one layer. `next_norm` is that of the layer behind it, or the last one."""
 
-    parts: LayerParts
     qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
     o: Linear
+    mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+    next_norm: Tensor
+    group: int
+    index: int
+    rotary: bool
 
 
 class TritonDecoder(StepDecoder):
@@ -49,24 +55,31 @@ class TritonDecoder(StepDecoder):
         self, parts: DecoderParts, checked: products.Checked, recorder: Callable[[], Recorder] | None
     ) -> None:
         """checked: of products that were prepared before. recorder: None where nothing can be recorded."""
-        self._parts = parts
         self._recorder = recorder
         self.graphs: DecodeGraphs | None = None
         self._arrivals: Arrivals | None = None
-
-        def made(weight: Matrix, bias: Tensor | None) -> Linear:
-            activations = parts.activations if isinstance(weight, BlockMatrix) else "float"
-            return products.prepare(weight, bias, parts.dtype, activations, checked=checked)
-
+        self._dtype, self._eps = parts.dtype, parts.eps
+        self._heads, self._kv_heads, self._dim = parts.heads, parts.kv_heads, parts.dim
+        self._embedding, self._cos, self._sin = parts.embedding, parts.cos, parts.sin
+        self._first_norm = parts.layers[0].attention_norm
+        # Matrices as they were given are not kept: products have layouts of their own.
+        made = partial(_product, parts, checked)
+        next_norms = [*(layer.attention_norm for layer in parts.layers[1:]), parts.norm]
         self._layers = tuple(
             _Layer(
-                parts=layer,
                 qkv=made(layer.qkv, layer.qkv_bias),
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
                 o=made(layer.o, layer.o_bias),
+                mlp_norm=layer.mlp_norm,
                 gate_up=made(layer.gate_up, layer.gate_up_bias),
                 down=made(layer.down, layer.down_bias),
+                next_norm=next_norm,
+                group=layer.group,
+                index=layer.index,
+                rotary=layer.rotary,
             )
-            for layer in parts.layers
+            for layer, next_norm in zip(parts.layers, next_norms, strict=True)
         )
         self._head = products.prepare(
             parts.lm_head, None, parts.dtype, "float", checked=checked, result=torch.float32
@@ -96,16 +109,13 @@ class TritonDecoder(StepDecoder):
         """The step, kernel by kernel. Nothing in it waits for the device or hangs on what tensors hold.
 
         arrivals: what it follows, layer by layer; nothing in a step that is recorded."""
-        parts = self._parts
-        residual = embed(parts.embedding, tokens, parts.dtype)
-        normed = norms.rms_norm(residual, parts.layers[0].attention_norm, parts.eps)
-        for number, layer in enumerate(self._layers):
-            attended = self._attend(layer, normed, positions, groups[layer.parts.group], arrivals)
-            normed, residual = norms.add_rms_norm(attended, residual, layer.parts.mlp_norm, parts.eps)
+        residual = embed(self._embedding, tokens, self._dtype)
+        normed = norms.rms_norm(residual, self._first_norm, self._eps)
+        for layer in self._layers:
+            attended = self._attend(layer, normed, positions, groups[layer.group], arrivals)
+            normed, residual = norms.add_rms_norm(attended, residual, layer.mlp_norm, self._eps)
             inner = layer.down(norms.silu_mul(layer.gate_up(normed)))
-            last = number + 1 == len(self._layers)
-            norm = parts.norm if last else parts.layers[number + 1].attention_norm
-            normed, residual = norms.add_rms_norm(inner, residual, norm, parts.eps)
+            normed, residual = norms.add_rms_norm(inner, residual, layer.next_norm, self._eps)
         return Hidden(normed, normed.isfinite().all(dim=-1))
 
     def logits(self, hidden: Tensor) -> Logits:
@@ -119,16 +129,16 @@ class TritonDecoder(StepDecoder):
             _check_alignment(held)
         if self._recorder is None:
             return ""
-        parts, buckets = self._parts, Buckets.up_to(rows, self._parts.cos.shape[0])
+        buckets, norm = Buckets.up_to(rows, self._cos.shape[0]), self._first_norm
         for count in buckets.rows:  # compiled now, not in somebody's first step
-            self.logits(parts.norm.new_zeros((count, parts.norm.shape[0]), dtype=parts.dtype))
+            self.logits(norm.new_zeros((count, norm.shape[0]), dtype=self._dtype))
         self.graphs = DecodeGraphs(
             self.compute,
             pages,
             buckets,
             recorder=self._recorder(),
-            lay_out=partial(DecodeLayout, dtype=parts.dtype),
-            hidden=(parts.norm.shape[0], parts.dtype),
+            lay_out=_Layouts(self._dtype),
+            hidden=(norm.shape[0], self._dtype),
         )
         return str(self.graphs.recorded)
 
@@ -139,27 +149,47 @@ class TritonDecoder(StepDecoder):
     def _attend(
         self, layer: _Layer, x: Tensor, positions: Tensor, group: StepGroup, arrivals: Arrivals | None
     ) -> Tensor:
-        parts = self._parts
-        kv = group.storage[:, layer.parts.index]
+        kv = group.storage[:, layer.index]
         qkv = layer.qkv(x)
         if arrivals is not None:
-            arrivals.wait(layer.parts.group, layer.parts.index)
+            arrivals.wait(layer.group, layer.index)
         q = heads.rotate_and_write(
             qkv,
-            layer.parts.q_norm,
-            layer.parts.k_norm,
-            parts.eps,
-            parts.cos,
-            parts.sin,
+            layer.q_norm,
+            layer.k_norm,
+            self._eps,
+            self._cos,
+            self._sin,
             positions,
-            layer.parts.rotary,
+            layer.rotary,
             kv,
             group.slots,
-            parts.heads,
-            parts.kv_heads,
-            parts.dim,
+            self._heads,
+            self._kv_heads,
+            self._dim,
         )
         return layer.o(group.attention(q, kv))
+
+
+def _product(parts: DecoderParts, checked: products.Checked, weight: Matrix, bias: Tensor | None) -> Linear:
+    """One of a layer's products."""
+    activations = parts.activations if isinstance(weight, BlockMatrix) else "float"
+    return products.prepare(weight, bias, parts.dtype, activations, checked=checked)
+
+
+class _Layouts:
+    """Attention of recorded steps, the largest first: they run one after the other, and all of one shape
+    keep partial results in the same place."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._first: dict[AttentionShape, DecodeLayout] = {}
+
+    def __call__(self, rows: int, pages: int, shape: AttentionShape, device: torch.device) -> DecodeLayout:
+        beside = self._first.get(shape)
+        made = DecodeLayout(rows, pages, shape, device, dtype=self._dtype, beside=beside)
+        self._first.setdefault(shape, made)
+        return made
 
 
 def _check_alignment(pages: GroupPages) -> None:

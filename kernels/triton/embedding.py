@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.blocks import FORMATS, BlockFormat, Matrix
+from kernels.blocks import FORMATS, BlockFormat, BlockMatrix, Matrix
+from kernels.narrow import expand_narrow_rows
 from kernels.triton.launch import ALIGNMENT, TRITON_NAMES, Case, Choice, kernel, launch
 from kernels.triton.shapes import MODELS, STEPS
 from kernels.triton.tiles import aligned
@@ -149,6 +150,8 @@ def embed(matrix: Matrix, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     if isinstance(matrix, Tensor):
         launch(look_up_numbers, grid, tokens, aligned(matrix), out, choice=_CHOICE, WIDTH=width)
         return out
+    if not isinstance(matrix, BlockMatrix):
+        return expand_narrow_rows(matrix, tokens, dtype)  # torch's own operations, which do not wait either
     first = 0
     for run in matrix.runs:
         data = run.data if run.data.data_ptr() % ALIGNMENT == 0 else run.data.clone()

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.triton.launch import TRITON_NAMES, Case, Choice, kernel, launch
 from kernels.triton.part_sums import adding_case, adding_constants, finish, store_part, store_result
 from kernels.triton.shapes import MODELS, STEPS, ModelShape
-from kernels.triton.tiles import DECODE_ROWS, Split, Tile, split
+from kernels.triton.tiles import Split, Tile, split
 
 _STEP = {2: 64, 4: 32}  # weights of the inner loop's step, by their bytes
 
@@ -202,9 +202,7 @@ def _cases(out: int, width: int, bias: bool, dtype: torch.dtype) -> Iterator[Cas
         constants = _constants(out, width, bias, plan, tile)
         signature = {"x": f"*{number}", "weight": f"*{number}", "bias": f"*{number}", "rows": "i32"}
         signature["y"] = "*fp32" if constants["APART"] else f"*{number}"
-        decode = tile.rows <= DECODE_ROWS
-        yield Case(
-            f"product-{number}-{shape}-{tile.name}", multiply, signature, constants, tile.choice, decode
-        )
+        label = f"product-{number}-{shape}-{tile.name}"
+        yield Case(label, multiply, signature, constants, tile.choice, decode=tile.apart)
     if plan.parts > 1:
         yield adding_case(shape, number, adding_constants(out, 0, out, bias, plan.parts))

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.blocks import BlockMatrix, Matrix
 from kernels.ops import Activations, Linear, operand_dtype
 from kernels.triton.block_products import BlockProduct
+from kernels.triton.narrow_products import NarrowProduct
 from kernels.triton.plain_products import PlainProduct
 from kernels.triton.tiles import Product, Tile, TiledLinear, alike
 
@@ -75,9 +76,14 @@ def prepare(
 
 
 def _product(weight: Matrix, bias: Tensor | None, dtype: torch.dtype, activations: Activations) -> Product:
-    """The layout and kernels for a kind of weights: the one place that knows them all."""
+    """The layout and kernels for a kind of weights: the one place that knows them all.
+
+    Another kind needs a `Product` and a line here.
+    """
     if isinstance(weight, BlockMatrix):
         return BlockProduct(weight, bias, dtype, activations)
+    if not isinstance(weight, Tensor):
+        return NarrowProduct(weight, bias, dtype)
     if weight.dtype != dtype:
         raise ValueError(f"weights are {weight.dtype}, their operands {dtype}")
     return PlainProduct(weight.contiguous(), bias)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from kernels.triton.launch import ALIGNMENT, Choice
 
-DECODE_ROWS = 64  # rows of the largest tile that decode steps use
 PROBES = 16  # rows that are compared, and outputs they are made to cancel on
 _TERMS = 8192.0  # sum of a probe's terms' magnitudes
 _AIM = 256  # programs that a decode step should have: two or three for each multiprocessor of a large GPU
@@ -29,8 +28,9 @@ _LEAST_STEPS = 8  # of the inner loop, in each part of the width
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`apart`: parts of the width are computed by programs of their own, and added by another kernel; else
-    one program computes them one after the other. Used for up to `most` rows, the last one for all beyond.
+    """`apart`, for decode steps: parts of the width are computed by programs of their own, and added by
+    another kernel; else one program computes them one after the other. Used for up to `most` rows, the last
+    one for all beyond.
     """
 
     rows: int

@@ -15,6 +15,8 @@ from kernels.triton.launch import Choice
 
 SMALL = Choice({"BLOCK_M": 16, "TILE": 16, "SEGMENT": 32})
 """Tiles for a slow interpreter: a few dozen tokens have several segments."""
+WIDE = Choice({"BLOCK_M": 16, "TILE": 32, "SEGMENT": 64})
+"""Tiles of more than one page of 16 slots."""
 LAYERS = 2
 _REFERENCE = ReferenceOps(torch.device("cpu"))
 
@@ -64,9 +66,14 @@ def queries(shape: AttentionShape, rows: int, step: torch.dtype, seed: int = 7) 
 
 
 def run(
-    shape: AttentionShape, spans: Sequence[Span], tables: Sequence[Sequence[int]], q: Tensor, kv: Tensor
+    shape: AttentionShape,
+    spans: Sequence[Span],
+    tables: Sequence[Sequence[int]],
+    q: Tensor,
+    kv: Tensor,
+    choice: Choice = SMALL,
 ) -> Tensor:
-    return TritonAttention(shape, spans, tables_of(tables), choice=SMALL)(q, kv)
+    return TritonAttention(shape, spans, tables_of(tables), choice=choice)(q, kv)
 
 
 def expected(

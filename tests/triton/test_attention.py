@@ -8,8 +8,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from kernels.ops import AttentionShape, Span
+from kernels.triton import attention_plan
 from kernels.triton.attention_plan import DecodeLayout, TritonAttention
-from tests.triton.attention_rig import SMALL, Pool, expected, queries, run, tables_of
+from tests.triton.attention_rig import SMALL, WIDE, Pool, expected, queries, run, tables_of
 
 # The interpreter is slow: examples that fail are not made smaller.
 _PHASES = (Phase.explicit, Phase.generate)
@@ -17,15 +18,15 @@ F32, F16, I8 = torch.float32, torch.float16, torch.int8
 
 
 @pytest.mark.parametrize(
-    ("step", "pages", "heads", "dim", "window", "tolerance"),
+    ("step", "pages", "heads", "dim", "slots", "window", "tolerance"),
     [
-        (F32, F32, (6, 2), 64, None, 2e-6),
-        (F32, F32, (7, 1), 80, 37, 2e-6),
-        (F32, I8, (3, 1), 96, 21, 2e-6),
-        (F32, F16, (1, 1), 256, None, 2e-6),
-        (F16, F16, (4, 1), 128, None, 2e-3),
-        (F16, F32, (2, 2), 64, 50, 2e-3),
-        (F16, I8, (3, 1), 64, None, 2e-3),
+        (F32, F32, (6, 2), 64, 32, None, 2e-6),
+        (F32, F32, (7, 1), 80, 16, 37, 2e-6),
+        (F32, I8, (3, 1), 96, 16, 21, 2e-6),
+        (F32, F16, (1, 1), 256, 16, None, 2e-6),
+        (F16, F16, (4, 1), 128, 128, None, 2e-3),
+        (F16, F32, (2, 2), 64, 32, 50, 2e-3),
+        (F16, I8, (3, 1), 64, 16, None, 2e-3),
     ],
 )
 def test_values_are_the_reference_ones(
@@ -33,16 +34,18 @@ def test_values_are_the_reference_ones(
     pages: torch.dtype,
     heads: tuple[int, int],
     dim: int,
+    slots: int,
     window: int | None,
     tolerance: float,
 ) -> None:
-    shape = AttentionShape(*heads, dim, 16, window)
+    shape = AttentionShape(*heads, dim, slots, window)
     pool = Pool.of(shape, pages)
     spans = [Span(0, 1, 70), Span(1, 7, 30), Span(8, 1, 4), Span(9, 1, 70)]
     tables = [pool.sequence(shape, tokens, seed=tokens, step=step) for tokens in (71, 37, 5)]
     tables.append(tables[0])
     q = queries(shape, 10, step)
-    found = run(shape, spans, tables, q, pool.kv)
+    choice = SMALL if slots > 16 else WIDE
+    found = run(shape, spans, tables, q, pool.kv, choice)
     wanted = expected(shape, spans, tables, q, pool.kv)
     assert found.dtype == step
     torch.testing.assert_close(found.to(F32), wanted, rtol=0, atol=tolerance)
@@ -141,6 +144,18 @@ def test_what_is_seen_and_not_finite_shows() -> None:
     assert found[1].isnan().all()
 
 
+def test_segments_merged_in_registers_are_those_merged_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = AttentionShape(3, 1, 16, 16)
+    pool = Pool.of(shape, F32)
+    table = pool.sequence(shape, 90, seed=1, step=F32)
+    q = queries(shape, 4, F32)
+    spans = [Span(0, 1, 89), Span(1, 3, 80)]
+    parted = run(shape, spans, [table] * 2, q, pool.kv)
+    monkeypatch.setattr(attention_plan, "SCRATCH_BYTES", 0)
+    whole = TritonAttention(shape, spans, tables_of([table] * 2), choice=SMALL)
+    assert torch.equal(whole(q, pool.kv), parted)
+
+
 @settings(max_examples=3, deadline=None, phases=_PHASES)
 @given(
     steps=st.lists(st.lists(st.integers(-1, 75), min_size=0, max_size=4), min_size=1, max_size=3),
@@ -151,7 +166,10 @@ def test_a_layout_is_filled_again_and_again(steps: list[list[int]], window: int 
     pool = Pool.of(shape, F32)
     table = pool.sequence(shape, 76, seed=1, step=F32)
     other = pool.sequence(shape, 76, seed=2, step=F32, behind=table[:2])
-    layout = DecodeLayout(4, 6, shape, torch.device("cpu"), dtype=F32, choice=SMALL)
+    first = DecodeLayout(
+        1, 6, shape, torch.device("cpu"), dtype=F32, choice=SMALL
+    )  # of little scratch memory
+    layout = DecodeLayout(4, 6, shape, torch.device("cpu"), dtype=F32, choice=SMALL, beside=first)
     q = queries(shape, 4, F32)
     for positions in steps:
         tables = [(table, other)[i % 2] for i in range(len(positions))]
@@ -177,6 +195,8 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="one run of memory"):
         attention(q, kv.transpose(2, 3).contiguous().transpose(2, 3))
     layout = DecodeLayout(2, 1, shape, torch.device("cpu"), dtype=F32, choice=SMALL)
+    with pytest.raises(ValueError, match="different heads"):
+        DecodeLayout(1, 1, AttentionShape(4, 1, 16, 16), torch.device("cpu"), beside=layout)
     with pytest.raises(ValueError, match="3 rows"):
         layout.fill([0, 0, 0], torch.zeros((3, 1), dtype=torch.int64))
     with pytest.raises(ValueError, match="must be contiguous"):

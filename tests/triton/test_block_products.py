@@ -90,16 +90,17 @@ def test_every_tile_and_number_of_rows(activations: Activations) -> None:
     bias = normal(73, seed=3).to(dtype)
     numbers = expand(weight, torch.float32 if activations == "int8" else dtype)
     for linear in every_tile(BlockProduct(weight, bias, dtype, activations)):
-        x = normal(linear.tiles[0].rows + 3, 64, seed=4).to(dtype)
+        x = normal(linear.tiles[0].rows - 3, 64, seed=4).to(dtype)
         taken = rounded_operands(x) if activations == "int8" else x
         assert excess(linear(x), taken, numbers, bias) < 1
 
 
-@pytest.mark.parametrize(("name", "activations"), [("Q4_0", "float"), ("Q5_1", "int8"), ("Q6_K", "int8")])
+@pytest.mark.parametrize(("name", "activations"), [("Q6_K", "float"), ("Q5_1", "int8")])
 def test_a_row_has_the_same_bits_alone_and_in_company(name: str, activations: Activations) -> None:
     product = BlockProduct(matrix((name, 5), width=width_of(name)), None, torch.float16, activations)
     tiles = alike(product)
     assert len(tiles) > 1
+    assert tiles == product.tiles or activations == "float", "whole numbers have no order"
     assert_alone_as_in_company(TiledLinear(product, tiles), cancelling_rows(product))
 
 

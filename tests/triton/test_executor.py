@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from agentserve.models.decoder import Decoder
 from agentserve.models.hf_config import hf_config
 from agentserve.models.weights import DecoderWeights, random_weights
 from agentserve.types import SessionId
-from kernels.ops import AttentionShape, GroupPages, Ops
+from kernels.blocks import FORMATS, BlockMatrix, BlockRows, expand
+from kernels.ops import AttentionShape, GroupPages, Ops, StepRuns
 from kernels.reference import ReferenceOps
 from kernels.triton.ops import TritonOps
 from kernels.triton.recorder import EagerRecorder
@@ -200,6 +201,31 @@ def test_the_backend_names_everything_that_decides_rounding() -> None:
     for part in (torch.__version__, "triton-", "interpreter", "products-", "sources-"):
         assert part in ops.numerics
     assert ops.numerics == TritonOps(CPU).numerics
+
+
+def in_blocks(rows: int, width: int) -> BlockMatrix:
+    """A random matrix in blocks of Q8_0: a float16 and 32 codes each."""
+    generator = torch.Generator().manual_seed(rows)
+    codes = torch.randint(-127, 128, (rows, width // 32, 32), generator=generator, dtype=torch.int8)
+    scales = torch.full((rows, width // 32, 1), 0.004, dtype=torch.float16)
+    data = torch.cat((scales.view(torch.uint8), codes.view(torch.uint8)), dim=-1).flatten(1)
+    return BlockMatrix((BlockRows(FORMATS["Q8_0"], data),), width)
+
+
+def test_an_embedding_and_a_head_in_blocks_are_read_in_recordings_too() -> None:
+    config, weights = tiny("llama")
+    blocks = in_blocks(VOCAB, config.hidden_size)
+    stored = replace(weights, embedding=blocks, lm_head=blocks)
+    numbers_of = expand(blocks, torch.float32)
+    plain = replace(weights, embedding=numbers_of, lm_head=numbers_of)
+    tokens = numbers(11, 4)
+    engine = Engine(config, stored, pages=4, ops=triton())
+    engine.executor.prepare(1)
+    found = engine.logits(tokens, [3, 1])
+    assert engine.decoder.runs == StepRuns(replayed=1, missed=0, launched=1)
+    expected = Engine(config, plain, pages=4, ops=ReferenceOps(CPU)).logits(tokens, [3, 1])
+    for at, row in found.items():
+        assert torch.allclose(row, expected[at], atol=CLOSE), at
 
 
 def test_pages_that_kernels_cannot_address_are_refused_at_the_start() -> None:

@@ -116,6 +116,20 @@ def test_one_kernel_does_what_the_reference_does_in_four(
     assert close(storage.nan_to_num(), expected.nan_to_num())
 
 
+def test_norms_round_where_the_reference_does() -> None:
+    """Squares of 1 and 7 add up exactly in any order: what is left to see is where it is rounded."""
+    layer = Layer.random(3, 1, 20, torch.float16)
+    layer.qkv.copy_(torch.tensor([1.0, 7.0, -7.0, -1.0]).repeat(6, 25))
+    q_norm, k_norm = layer.norms()
+    storage = pages(torch.float16, 1, 20)
+    found = layer.run((q_norm, k_norm), POSITIONS, False, storage[:, 0], SLOTS)
+    q, k, _ = layer.parts()
+    assert same(found, REFERENCE.rms_norm(q, q_norm, EPS))
+    assert same(storage[3, 0, 0, 3], REFERENCE.rms_norm(k, k_norm, EPS)[0])
+    late = q.float() * torch.rsqrt(q.float().pow(2).mean(-1, keepdim=True) + EPS) * q_norm.float()
+    assert not same(found, late.half()), "two roundings can be told from one"
+
+
 @pytest.mark.parametrize("kv", KV_DTYPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("dim", [12, 80])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.blocks import expand
+from kernels.blocks import expand, expand_rows
 from kernels.narrow import GroupedMatrix, NarrowMatrix, ScaledMatrix
-from kernels.triton.launch import Choice
-from kernels.triton.narrow import cases, default_choice, prepare_narrow, tile_inputs
+from kernels.triton.embedding import embed
+from kernels.triton.narrow_products import NarrowProduct, cases, prepare_narrow, run_of, split_of, step_of
+from kernels.triton.products import prepare
 from tests.unit.test_kernels_narrow import drawn, grouped, ordered, scaled
 
 TIGHT = {torch.float32: 1e-6, torch.float16: 1e-3}
@@ -99,21 +102,50 @@ def test_no_rows_and_wrong_ones() -> None:
             product(x)
 
 
-def test_other_tiles_give_the_same_product() -> None:
-    """What tuning may choose: every tile that the runs of scales allow."""
-    matrix = MATRICES["int4-groups"]
-    x = tokens(20, 160, torch.float32)
-    expected = x @ expand(matrix, torch.float32).T
-    for choice in (Choice({"BN": 16, "BR": 16, "BK": 32}), Choice({"BN": 128, "BR": 64, "BK": 64})):
-        found = prepare_narrow(matrix, None, torch.float32, choice)(x)
-        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize(
+    ("matrix", "dtype"),
+    [
+        (scaled(9, 530, 24, 32), torch.float32),
+        (scaled(9, 1050, 1, 1050), torch.float32),
+        (grouped(9, 544, 32), torch.float16),
+        (grouped(9, 1056, 1056), torch.float32),
+    ],
+)
+def test_parts_by_programs_of_their_own_show_in_no_bit(matrix: NarrowMatrix, dtype: torch.dtype) -> None:
+    product = NarrowProduct(matrix, torch.linspace(-1, 1, 9).to(dtype), dtype)
+    assert split_of(*matrix.shape, run_of(matrix), dtype).parts == 2
+    x = tokens(19, matrix.shape[1], dtype)
+    first = product.tiles[0]
+    assert first.apart
+    apart, together, larger = (torch.empty(19, 9, dtype=dtype) for _ in range(3))
+    product.multiply(x, apart, first)
+    product.multiply(x, together, replace(first, apart=False))
+    assert torch.equal(apart, together)
+    product.multiply(x, larger, product.tiles[-1])
+    assert torch.allclose(larger.float(), apart.float(), rtol=1e-3, atol=1e-3)
 
 
-def test_tiles_do_not_reach_over_runs_of_scales() -> None:
-    assert [tile_inputs(256, run) for run in (32, 64, 96, 128, 192, 256, 300)] == [
-        32, 64, 32, 128, 64, 128, 128,
-    ]  # fmt: skip
-    assert default_choice(MATRICES["fp8-blocks"]).tiles["BK"] == 64
+def test_the_dispatch_knows_these_weights() -> None:
+    for name in ("fp8-blocks", "int4-order"):
+        matrix = MATRICES[name]
+        x = tokens(3, matrix.shape[1], torch.float32)
+        expected = prepare_narrow(matrix, None, torch.float32)(x)
+        assert torch.equal(prepare(matrix, None, torch.float32, "float")(x), expected)
+        with pytest.raises(ValueError, match="int8 activations are for block weights only"):
+            prepare(matrix, None, torch.float32, "int8")
+
+
+def test_tokens_are_looked_up_in_such_embeddings() -> None:
+    rows = torch.tensor([4, 0, 2, 4])
+    for name in ("fp8-blocks", "int4-order"):
+        expected = expand_rows(MATRICES[name], rows, torch.float16)
+        assert torch.equal(embed(MATRICES[name], rows, torch.float16), expected)
+
+
+def test_steps_do_not_reach_over_runs_of_scales() -> None:
+    runs = (32, 64, 96, 128, 192, 256, 300)
+    assert [step_of(256, run, torch.float16) for run in runs] == [32, 64, 32, 128, 64, 128, 128]
+    assert [step_of(256, run, torch.float32) for run in runs] == [32, 64, 32, 64, 64, 64, 64]
 
 
 def test_cases_name_every_argument_once() -> None:

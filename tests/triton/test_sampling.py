@@ -15,9 +15,10 @@ from agentserve.executor.draws import uniform
 from agentserve.executor.filters import draw as host_draw
 from agentserve.types import Sampling
 from kernels.ops import Draw
-from kernels.triton import sampling
+from kernels.triton import sampling, sampling_kernels
+from kernels.triton.launch import Choice, launch
 from kernels.triton.philox import uniforms
-from kernels.triton.sampling import TritonDrawing, best_of, scale_bits
+from kernels.triton.sampling import TritonDrawing, best_of, packed, scale_bits
 
 CPU = torch.device("cpu")
 TILE = 32
@@ -228,6 +229,38 @@ def test_one_candidate_and_none():
     assert draw(values[:0], []) == []
     with pytest.raises(ValueError, match="1 draws for 2 rows"):
         draw(values, draws[:1])
+
+
+def test_zeros_of_both_signs_tie():
+    values = np.array([[3.0, -0.0, 2.0, 0.0, -0.5]] * 8, dtype=np.float32)
+    draws = [asked(seed, top_k=3, temperature=99.0) for seed in range(8)]
+    got = draw(values, draws, 16)
+    assert got == [on_host(row, one) for row, one in zip(values, draws, strict=True)]
+    assert {1, 3} < set(got)
+    assert 4 not in got
+
+
+def test_a_running_sum_that_equals_the_target_is_not_above_it():
+    """Weights of a few units, in two tiles: u * sum falls on edges all the time."""
+    units = torch.zeros((12, 32), dtype=torch.int64)
+    for place, amount in ((2, 1), (5, 2), (15, 1), (18, 3), (31, 1)):
+        units[:, place] = amount
+    draws = [asked(seed) for seed in range(12)]
+    least, last = torch.zeros(12, dtype=torch.int64), torch.full((12,), 32)
+    tokens = torch.empty(12, dtype=torch.int64)
+    launch(
+        sampling_kernels.pick,
+        (12,),
+        *(units, packed(draws, 32), least, last, units.view(12, 2, 16).sum(dim=-1), tokens),
+        choice=Choice({"tile": 16}),
+        vocab=32,
+        tiles=2,
+        width=2,
+    )
+    owners = [2, 5, 5, 15, 18, 18, 18, 31]
+    expected = [owners[int(uniform(one.seed, one.position) * 8)] for one in draws]
+    assert tokens.tolist() == expected
+    assert len(set(expected)) > 3
 
 
 def test_a_row_does_not_depend_on_its_batch_mates():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.blocks import expand, expand_rows
 from kernels.cpu.ops import CpuOps
-from kernels.narrow import GroupedMatrix, NarrowMatrix, ScaledMatrix, pack_codes, stack, unpack_codes
+from kernels.narrow import GroupedMatrix, NarrowMatrix, ScaledMatrix, cut, pack_codes, stack, unpack_codes
 from kernels.ops import Ops
 from kernels.reference import ReferenceOps
 from tests.cpu_builds import CHECKED, builds
@@ -159,3 +159,35 @@ def test_cpu_backends_multiply_with_expanded_numbers(ops: CpuOps, name: str, dty
             backend.linear(matrix, bias, dtype=dtype, activations="int8")
         with pytest.raises(ValueError, match="needs the dtype of its operands"):
             backend.linear(matrix, bias)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_rows_that_are_cut_out(name: str) -> None:
+    matrix = MATRICES[name]
+    out = matrix.shape[0]
+    whole = expand(matrix, torch.float32)
+    for first, end in ((0, out), (0, 8), (8, 16), (out - 5, out), (3, 4)):
+        found = cut(matrix, (first, end))
+        assert torch.equal(expand(found, torch.float32), whole[first:end])
+        assert found.format == matrix.format
+
+
+def test_columns_that_are_cut_out() -> None:
+    for matrix, pieces in (
+        (scaled(50, 256, 24, 64), ((0, 128), (128, 256), (32, 96), (64, 256))),
+        (scaled(50, 200, 24, 64), ((64, 200), (0, 128))),
+        (scaled(20, 100, 1, 100), ((0, 50), (3, 4))),
+        (grouped(20, 256, 64), ((0, 128), (32, 96), (192, 256))),
+        (grouped(20, 96, 96), ((0, 32), (32, 96))),
+    ):
+        whole = expand(matrix, torch.float32)
+        for start, stop in pieces:
+            found = cut(matrix, (4, 20), (start, stop))
+            assert torch.equal(expand(found, torch.float32), whole[4:20, start:stop])
+    for matrix, columns, message in (
+        (scaled(50, 256, 24, 64), (16, 64), "cut through 32"),
+        (grouped(20, 96, 96), (0, 16), "not multiples of 32"),
+        (MATRICES["int4-order"], (0, 64), "act-order"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cut(matrix, None, columns)

@@ -24,11 +24,13 @@ from agentserve.server.workers.sizes import (
     check_settings,
     kv_dtype_of,
     page_counts,
+    storage_of,
     tier_sizes,
 )
 from agentserve.server.workers.spec import WorkerSpec, replacement, worker_spec
 from agentserve.types import KVGroup
 from kernels.reference import ReferenceOps
+from tests.quantized_folders import AWQ, awq, folder
 from tests.unit.test_models_gguf import model
 from tests.unit.test_models_gguf_blocks import uniform, write
 
@@ -237,3 +239,13 @@ def test_a_model_without_blocks_is_the_same_however_it_is_kept(tmp_path: Path, o
     source = source_of(tmp_path, Kind.F16)
     one, other = (load_model(source, torch.bfloat16, CPU, kept) for kept in ("stored", "expanded"))
     assert _namespace(spec_of(), one, ops) == _namespace(spec_of(weights="expanded"), other, ops)
+
+
+def test_a_folders_codes_are_expanded_on_a_cpu(tmp_path: Path) -> None:
+    quantised = open_model(ModelSource("folder", folder(AWQ, awq(32)).write(tmp_path / "awq"), "m"))
+    blocks = open_model(source_of(tmp_path, Kind.Q4_1))
+    gpu = spec_of(device="cuda")
+    assert storage_of(spec_of(), quantised) == "expanded"
+    assert storage_of(gpu, quantised) == "stored"
+    assert storage_of(spec_of(device="cuda", weights="expanded"), quantised) == "expanded"
+    assert storage_of(spec_of(), blocks) == "stored"

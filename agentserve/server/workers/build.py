@@ -35,6 +35,7 @@ from agentserve.server.workers.sizes import (
     kv_dtype_of,
     page_counts,
     reach_of,
+    storage_of,
     tier_sizes,
 )
 from agentserve.server.workers.spec import WorkerSpec
@@ -64,7 +65,7 @@ def build_engine(spec: WorkerSpec, fault: Fault = no_fault, matchers: Host | Non
     check_settings(spec, source, opened.config, ops)  # before minutes of reading weights
     chat_template = Path(spec.chat_template) if spec.chat_template else None
     text = load(source.path, chat_template, spec.tool_parser, spec.reasoning_parser)
-    loaded = opened.load(dtype, device, spec.weights)
+    loaded = opened.load(dtype, device, storage_of(spec, opened))
     check_blocks(spec, source, loaded.weights)
     config, kv_dtype = loaded.config, kv_dtype_of(spec)
     longest = context_of(spec, config)

@@ -11,7 +11,7 @@ import torch
 from agentserve.executor.pool import KV_DTYPES, kv_groups
 from agentserve.machine import available_memory, pool_bytes
 from agentserve.models.config import DecoderConfig
-from agentserve.models.load import DTYPES
+from agentserve.models.load import DTYPES, OpenModel, WeightStorage
 from agentserve.models.source import ModelSource
 from agentserve.models.weights import DecoderWeights
 from agentserve.server.workers.spec import WorkerSpec
@@ -76,6 +76,14 @@ def _no_blocks(spec: WorkerSpec, source: ModelSource) -> ValueError:
     return ValueError(
         f"--activations {spec.activations}: {source.path} has no layer whose weights are in blocks"
     )
+
+
+def storage_of(spec: WorkerSpec, opened: OpenModel) -> WeightStorage:
+    """How weights are kept. Kernels of the CPU multiply with numbers, not with a folder's codes: these are
+    expanded at once, and not kept beside their numbers."""
+    if opened.quantization is not None and torch.device(spec.device).type == "cpu":
+        return "expanded"
+    return spec.weights
 
 
 def kv_dtype_of(spec: WorkerSpec) -> torch.dtype:
