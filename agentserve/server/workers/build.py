@@ -127,6 +127,8 @@ def _build(
     tiers = None
     if sizes is not None:
         tiers = build_tiers(spec, sizes, pool, core_config.namespace, fault, cost=cost)
+        if tiers.copies is not None:
+            executor.expect(tiers.copies)
     core = EngineCore(core_config, groups, pages, cost, tiers.parts if tiers is not None else None)
     assert core.limit == reach
     if core.limit < longest:
