@@ -128,6 +128,7 @@ def _build(
     if sizes is not None:
         tiers = build_tiers(spec, sizes, pool, core_config.namespace, fault, cost=cost)
         if tiers.copies is not None:
+            assert isinstance(executor, TorchExecutor)  # several ranks have no tiers
             executor.expect(tiers.copies)
     core = EngineCore(core_config, groups, pages, cost, tiers.parts if tiers is not None else None)
     assert core.limit == reach
