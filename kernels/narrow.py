@@ -228,10 +228,11 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
     return torch.equal(one, other)
 
 
-def cut(
+def narrow_part(
     matrix: NarrowMatrix, rows: tuple[int, int] | None = None, columns: tuple[int, int] | None = None
 ) -> NarrowMatrix:
-    """Rows and columns from, to (None: all) as a matrix of its own, contiguous.
+    """Rows and columns from, to (None: all) as a matrix of its own, contiguous. Its codes are the same memory
+    where only rows are cut.
 
     ValueError where columns cannot be cut: through 32 neighbours of 4-bit codes or of a run that shares a
     scale, and where an order (act-order) spreads groups over all of them.

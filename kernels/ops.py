@@ -232,6 +232,25 @@ class StepRuns:
     launched: int = 0  # all that are more than one token of each sequence
 
 
+class Arrivals(Protocol):
+    """KV of earlier tokens that is still on its way into a step's pages, layer by layer, on a device that
+    copies and computes at once. Nothing here holds up the calling thread: what it launches afterwards is."""
+
+    @property
+    def expecting(self) -> bool:
+        """Whether there is any for this step."""
+        ...
+
+    def wait(self, group: int, index: int) -> None:
+        """What is launched from now on finds layer `index` of KV group `group` in the step's pages, and may
+        write there. For layers in the order of the model."""
+        ...
+
+    def wait_all(self) -> None:
+        """The same of all layers."""
+        ...
+
+
 class StepDecoder(Protocol):
     """A forward pass as one operation. Keeps what it needs of the weights: the caller may drop them."""
 
@@ -247,6 +266,11 @@ class StepDecoder(Protocol):
         """Do now what would hold up the first steps over these pages, of up to `rows` sequences. Writes
         nothing into them. One line that says what was done, "" if nothing."""
         return ""
+
+    def expect(self, arrivals: Arrivals) -> None:
+        """Wait for these before a layer's pages are touched, in every step from now on. Only where a device
+        computes beside its host."""
+        raise RuntimeError("steps of this backend wait for nothing")
 
     @property
     def runs(self) -> StepRuns:

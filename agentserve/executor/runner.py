@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agentserve.core.plan import Chunk, ChunkResult, PageCopy, Plan, Sampled, SampleSpec, StepResult
@@ -17,7 +19,7 @@ from agentserve.executor.pool import KVPool
 from agentserve.executor.transfers import to_host
 from agentserve.models.decoder import Decoder
 from agentserve.types import SessionId, TurnId
-from kernels.ops import GroupPages, Logits
+from kernels.ops import Arrivals, GroupPages, Logits
 
 MOST_ROWS = 512
 """Token rows of one pass: bounds activations; longer plans take several passes, with the same bits."""
@@ -47,6 +49,18 @@ class SamplerPort(Protocol):
     def drop_grammar(self, grammar_id: str) -> None: ...
 
 
+class Restores(Arrivals, Protocol):
+    """What comes into pages while steps run (`tiering.stores.device_copies`)."""
+
+    def begin(self, pages: Callable[[], Sequence[NDArray[np.int32]]]) -> None:
+        """A step begins that touches these pages of each KV group."""
+        ...
+
+    def end(self) -> None:
+        """It is over, however it ended."""
+        ...
+
+
 class TorchExecutor:
     """`agentserve.core.ports.Executor` over a decoder and its KV pool, on one device."""
 
@@ -64,6 +78,7 @@ class TorchExecutor:
         self._sampler = sampler
         self._most_rows = most_rows
         self._computing: Callable[[], None] | None = None
+        self._restores: Restores | None = None
         # On the CPU kernels leave Python's lock alone; a GPU's are only launched, which takes it.
         self._launches = decoder.device.type != "cpu"
 
@@ -77,6 +92,11 @@ class TorchExecutor:
         before the first kernel, else when all of them are launched and only results are waited for. For
         what follows Python's lock is free, but for moments."""
         self._computing = call
+
+    def expect(self, restores: Restores) -> None:
+        """Have steps wait for these, and be told of, from the next one on."""
+        self._restores = restores
+        self._decoder.expect(restores)
 
     @torch.inference_mode()
     def prepare(self, rows: int) -> str:
@@ -104,6 +124,17 @@ class TorchExecutor:
         A chunk that does not fit the model or the pool, or whose output is not finite, is reported
         in its `ChunkResult.error`; the other chunks of the step are not touched by it.
         """
+        if self._restores is None:
+            return self._run(plan)
+        try:
+            self._restores.begin(lambda: _touched(plan, len(self._pool.groups)))
+            if plan.copies and self._restores.expecting:
+                self._restores.wait_all()
+            return self._run(plan)
+        finally:
+            self._restores.end()
+
+    def _run(self, plan: Plan) -> StepResult:
         began = time.perf_counter()
         for copy in plan.copies:
             self._copy(copy)
@@ -216,6 +247,21 @@ class TorchExecutor:
             else:
                 sampled[number] = found
         return sampled
+
+
+def _touched(plan: Plan, groups: int) -> list[NDArray[np.int32]]:
+    """The pages of each KV group that a plan reads or writes. What is wrong in it is found later."""
+    copied = [
+        np.array([page for copy in plan.copies if copy.group == group for page in (copy.source, copy.target)])
+        for group in range(groups)
+    ]
+    tables = [
+        [np.asarray(chunk.tables[group]) for chunk in plan.chunks if group < len(chunk.tables)]
+        for group in range(groups)
+    ]
+    return [
+        np.concatenate([some, *others]).astype(np.int32) for some, others in zip(copied, tables, strict=True)
+    ]
 
 
 def _row(chunk: Chunk) -> Row:

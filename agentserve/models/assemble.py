@@ -14,10 +14,10 @@ from torch import Tensor
 
 from agentserve.models.config import DecoderConfig
 from agentserve.models.errors import ModelError
-from agentserve.models.shard import WHOLE, Cut, Shard, narrow_part
+from agentserve.models.shard import WHOLE, Cut, Shard
 from agentserve.models.weights import DecoderWeights, Place, layout, weights_of
 from kernels.blocks import FORMATS, BlockMatrix, BlockRows, Matrix, expand
-from kernels.narrow import NarrowMatrix, stack
+from kernels.narrow import NarrowMatrix, narrow_part, stack
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Assembler:
 
         `blocks` are the quantised matrices, with their formats. Those stay as they are that are not fused
         with one that is not; gates and ups also must share a format, as each gate is computed beside
-        its up, and so must codes with scales (`keeps_blocks`).
+        its up. Whether codes with scales fit together is seen when they are put (`put_narrow`).
         """
         for name in self._missing:
             more = f" (and {len(self._missing) - 1} more)" if len(self._missing) > 1 else ""
@@ -124,7 +124,8 @@ class Assembler:
         self._runs[cut.place][cut.row] = BlockRows(rows.format, data.to(self._device))
 
     def put_narrow(self, name: str, matrix: NarrowMatrix | Tensor) -> None:
-        """Keep a tensor as codes with scales. Numbers in its stead expand what it is fused with."""
+        """Keep a tensor as codes with scales. Numbers in its stead, or another format beside it, expand what
+        it is fused with."""
         cut = self._taken(name)
         found = self._narrow[cut.place]
         found[cut.row] = self._own(name, cut, matrix)
@@ -143,19 +144,21 @@ class Assembler:
         weights = weights_of(self._config, self._dtype, fields, rope_factors)
         if self._shard == WHOLE or not self._config.tie_embeddings:
             return weights
-        return replace(weights, lm_head=self._shard.head(weights.embedding, self._dtype))
+        return replace(weights, lm_head=self._shard.head(weights.embedding))
 
     def _own(self, name: str, cut: Cut, matrix: NarrowMatrix | Tensor) -> NarrowMatrix | Tensor:
-        """What this rank has of a quantised matrix, expanded where it is shared within a run of scales."""
+        """What this rank has of a quantised matrix, expanded where it cannot be cut. Keeps no more memory."""
         if self._shard == WHOLE:
             return matrix
-        rows, columns = cut.rows, cut.columns or (0, matrix.shape[1])
         if not isinstance(matrix, Tensor):
-            part = narrow_part(matrix, rows, columns)
-            if part is not None:
-                return part
-            log.info("%s is shared in the middle of what has one scale, and expanded", self._file_name(name))
-        return expand(matrix, self._dtype)[slice(*rows), slice(*columns)]
+            try:
+                part = narrow_part(matrix, cut.rows, cut.columns)
+            except ValueError as error:
+                log.info("%s is shared by ranks and expanded: %s", self._file_name(name), error)
+            else:
+                return part if cut.columns is not None else replace(part, codes=part.codes.clone())
+        columns = cut.columns or (0, matrix.shape[1])
+        return expand(matrix, self._dtype)[slice(*cut.rows), slice(*columns)]
 
     def _beneath(self, parts: Sequence[NarrowMatrix | Tensor], name: str) -> Matrix:
         """The parts of a field as one matrix, expanded where they do not fit together."""
@@ -177,11 +180,7 @@ class Assembler:
             else:
                 plain.add(cut.place)
         kept = {field: found for field, found in formats.items() if field not in plain}
-        unlike = {
-            field
-            for field, found in kept.items()
-            if len(found) > 1 and (field[1] == "gate_up" or not found <= FORMATS.keys())
-        }
+        unlike = {field for field, found in kept.items() if len(found) > 1 and field[1] == "gate_up"}
         if unlike:
             log.info(
                 "%s: in %d of its layers gates and ups are in different formats and are expanded",

@@ -16,6 +16,7 @@ from agentserve.models.weights import DecoderWeights
 from kernels.blocks import BlockMatrix, Matrix, expand_rows
 from kernels.ops import (
     Activations,
+    Arrivals,
     DecoderParts,
     GroupPages,
     Hidden,
@@ -81,6 +82,10 @@ class Decoder:
         """`kernels.ops.StepDecoder.prepare`."""
         return self._step.prepare(pages, rows)
 
+    def expect(self, arrivals: Arrivals) -> None:
+        """`kernels.ops.StepDecoder.expect`."""
+        self._step.expect(arrivals)
+
     @property
     def runs(self) -> StepRuns:
         return self._step.runs
@@ -104,6 +109,7 @@ class ComposedDecoder(StepDecoder):
         self._ops = ops
         self._parts = parts
         self._ranks = ranks
+        self._arrivals: Arrivals | None = None
         self._layers = tuple(
             _Layer(
                 parts=layer,
@@ -116,6 +122,9 @@ class ComposedDecoder(StepDecoder):
         )
         head = ops.linear(parts.lm_head, dtype=parts.dtype)
         self._head = head if ranks is None else JoinedLinear(head, ranks, parts.embedding.shape[0])
+
+    def expect(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
 
     def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
         parts, ops, eps = self._parts, self._ops, self._parts.eps
@@ -154,6 +163,8 @@ class ComposedDecoder(StepDecoder):
             k = ops.rms_norm(k, layer.parts.k_norm, parts.eps)
         if layer.parts.rotary:
             q, k = ops.rope(q, cos, sin), ops.rope(k, cos, sin)
+        if self._arrivals is not None and self._arrivals.expecting:
+            self._arrivals.wait(layer.parts.group, layer.parts.index)
         kv = group.storage[:, layer.parts.index]
         ops.write_kv(kv, group.slots, k, v)
         return layer.o(group.attention(q.contiguous(), kv))

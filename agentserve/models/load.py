@@ -46,11 +46,13 @@ _DAMAGE = (
 class LoadedModel:
     """A model in memory. `digest` names its weight files' content (64 hex digits).
 
-    `config` is the whole model's, also where `weights` are a rank's part (`Shard.config`)."""
+    `config` is the whole model's, also where `weights` are a rank's part (`Shard.config`).
+    `quantization`: how a folder's codes were read, if it has any."""
 
     config: DecoderConfig
     weights: DecoderWeights
     digest: str
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +97,7 @@ class OpenModel:
             frequencies = inverse_frequencies(config.rope, config.head_dim, loaded.rope_factors)
             if not bool(frequencies.isfinite().all()):
                 raise ModelError(f"{source.path}: its rotary settings give no finite frequencies")
-            return LoadedModel(config, loaded, weights_digest(source))
+            return LoadedModel(config, loaded, weights_digest(source), self.quantization)
 
 
 def open_model(source: ModelSource) -> OpenModel:

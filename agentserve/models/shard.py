@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from agentserve.models.config import DecoderConfig
 from agentserve.models.errors import ModelError
 from agentserve.models.weights import TOP, Part, Place, layout
 from kernels.blocks import BlockMatrix, BlockRows, Matrix
-from kernels.narrow import UNIT, GroupedMatrix, NarrowMatrix, ScaledMatrix, expand_narrow_rows
+from kernels.narrow import narrow_part
 
 _BY_COLUMNS = ("o", "down")
 _ONCE = ("o_bias", "down_bias")  # added to one rank's summand
@@ -79,18 +78,14 @@ class Shard:
             if self.rank == 0 or part.place[1] not in _ONCE
         }
 
-    def head(self, embedding: Matrix, dtype: torch.dtype) -> Matrix:
-        """This rank's part of a head that is the embedding too: the same memory, unless it has to be expanded
-        to `dtype`."""
+    def head(self, embedding: Matrix) -> Matrix:
+        """This rank's part of a head that is the embedding too: the same memory."""
         first, end = self.tokens(embedding.shape[0])
         if isinstance(embedding, BlockMatrix):
             return _rows(embedding, first, end)
         if isinstance(embedding, Tensor):
             return embedding[first:end]
-        part = narrow_part(embedding, (first, end), (0, embedding.shape[1]))
-        if part is not None:
-            return part
-        return expand_narrow_rows(embedding, torch.arange(first, end, device=embedding.device), dtype)
+        return narrow_part(embedding, (first, end))
 
     def _cut(self, part: Part, own: Part, whole: DecoderConfig) -> Cut:
         rows, columns = (0, part.shape[0]), None
@@ -122,44 +117,3 @@ def _rows(matrix: BlockMatrix, first: int, end: int) -> BlockMatrix:
             runs.append(BlockRows(run.format, taken))
         row += count
     return BlockMatrix(tuple(runs), matrix.width)
-
-
-def narrow_part(matrix: NarrowMatrix, rows: tuple[int, int], columns: tuple[int, int]) -> NarrowMatrix | None:
-    """These rows and columns as they are kept; None where they begin or end within what has one scale.
-
-    The codes are the same memory where only rows are cut.
-    """
-    first, end = columns
-    inputs = matrix.shape[1]
-    run = matrix.width if isinstance(matrix, ScaledMatrix) else matrix.group
-    torn = run < inputs and (first % run or (end % run and end < inputs))
-    if torn or ((first, end) != (0, inputs) and (first % UNIT or end % UNIT)):
-        return None
-    runs = slice(first // run, -(-end // run)) if run < inputs else slice(None)
-    if isinstance(matrix, ScaledMatrix):
-        return _scaled_part(matrix, rows, columns, runs)
-    if matrix.order is not None and (first, end) != (0, inputs):
-        return None
-    across = slice(*rows)
-    return GroupedMatrix(
-        matrix.codes[across, first // 2 : end // 2].contiguous(),
-        matrix.scales[runs, across].contiguous(),
-        matrix.zeros[runs, across].contiguous(),
-        matrix.group if run < inputs else end - first,
-        matrix.order,
-    )
-
-
-def _scaled_part(
-    matrix: ScaledMatrix, rows: tuple[int, int], columns: tuple[int, int], runs: slice
-) -> ScaledMatrix | None:
-    height, out = matrix.height, matrix.shape[0]
-    if height < out and (rows[0] % height or (rows[1] % height and rows[1] < out)):
-        return None
-    below = slice(rows[0] // height, -(-rows[1] // height)) if height < out else slice(None)
-    return ScaledMatrix(
-        matrix.codes[slice(*rows), slice(*columns)].contiguous(),
-        matrix.scales[below, runs].contiguous(),
-        height,
-        matrix.width if matrix.width < matrix.shape[1] else columns[1] - columns[0],
-    )

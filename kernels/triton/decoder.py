@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.blocks import BlockMatrix, Matrix
 from kernels.ops import (
+    Arrivals,
     AttentionShape,
     DecoderParts,
     Draw,
@@ -60,6 +61,7 @@ class TritonDecoder(StepDecoder):
         """checked: of products that were prepared before. recorder: None where nothing can be recorded."""
         self._recorder = recorder
         self.graphs: DecodeGraphs | None = None
+        self._arrivals: Arrivals | None = None
         self._dtype, self._eps = parts.dtype, parts.eps
         self._heads, self._kv_heads, self._dim = parts.heads, parts.kv_heads, parts.dim
         self._embedding, self._cos, self._sin = parts.embedding, parts.cos, parts.sin
@@ -88,18 +90,33 @@ class TritonDecoder(StepDecoder):
         )
 
     def forward(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
+        arrivals = self._arrivals
+        if arrivals is not None and not arrivals.expecting:
+            arrivals = None
         if self.graphs is not None:
-            found = self.graphs.run(tokens, positions, groups)
+            # What was recorded cannot follow what is not of the recording: it waits as a whole.
+            found = self.graphs.run(tokens, positions, groups, arrivals.wait_all if arrivals else None)
             if found is not None:
                 return found
-        return self.compute(tokens, positions, groups)
+        return self.compute(tokens, positions, groups, arrivals)
 
-    def compute(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden:
-        """The step, kernel by kernel. Nothing in it waits for the device or hangs on what tensors hold."""
+    def expect(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+
+    def compute(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        groups: Sequence[StepGroup],
+        arrivals: Arrivals | None = None,
+    ) -> Hidden:
+        """The step, kernel by kernel. Nothing in it waits for the device or hangs on what tensors hold.
+
+        arrivals: what it follows, layer by layer; nothing in a step that is recorded."""
         residual = embed(self._embedding, tokens, self._dtype)
         normed = norms.rms_norm(residual, self._first_norm, self._eps)
         for layer in self._layers:
-            attended = self._attend(layer, normed, positions, groups[layer.group])
+            attended = self._attend(layer, normed, positions, groups[layer.group], arrivals)
             normed, residual = norms.add_rms_norm(attended, residual, layer.mlp_norm, self._eps)
             inner = layer.down(norms.silu_mul(layer.gate_up(normed)))
             normed, residual = norms.add_rms_norm(inner, residual, layer.next_norm, self._eps)
@@ -137,10 +154,15 @@ class TritonDecoder(StepDecoder):
     def runs(self) -> StepRuns:
         return StepRuns() if self.graphs is None else self.graphs.runs
 
-    def _attend(self, layer: _Layer, x: Tensor, positions: Tensor, group: StepGroup) -> Tensor:
+    def _attend(
+        self, layer: _Layer, x: Tensor, positions: Tensor, group: StepGroup, arrivals: Arrivals | None
+    ) -> Tensor:
         kv = group.storage[:, layer.index]
+        qkv = layer.qkv(x)
+        if arrivals is not None:
+            arrivals.wait(layer.group, layer.index)
         q = heads.rotate_and_write(
-            layer.qkv(x),
+            qkv,
             layer.q_norm,
             layer.k_norm,
             self._eps,

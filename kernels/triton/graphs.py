@@ -136,8 +136,16 @@ class DecodeGraphs:
         }
         self.recorded = Recorded(buckets, time.perf_counter() - began, recorder.nbytes)
 
-    def run(self, tokens: Tensor, positions: Tensor, groups: Sequence[StepGroup]) -> Hidden | None:
-        """A step out of its bucket; None where it has none. What is returned is the caller's own."""
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        groups: Sequence[StepGroup],
+        before: Callable[[], None] | None = None,
+    ) -> Hidden | None:
+        """A step out of its bucket; None where it has none. What is returned is the caller's own.
+
+        before: called before it runs, and only if it does."""
         plans = [group.attention for group in groups]
         laid = [plan for plan in plans if isinstance(plan, StepAttention)]
         if len(laid) < len(plans) or not all(plan.decodes for plan in laid):
@@ -153,6 +161,8 @@ class DecodeGraphs:
         self._put(tokens, positions, groups)
         for held, plan in zip(bucket.groups, laid, strict=True):
             held.attention.fill(at, plan.tables)
+        if before is not None:
+            before()
         bucket.replay()
         return Hidden(self._out.rows[:rows].clone(), self._out.finite[:rows].clone())
 

@@ -76,6 +76,21 @@ def test_a_group_serves_and_is_replaced_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
+def test_a_rank_that_stands_still_is_replaced_with_its_group(tmp_path: Path) -> None:
+    """Nobody is told that it does, its worker waits for it within a step: that is silent for too long."""
+    (tmp_path / "m").mkdir()
+    save_thinking_model(tmp_path / "m")
+    flags = ("--model", str(tmp_path / "m"), "--device-kv", "8MiB", "--tensor-parallel", "2")
+    with serving(*flags, "--hang-seconds", "10", patience=PATIENCE) as (client, server):
+        assert ask(client) == SAID
+        worker, follower = group_of(server.pid)
+        os.kill(follower, signal.SIGSTOP)
+        assert ask(client) == SAID
+        assert vanishes(worker)
+        assert vanishes(follower)
+
+
+@pytest.mark.prove
 @pytest.mark.model
 def test_a_real_model_is_served_by_three_ranks() -> None:
     with serving("--device-kv", "64MiB", "--tensor-parallel", "3", patience=PATIENCE) as (client, _):

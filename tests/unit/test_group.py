@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 from array import array
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -130,6 +131,7 @@ def test_a_step_that_fails_on_one_rank_ends_the_group() -> None:
 
 
 ANSWER = """
+import subprocess
 import sys
 sys.stdin.buffer.read(4)
 for body in map(bytes.fromhex, sys.argv[1:]):
@@ -163,6 +165,22 @@ def test_why_a_rank_cannot_follow_is_told_in_its_words() -> None:
     with pytest.raises(ValueError, match=r"died before it was ready \(exit status 3\)"):
         group.loaded("digest", (9,))
     group.close()
+
+
+def test_where_one_cannot_be_started_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def no_room_for_a_second(*args: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise BlockingIOError("no more processes")
+        started.append(popen(*args, **settings))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", no_room_for_a_second)
+    with pytest.raises(BlockingIOError):
+        followers()
+    assert started[0].returncode is not None
 
 
 def test_ranks_have_devices_and_cores_of_their_own() -> None:

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from kernels.blocks import expand, expand_rows
 from kernels.cpu.ops import CpuOps
-from kernels.narrow import GroupedMatrix, NarrowMatrix, ScaledMatrix, cut, pack_codes, stack, unpack_codes
+from kernels.narrow import (
+    GroupedMatrix,
+    NarrowMatrix,
+    ScaledMatrix,
+    narrow_part,
+    pack_codes,
+    stack,
+    unpack_codes,
+)
 from kernels.ops import Ops
 from kernels.reference import ReferenceOps
 from tests.cpu_builds import CHECKED, builds
@@ -167,7 +175,8 @@ def test_rows_that_are_cut_out(name: str) -> None:
     out = matrix.shape[0]
     whole = expand(matrix, torch.float32)
     for first, end in ((0, out), (0, 8), (8, 16), (out - 5, out), (3, 4)):
-        found = cut(matrix, (first, end))
+        found = narrow_part(matrix, (first, end))
+        assert found.codes.untyped_storage().data_ptr() == matrix.codes.untyped_storage().data_ptr()
         assert torch.equal(expand(found, torch.float32), whole[first:end])
         assert found.format == matrix.format
 
@@ -182,7 +191,7 @@ def test_columns_that_are_cut_out() -> None:
     ):
         whole = expand(matrix, torch.float32)
         for start, stop in pieces:
-            found = cut(matrix, (4, 20), (start, stop))
+            found = narrow_part(matrix, (4, 20), (start, stop))
             assert torch.equal(expand(found, torch.float32), whole[4:20, start:stop])
     for matrix, columns, message in (
         (scaled(50, 256, 24, 64), (16, 64), "cut through 32"),
@@ -190,4 +199,4 @@ def test_columns_that_are_cut_out() -> None:
         (MATRICES["int4-order"], (0, 64), "act-order"),
     ):
         with pytest.raises(ValueError, match=message):
-            cut(matrix, None, columns)
+            narrow_part(matrix, None, columns)

@@ -20,10 +20,11 @@ from agentserve.models.decoder import Decoder
 from agentserve.models.errors import ModelError
 from agentserve.models.hf_config import hf_config
 from agentserve.models.load import LoadedModel, load_model, open_model
-from agentserve.models.shard import Shard, narrow_part
+from agentserve.models.shard import Shard
 from agentserve.models.source import ModelSource
 from agentserve.models.weights import named_parts, parameter_count, random_weights
 from kernels.blocks import BlockMatrix, expand
+from kernels.narrow import GroupedMatrix, ScaledMatrix
 from kernels.ops import Ops
 from kernels.reference import ReferenceOps
 from tests.parity.harness import ARCHITECTURES, CPU, VOCAB, Engine, config_json
@@ -236,31 +237,29 @@ def load_rank(source: ModelSource, kept: str, shard: Shard) -> LoadedModel:
     return open_model(source).load(torch.float32, CPU, "stored" if kept == "stored" else "expanded", shard)
 
 
-@pytest.mark.parametrize("name", MATRICES)
-def test_codes_with_scales_are_cut_where_scales_are(name: str) -> None:
-    matrix = MATRICES[name]
-    whole, (out, inputs), kept = expand(matrix, torch.float32), matrix.shape, set()
-    for rows in ((0, out), (0, out // 2), (out // 2, out), (0, 24), (24, 48)):
-        for columns in ((0, inputs), (0, 64), (64, 128), (64, inputs), (16, inputs)):
-            if rows[1] > out or columns[1] > inputs:
-                continue
-            part = narrow_part(matrix, rows, columns)
-            if part is not None:
-                kept.add((rows, columns))
-                assert torch.equal(expand(part, torch.float32), whole[slice(*rows), slice(*columns)])
-    assert ((0, out), (0, inputs)) in kept
-    assert (((24, 48), (64, 128)) in kept) == (name in ("fp8-blocks", "int4-groups"))
-    assert ((0, out), (16, inputs)) not in kept
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_quantised_folders_are_shared_as_their_numbers_are(tmp_path: Path, name: str) -> None:
+    """The head too; and of a file's tensor, which is read whole, a rank keeps its part alone."""
     quantization, matrix, _ = KINDS[name]
-    folder(quantization, matrix).write(tmp_path)
+    folder(quantization, matrix, head=True).write(tmp_path)
     source = ModelSource("folder", tmp_path, "m")
     for rank in (0, 1):
         shard = Shard(rank, 2)
-        stored, plain = load_rank(source, "stored", shard), load_rank(source, "expanded", shard)
-        for kept, numbers in zip(stored.weights.layers, plain.weights.layers, strict=True):
-            for found, expected in zip(kept.matrices, numbers.matrices, strict=True):
-                assert torch.equal(expand(found, torch.float32), expand(expected, torch.float32))
+        stored = load_rank(source, "stored", shard).weights
+        plain = load_rank(source, "expanded", shard).weights
+        kept = [stored.lm_head, *(found for layer in stored.layers for found in layer.matrices)]
+        numbers = [plain.lm_head, *(found for layer in plain.layers for found in layer.matrices)]
+        for found, expected in zip(kept, numbers, strict=True):
+            assert torch.equal(expand(found, torch.float32), expand(expected, torch.float32))
+            if isinstance(found, ScaledMatrix | GroupedMatrix):
+                assert found.codes.untyped_storage().nbytes() == found.codes.nbytes
+        assert not isinstance(stored.lm_head, Tensor)
+
+
+def test_a_tied_head_in_codes_is_a_part_of_the_embedding_in_the_same_memory() -> None:
+    for embedding in (MATRICES["fp8-blocks"], MATRICES["int4-order"]):
+        whole, first = expand(embedding, torch.float32), embedding.shape[0] // 2
+        head = Shard(1, 2).head(embedding)
+        assert isinstance(head, ScaledMatrix | GroupedMatrix)
+        assert head.codes.data_ptr() == embedding.codes[first].data_ptr()
+        assert torch.equal(expand(head, torch.float32), whole[first:])

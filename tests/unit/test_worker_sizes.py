@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from agentserve.config import load
 from agentserve.models.load import load_model, open_model
+from agentserve.models.quantization import Quantization
 from agentserve.models.source import ModelSource
 from agentserve.server.launch import LaunchError, check_memory
 from agentserve.server.workers import sizes
@@ -246,6 +248,8 @@ def test_each_setting_names_its_kv_apart(tmp_path: Path, ops: ReferenceOps) -> N
         _namespace(spec_of(dtype="fp32", kv_dtype="bf16"), stored, ops),
         _namespace(spec_of(page_size=32), stored, ops),
         _namespace(spec_of(tensor_parallel=2), stored, ops),
+        _namespace(spec_of(), replace(stored, quantization=Quantization("gptq", less_one=True)), ops),
+        _namespace(spec_of(), replace(stored, quantization=Quantization("gptq")), ops),
     ]
     assert len(set(names)) == len(names)
     assert _namespace(spec_of(kv_dtype="bf16"), stored, ops) == names[0], "auto is the model's own"
@@ -261,6 +265,7 @@ def test_a_folders_codes_are_expanded_on_a_cpu(tmp_path: Path) -> None:
     quantised = open_model(ModelSource("folder", folder(AWQ, awq(32)).write(tmp_path / "awq"), "m"))
     blocks = open_model(source_of(tmp_path, Kind.Q4_1))
     gpu = spec_of(device="cuda")
+    assert quantised.load(torch.float32, CPU).quantization == Quantization("awq", group=32)
     assert storage_of(spec_of(), quantised) == "expanded"
     assert storage_of(gpu, quantised) == "stored"
     assert storage_of(spec_of(device="cuda", weights="expanded"), quantised) == "expanded"

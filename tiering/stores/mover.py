@@ -1,7 +1,7 @@
 """The mover: carries out transfers on threads of its own. Submit, then poll.
 
-Two lanes, so that a slow disk never delays a copy in memory: SAVE and LOAD in one; in the other all else,
-each step of which may wait for the medium.
+Two lanes, so that a slow disk never delays a copy in memory: SAVE and LOAD in one (two, where a device copies
+both ways at once); in the other all else, each step of which may wait for the medium.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Mover:
         if host is not None and host.block_bytes != device.block_bytes:
             raise ValueError(f"host slots of {host.block_bytes} bytes for blocks of {device.block_bytes}")
         self._device = device
+        self._clock = clock
         self._host = host
         self._disk = disk
         self._peers = peers
@@ -66,6 +67,10 @@ class Mover:
         self._closed: bool | None = None
         self._failing = ""  # what the disk has said of itself last; the disk lane's own
         self._host_lane = Lane("kv-host", self._run, self._report, clock)
+        # Where the two do not slow each other down, nobody who is restored waits for what is saved.
+        self._save_lane = (
+            Lane("kv-save", self._run, self._report, clock) if device.duplex else self._host_lane
+        )
         self._disk_lane = Lane(
             "kv-disk",
             self._run,
@@ -85,6 +90,8 @@ class Mover:
         if transfer.id in self._open:
             raise ValueError(f"transfer {transfer.id} is under way already")
         lane = self._host_lane if transfer.move in HOST_MOVES else self._disk_lane
+        if transfer.move is Move.SAVE:
+            lane = self._save_lane
         self._open[transfer.id] = lane
         task = Task(transfer)
         if self._closed is not None:
@@ -128,10 +135,11 @@ class Mover:
         or the device: then leave the stores open and end the process.
         """
         if self._closed is None:
-            lanes = (self._host_lane, self._disk_lane)
+            lanes = dict.fromkeys((self._host_lane, self._save_lane, self._disk_lane))
             for lane in lanes:
                 lane.stop()
             ended = [lane.join(timeout) for lane in lanes]
+            ended.append(all(ended) and self._device.drain(timeout))
             with self._lock:
                 self._closed = all(ended)
                 os.close(self._reader)
@@ -159,6 +167,8 @@ class Mover:
         """The steps of a transfer. Between two of them nothing is half done."""
         blocks = task.transfer.blocks
         size = STEP_KEYS if task.transfer.move is Move.PROBE else self._step_blocks
+        if task.transfer.move is Move.LOAD and self._device.duplex:
+            size = max(1, len(blocks))  # layer by layer through all of them
         for start in range(0, len(blocks), size):
             part = range(start, min(start + size, len(blocks)))
             match task.transfer.move:
@@ -176,6 +186,8 @@ class Mover:
 
     def _copy(self, task: Task, part: Sequence[int]) -> None:
         moved = []
+        began = self._clock.now()
+        later: float | None = None
         try:
             for at in part:
                 if task.cancelled:
@@ -190,7 +202,9 @@ class Mover:
                 else:
                     moved.append(at)
         finally:
-            self._device.settle()  # whatever happened: nobody may get the pages while copies run
+            later = self._device.settle()  # whatever happened: nobody may get pages that are copied unseen
+        if later is not None:  # prices are of what moving takes, not of ordering it
+            task.seconds += max(0.0, later - (self._clock.now() - began))
         for at in moved:
             task.ok[at] = True
 

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from tiering.stores.buffers import Bytes
+from tiering.stores.device_copies import DeviceCopies
+from tiering.stores.packing import packing_for
+from tiering.stores.streams import CudaStreams, Streams
 
 
 class DevicePages(Protocol):
@@ -28,18 +31,36 @@ class DevicePages(Protocol):
 
     def write(self, pages: Sequence[int], source: Bytes) -> None:
         """Copy `source [block_bytes]` to block `pages`. `source` is read before this returns, unless it
-        is pinned: then it must stay as it is until `settle`."""
+        is pinned: then it must stay as it is until `settle`, and where that says so, beyond."""
         ...
 
-    def settle(self) -> None:
-        """Wait until what this thread has read and written is where it should be."""
+    def settle(self) -> float | None:
+        """Wait until what this thread has read is where it should be, and what it has written is for all who
+        look: a device may hold up its steps until it is (`device_copies`). Then: the seconds that takes."""
+        ...
+
+    @property
+    def duplex(self) -> bool:
+        """Whether reads and writes go on beside each other without taking from one another's speed, and
+        blocks from pinned memory need not be waited for: the more at once, the better."""
+        ...
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing at all is on its way; False if that takes longer. Nothing is asked for then."""
         ...
 
 
 class PoolPages:
-    """Blocks of a KV pool: `storages` holds one tensor `[pages, ...]` per group, all on one device."""
+    """Blocks of a KV pool: `storages` holds one tensor `[pages, layers, ...]` per group, on one device."""
 
-    def __init__(self, storages: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        storages: Sequence[Tensor],
+        layers: Sequence[Sequence[int]] | None = None,
+        streams: Streams | None = None,
+    ) -> None:
+        """layers: each group's, by their numbers in the model; without, one group after the other. streams:
+        what copies are enqueued in; by default a GPU's own, and on the CPU nothing is."""
         if not storages:
             raise ValueError("a KV pool without groups has no blocks")
         flat = [storage.view(storage.shape[0], -1).view(torch.uint8) for storage in storages]
@@ -47,28 +68,34 @@ class PoolPages:
         self.block_bytes = sum(self.group_bytes)
         device = storages[0].device
         self.pinned = device.type == "cuda"
-        self._copier: _HostCopier | _DeviceCopier
-        if device.type == "cpu":
+        if streams is None and device.type != "cpu":
+            streams = CudaStreams(device)
+        self.copies: DeviceCopies | None = None
+        self._copier: _HostCopier | DeviceCopies
+        if streams is None:
             self._copier = _HostCopier([pages.numpy() for pages in flat])
         else:
-            self._copier = _DeviceCopier(flat, device)
+            packing = packing_for(device, self.group_bytes)
+            copies = DeviceCopies(flat, layers or _one_by_one(storages), streams, packing)
+            self._copier = self.copies = copies
+
+    @property
+    def duplex(self) -> bool:
+        return self.copies is not None
 
     def read(self, pages: Sequence[int], into: Bytes) -> None:
         self._check(pages, into)
-        start = 0
-        for group, (page, size) in enumerate(zip(pages, self.group_bytes, strict=True)):
-            self._copier.read(group, page, into[start : start + size])
-            start += size
+        self._copier.read(pages, into)
 
     def write(self, pages: Sequence[int], source: Bytes) -> None:
         self._check(pages, source)
-        start = 0
-        for group, (page, size) in enumerate(zip(pages, self.group_bytes, strict=True)):
-            self._copier.write(group, page, source[start : start + size])
-            start += size
+        self._copier.write(pages, source)
 
-    def settle(self) -> None:
-        self._copier.settle()
+    def settle(self) -> float | None:
+        return self._copier.settle()
+
+    def drain(self, timeout: float) -> bool:
+        return self.copies is None or self.copies.drain(timeout)
 
     def _check(self, pages: Sequence[int], run: Bytes) -> None:
         if len(pages) != len(self.group_bytes):
@@ -79,38 +106,28 @@ class PoolPages:
             raise ValueError(f"a block has {self.block_bytes} bytes, not {run.nbytes}")
 
 
+def _one_by_one(storages: Sequence[Tensor]) -> list[range]:
+    counts = [storage.shape[1] for storage in storages]
+    return [range(sum(counts[:at]), sum(counts[: at + 1])) for at in range(len(counts))]
+
+
 class _HostCopier:
     """Device memory that is this machine's. numpy copies without holding the interpreter."""
 
     def __init__(self, groups: Sequence[Bytes]) -> None:
         self._groups = groups
 
-    def read(self, group: int, page: int, into: Bytes) -> None:
-        np.copyto(into, self._groups[group][page])
+    def read(self, pages: Sequence[int], into: Bytes) -> None:
+        start = 0
+        for group, page in zip(self._groups, pages, strict=True):
+            np.copyto(into[start : start + group.shape[1]], group[page])
+            start += group.shape[1]
 
-    def write(self, group: int, page: int, source: Bytes) -> None:
-        np.copyto(self._groups[group][page], source)
+    def write(self, pages: Sequence[int], source: Bytes) -> None:
+        start = 0
+        for group, page in zip(self._groups, pages, strict=True):
+            np.copyto(group[page], source[start : start + group.shape[1]])
+            start += group.shape[1]
 
     def settle(self) -> None:
         """Nothing is left undone."""
-
-
-class _DeviceCopier:
-    """Memory of an accelerator. Copies run on a stream of their own, so they wait for no kernel; the
-    core orders a transfer only after the step that wrote the pages has given its results."""
-
-    def __init__(self, groups: Sequence[Tensor], device: torch.device) -> None:
-        self._groups = groups
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def read(self, group: int, page: int, into: Bytes) -> None:
-        with torch.cuda.stream(self._stream):
-            torch.from_numpy(into).copy_(self._groups[group][page], non_blocking=True)
-
-    def write(self, group: int, page: int, source: Bytes) -> None:
-        host = torch.from_numpy(source) if source.flags.writeable else torch.from_numpy(source.copy())
-        with torch.cuda.stream(self._stream):
-            self._groups[group][page].copy_(host, non_blocking=True)
-
-    def settle(self) -> None:
-        self._stream.synchronize()

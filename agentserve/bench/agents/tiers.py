@@ -47,7 +47,10 @@ def with_tiers(built: BuiltEngine, options: TierOptions, stack: ExitStack) -> tu
     config = cast(CoreConfig, built.config)
     if not options.host and not options.disk:
         return EngineCore(config, built.groups, built.pages, built.cost), None
-    device = PoolPages(built.executor.pool.storages)
+    pool = built.executor.pool
+    device = PoolPages(pool.storages, [group.layers for group in pool.groups])
+    if device.copies is not None:
+        built.executor.expect(device.copies)
     staging = not options.host
     slots = staging_slots(device.block_bytes) if staging else options.host // device.block_bytes
     if slots < 1:

@@ -8,7 +8,17 @@ from typing import cast
 
 from torch import Tensor
 
-from kernels.ops import DecoderParts, GroupPages, Hidden, Logits, Ops, StepDecoder, StepGroup, StepRuns
+from kernels.ops import (
+    Arrivals,
+    DecoderParts,
+    GroupPages,
+    Hidden,
+    Logits,
+    Ops,
+    StepDecoder,
+    StepGroup,
+    StepRuns,
+)
 
 
 class KernelClock:
@@ -39,6 +49,9 @@ class ClockedStep:
 
     def prepare(self, pages: Sequence[GroupPages], rows: int) -> str:
         return self._step.prepare(pages, rows)
+
+    def expect(self, arrivals: Arrivals) -> None:
+        self._step.expect(arrivals)
 
     @property
     def runs(self) -> StepRuns:

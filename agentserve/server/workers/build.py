@@ -127,6 +127,9 @@ def _build(
     tiers = None
     if sizes is not None:
         tiers = build_tiers(spec, sizes, pool, core_config.namespace, fault, cost=cost)
+        if tiers.copies is not None:
+            assert isinstance(executor, TorchExecutor)  # several ranks have no tiers
+            executor.expect(tiers.copies)
     core = EngineCore(core_config, groups, pages, cost, tiers.parts if tiers is not None else None)
     assert core.limit == reach
     if core.limit < longest:
@@ -185,6 +188,7 @@ def _namespace(spec: WorkerSpec, loaded: LoadedModel, ops: Ops) -> bytes:
         {
             "weights": loaded.digest,
             "dtype": spec.dtype,
+            "quantization": repr(loaded.quantization),  # the same tensors may be read in two ways
             "weights_kept": _stored_formats(loaded),
             "activations": spec.activations,
             "kv_dtype": _kv_name(spec),

@@ -17,6 +17,7 @@ from agentserve.server.workers.sizes import TierSizes
 from agentserve.server.workers.spec import WorkerSpec
 from tiering.policy.registry import policy_named
 from tiering.prices import PriceBook, starting_prices
+from tiering.stores.device_copies import DeviceCopies
 from tiering.stores.disk import DiskStore, adopt_orphans
 from tiering.stores.environment import StoreError, worker_folder
 from tiering.stores.faults import Fault, no_fault
@@ -35,6 +36,7 @@ class BuiltTiers:
     parts: TierParts
     mover: Mover
     release: Callable[[], None]  # closes the stores, when the mover no longer uses them
+    copies: DeviceCopies | None = None  # for which steps wait, where restores go on beside them
 
 
 def build_tiers(
@@ -50,7 +52,7 @@ def build_tiers(
 
     Raises StoreError (a ValueError, one line) where the disk cannot be had, unless a dead worker is
     replaced: then there is no disk."""
-    device = PoolPages(pool.storages)
+    device = PoolPages(pool.storages, [group.layers for group in pool.groups])
     host = HostStore(sizes.host_slots, device.block_bytes, device.pinned) if sizes.host_slots else None
     disk, disk_error = _disk(spec, sizes, namespace, fault)
     peers = _open_peers(spec, sizes, disk, namespace) if disk is not None else None
@@ -79,7 +81,8 @@ def build_tiers(
         if disk is not None:
             disk.close()
 
-    return BuiltTiers(parts, Mover(device, host, disk, WallClock(), fault=fault, peers=peers), release)
+    mover = Mover(device, host, disk, WallClock(), fault=fault, peers=peers)
+    return BuiltTiers(parts, mover, release, device.copies)
 
 
 def _disk(spec: WorkerSpec, sizes: TierSizes, namespace: bytes, fault: Fault) -> tuple[DiskStore | None, str]:

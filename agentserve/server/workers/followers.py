@@ -84,12 +84,19 @@ class Followers:
     """Ranks 1 and up of this worker's group. Used by the main thread, whose children they are."""
 
     def __init__(self, spec: WorkerSpec, command: Sequence[str] = FOLLOWER_COMMAND) -> None:
-        """Starts them: they load their weights while this rank loads its own."""
+        """Starts them: they load their weights while this rank loads its own. OSError, and none is left,
+        where the system has no room for one."""
         self._degree = spec.tensor_parallel
         self._closing = threading.Event()
         self._stack = ExitStack()
         self._meeting = self._stack.enter_context(private_directory()) / "meeting"
-        self._processes = [self._start(spec, rank, command) for rank in range(1, self._degree)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(1, self._degree):
+                self._processes.append(self._start(spec, rank, command))
+        except OSError:
+            self.close(0.0)
+            raise
 
     @property
     def pipes(self) -> list[BinaryIO]:
