@@ -52,15 +52,15 @@ def backend_for(device: torch.device) -> Backend:
 
 def _gpu_backend(device: torch.device) -> Backend:
     from kernels.reference import ReferenceOps
-    from kernels.triton.backend import described, gpu, not_launching, triton_version, unfit
+    from kernels.triton.backend import described, gpu, refusal, triton_version
 
-    (name, capability), version = gpu(device), triton_version()
-    if why := unfit(capability, version) or not_launching():
+    name, capability = gpu(device)
+    if why := refusal(device):
         log.warning("running on the slow reference, not on Triton kernels: %s: %s", name, why)
         return Backend(ReferenceOps(device), f"reference ({name}: {why})")
     from kernels.triton.ops import TritonOps
 
-    return Backend(TritonOps(device), described(name, capability, str(version)))
+    return Backend(TritonOps(device), described(name, capability, str(triton_version())))
 
 
 def ops_for(device: torch.device) -> Ops:

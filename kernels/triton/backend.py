@@ -26,6 +26,11 @@ def triton_version() -> str | None:
     return found
 
 
+def refusal(device: torch.device) -> str | None:
+    """Why this GPU does not run the kernels; None where it does."""
+    return unfit(gpu(device)[1], triton_version()) or not_launching()
+
+
 def not_launching() -> str | None:
     """Why kernels cannot be launched, None where they can: Triton builds a module of C for that, once, with
     the machine's compiler and Python's headers."""

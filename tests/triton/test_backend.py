@@ -10,8 +10,22 @@ from kernels import backend_for
 from kernels.reference import ReferenceOps
 from kernels.triton.backend import described, triton_version, unfit
 from kernels.triton.ops import TritonOps
+from tiering.stores.packing import KernelPacking, PlainPacking, packing_for
 
 CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("capability", "trouble", "expected"),
+    [((9, 0), None, KernelPacking), ((7, 5), None, PlainPacking), ((9, 0), "no compiler", PlainPacking)],
+)
+def test_small_pages_are_packed_by_kernels_where_these_run(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], trouble: str | None, expected: type
+) -> None:
+    monkeypatch.setattr(kernels.triton.backend, "gpu", lambda device: ("some", capability))
+    monkeypatch.setattr(kernels.triton.backend, "not_launching", lambda: trouble)
+    assert type(packing_for(CUDA, (32, 64))) is expected
+    assert type(packing_for(CUDA, (32, 40))) is PlainPacking
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)])

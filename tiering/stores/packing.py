@@ -48,11 +48,9 @@ class KernelPacking:
 
 
 def packing_for(device: torch.device, page_bytes: tuple[int, ...]) -> Packing:
-    """Triton is looked for on a GPU only, and only where pages are whole vectors."""
+    """Triton's kernels where they run and pages are whole vectors."""
     if device.type != "cuda" or any(size % WORD for size in page_bytes):
         return PlainPacking()
-    try:
-        import kernels.triton.pages  # noqa: F401
-    except Exception:  # it loads libraries that may be of another CUDA
-        return PlainPacking()
-    return KernelPacking()
+    from kernels.triton.backend import refusal
+
+    return PlainPacking() if refusal(device) else KernelPacking()
