@@ -64,6 +64,21 @@ def test_all_kernels_compile_and_no_decode_kernel_spills(tmp_path: Path, capabil
     assert {name: each.fault for name, each in found.items() if each.fault} == {}
 
 
+@pytest.mark.prove
+@pytest.mark.parametrize("capability", TARGETS)
+def test_a_server_compiles_while_it_prepares_and_never_by_the_step(tmp_path: Path, capability: int) -> None:
+    """As Triton itself sees the arguments, which the interpreter and `Case` do not show."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.triton.served_step", str(capability)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["prepared"]) > 15
+    assert found["served"] == []
+    assert [one for one in found["prepared"] if one[1] or one[2]] == []
+
+
 def test_a_process_that_interprets_kernels_says_that_it_cannot_compile() -> None:
     with pytest.raises(RuntimeError, match="unset it"):
         check_possible()
