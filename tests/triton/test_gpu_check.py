@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from agentserve.bench.gpu import check, rowwise
 from agentserve.bench.gpu.device import find
@@ -16,6 +17,7 @@ from agentserve.bench.gpu.parts import PARTS, run
 from agentserve.bench.gpu.result import Check, Part
 from agentserve.bench.gpu.sizes import sizes_for
 from agentserve.bench.report import Row
+from agentserve.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +91,15 @@ def test_no_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="torch finds no CUDA device"):
         find(interpreted=False)
     assert sizes_for(find(interpreted=True)).dtypes == (torch.float16,)
+
+
+@pytest.mark.parametrize("command", ["gpu-check --interpreter --part limits", "kernels-aot"])
+def test_results_that_cannot_be_written_are_told_before_the_work(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told = CliRunner().invoke(app, ["bench", *command.split(), "--results", str(tmp_path / "file" / "in")])
+    assert told.exit_code == 1
+    assert told.stdout == ""
+    assert told.stderr.startswith("agentserve: [Errno 20] Not a directory")
 
 
 def test_a_part_is_told_in_lines() -> None:
