@@ -112,6 +112,23 @@ def test_a_part_is_told_in_lines() -> None:
     assert lines[3] == "  said"
 
 
+def script(*flags: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHON": python, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [str(ROOT / "benchmarks/gpu_check.sh"), *flags]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_script_tells_what_is_missing() -> None:
+    done = script("--interpreter", python="/no/python")
+    assert (done.returncode, done.stderr) == (2, "gpu_check: /no/python is no Python that runs\n")
+    done = script()
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"gpu_check: the torch of {sys.executable} finds no CUDA device.")
+    done = script("--help")
+    assert done.returncode == 0
+    assert "--part" in done.stdout
+
+
 @pytest.mark.prove
 def test_the_whole_check_comes_to_its_end_in_the_interpreter() -> None:
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
