@@ -13,7 +13,7 @@ sees_gpu() {
 wanted=gpu
 results="--results benchmarks/results"
 for flag in "$@"; do
-    if [ "$flag" = --interpreter ]; then
+    if [ "$flag" = --interpreter ] || [ "$flag" = --help ]; then
         wanted=interpreter
         results=""
     fi
@@ -26,6 +26,10 @@ fi
 if [ -z "$python" ]; then
     [ -x .venv/bin/python ] || make setup
     python=.venv/bin/python
+fi
+if ! "$python" -c "" 2>/dev/null; then
+    echo "gpu_check: $python is no Python that runs" >&2
+    exit 2
 fi
 if [ "$wanted" = gpu ] && ! sees_gpu "$python"; then
     echo "gpu_check: the torch of $python finds no CUDA device." >&2

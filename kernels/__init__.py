@@ -33,7 +33,10 @@ class Backend:
 
 
 def backend_for(device: torch.device) -> Backend:
-    """The fastest operations for `device`. The first call on a machine compiles for some seconds."""
+    """The fastest operations for `device`. The first call on a machine compiles for some seconds.
+
+    ValueError, one line, where a GPU's kernels could not run for want of their files.
+    """
     from kernels.reference import ReferenceOps
 
     if device.type == "cuda":
@@ -52,7 +55,7 @@ def backend_for(device: torch.device) -> Backend:
 
 def _gpu_backend(device: torch.device) -> Backend:
     from kernels.reference import ReferenceOps
-    from kernels.triton.backend import described, gpu, refusal, triton_version
+    from kernels.triton.backend import check_files, described, gpu, refusal, triton_version
 
     name, capability = gpu(device)
     if why := refusal(device):
@@ -60,6 +63,7 @@ def _gpu_backend(device: torch.device) -> Backend:
         return Backend(ReferenceOps(device), f"reference ({name}: {why})")
     from kernels.triton.ops import TritonOps
 
+    check_files(name)
     return Backend(TritonOps(device), described(name, capability, str(triton_version())))
 
 

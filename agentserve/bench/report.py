@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -75,6 +76,13 @@ class Benchmark(Protocol):
 
     @property
     def benchmark(self) -> str: ...
+
+
+def writable(folder: Path) -> None:
+    """Make a folder for results, before minutes of work for them. OSError if nothing can be written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        probe.write(b"0")
 
 
 def write(report: Benchmark, folder: Path) -> Path:

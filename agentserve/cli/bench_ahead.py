@@ -44,6 +44,11 @@ def kernels_aot(
     chosen = tuple(target or TARGETS)
     if unknown := sorted(set(chosen) - set(TARGETS)):
         fail(f"--target: there is no {', '.join(map(str, unknown))}")
+    try:
+        if results is not None:
+            report.writable(results)
+    except OSError as error:
+        fail(str(error))
     known = catalogue.cases(chosen[0])
     names = case or (list(known) if every else catalogue.selected(known))
     progress, done = Console(stderr=True, highlight=False), 0

@@ -35,7 +35,9 @@ def gpu_check(
         fail(f"--part {unknown[0]}: there are {', '.join(PARTS)}")
     try:
         device = find(interpreter).name
-    except RuntimeError as error:
+        if results is not None:
+            report.writable(results)
+    except (RuntimeError, OSError) as error:
         fail(str(error))
     kind = check.INTERPRETER if interpreter else kind_of(device)
     if kind == DEFAULT:

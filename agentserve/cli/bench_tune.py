@@ -34,6 +34,7 @@ def tune_kernels(
     Nothing is tuned while serving: servers read the tables. Another table is another `numerics`, so KV on
     disk that was computed with the one of before is not used again.
     """
+    from agentserve.bench import report
     from agentserve.bench.gpu.device import find
     from agentserve.bench.gpu.tune import tune
     from kernels.triton import tuning
@@ -51,6 +52,8 @@ def tune_kernels(
         kind = kind or tuning.kind_of(on.name, folder)
         if kind == tuning.DEFAULT:
             fail(f"{on.name} has no table yet: name it with --kind, by a word of that name")
+        tuning.check_kind(kind, on.name)
+        report.writable(folder)
         progress = Console(stderr=True, highlight=False)
         table = tune(
             listed, on, kind, lambda trial: progress.print(shown(trial), markup=False, soft_wrap=True)

@@ -67,7 +67,7 @@ class QuantizedTensors:
             if len(part.shape) == 2
         }
         self._found: dict[str, dict[str, Entry]] = {}  # by matrix, then by what stands behind its name
-        self._biases: list[str] = []
+        self._biases: dict[str, Entry] = {}
         self._unread = 0
 
     def takes(self, name: str, entry: Entry, place: str) -> bool:
@@ -80,7 +80,7 @@ class QuantizedTensors:
         if matrix not in self._shapes:
             return False
         if kind == "bias" and packing == "gptq" and name not in self._known:
-            self._biases.append(name)  # some writers give every matrix one
+            self._biases[name] = entry  # some writers give every matrix one
             return True
         main = kind == _MAIN[packing] and (packing != "fp8" or entry.dtype == "F8_E4M3")
         if not main and kind not in _BESIDE[packing]:
@@ -105,7 +105,8 @@ class QuantizedTensors:
             self._check(place, matrix)
         for matrix, found in self._found.items():
             self._check_numbers(place, matrix, found, read)
-        for name in self._biases:
+        for name, entry in self._biases.items():
+            _fits(place, name, entry, self._shapes[name.removesuffix(".bias")][:1], _FLOATS)
             if bool(read(name).any()):
                 kind = self._config.architecture
                 raise ModelError(f"{place}: tensor {name} is not zero, and not part of a {kind} model")

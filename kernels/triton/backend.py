@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import torch
 
 LEAST = (8, 0)  # compute capability: bfloat16 in tensor cores, asynchronous copies
+_ROOM = 1 << 20  # bytes that the cache's disk must have: some kernels'
 
 
 def unfit(capability: tuple[int, int], triton_version: str | None) -> str | None:
@@ -42,6 +46,27 @@ def not_launching() -> str | None:
         lines = str(error).splitlines() or [type(error).__name__]
         return f"triton cannot launch kernels (it needs a C compiler and Python's headers): {lines[-1]}"
     return None
+
+
+def check_files(gpu: str, tables: Path | None = None) -> None:
+    """ValueError, one line, where the table of choices for a GPU of this name is damaged, or Triton has no
+    place for what it compiles (without one it runs nothing). Said here, it is said before weights are read.
+
+    tables: another folder than the shipped one.
+    """
+    from triton import knobs
+
+    from kernels.triton.tuning import TUNED, Tuning
+
+    Tuning.load(gpu, tables or TUNED)
+    folder = Path(knobs.cache.dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_ROOM))
+    except OSError as error:
+        why = f"Triton cannot keep compiled kernels in {folder} ({error.strerror})"
+        raise ValueError(f"{why}: name another folder in TRITON_CACHE_DIR") from None
 
 
 def described(name: str, capability: tuple[int, int], version: str) -> str:

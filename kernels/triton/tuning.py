@@ -115,9 +115,21 @@ def tuning_for(device: torch.device) -> Tuning:
 
 def kind_of(gpu: str, folder: Path = TUNED) -> str:
     """The kind whose table is for a GPU of this name: "NVIDIA H200 NVL" is an "h200", a GH200 is not."""
-    words = set(re.findall(r"[a-z0-9]+", gpu.lower()))
+    words = _words(gpu)
     kinds = sorted(path.stem for path in folder.glob("*.json") if path.stem != DEFAULT)
     return next((kind for kind in kinds if kind in words), DEFAULT)
+
+
+def check_kind(kind: str, gpu: str) -> None:
+    """ValueError, one line, where no GPU of this name would find a table that is called so, or others would:
+    words without a number, such as the maker's, are of many."""
+    telling = sorted(word for word in _words(gpu) if re.search("[0-9]", word))
+    if kind not in telling:
+        raise ValueError(f"{kind!r} names no table of {gpu}: take one of {', '.join(telling)}")
+
+
+def _words(gpu: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", gpu.lower()))
 
 
 def read(path: Path) -> Table:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
+from triton import knobs
 
 import kernels.triton.backend
 from kernels import backend_for
 from kernels.reference import ReferenceOps
-from kernels.triton.backend import described, triton_version, unfit
+from kernels.triton.backend import check_files, described, triton_version, unfit
 from kernels.triton.ops import TritonOps
 from tiering.stores.packing import KernelPacking, PlainPacking, packing_for
 
@@ -62,6 +66,29 @@ def test_without_what_launches_kernels_it_is_the_reference_with_the_reason(
     assert backend.reason.startswith(
         "reference (NVIDIA H200: triton cannot launch kernels (it needs a C compiler"
     )
+
+
+def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kernels.triton.backend, "gpu", lambda device: ("NVIDIA H200", (9, 0)))
+    monkeypatch.setattr(kernels.triton.backend, "not_launching", lambda: None)
+    folder = tmp_path / "file" / "cache"
+    with knobs.cache.scope():
+        knobs.cache.dir = str(folder)
+        (tmp_path / "file").write_text("")
+        with pytest.raises(
+            ValueError, match=re.escape(f"compiled kernels in {folder} (Not a directory): name")
+        ):
+            backend_for(CUDA)
+        (tmp_path / "file").unlink()
+        assert isinstance(backend_for(CUDA).ops, TritonOps)
+        assert list(folder.iterdir()) == []
+
+
+def test_a_damaged_table_is_told(tmp_path: Path) -> None:
+    check_files("NVIDIA H200")
+    (tmp_path / "default.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tuned table default\.json: Input data was truncated"):
+        check_files("NVIDIA H200", tmp_path)
 
 
 def test_one_that_does_not_gets_the_reference_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

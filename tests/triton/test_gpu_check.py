@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from agentserve.bench.gpu import check, paged, rowwise, whole
 from agentserve.bench.gpu.device import Device, find
@@ -18,6 +19,7 @@ from agentserve.bench.gpu.parts import PARTS, run, until_it_fails
 from agentserve.bench.gpu.result import Check, Part
 from agentserve.bench.gpu.sizes import sizes_for
 from agentserve.bench.report import Row
+from agentserve.cli.main import app
 from agentserve.sim.traces.draw import LONGEST, pressure
 from kernels.triton.attention_plan import DecodeLayout
 from kernels.triton.ops import TritonOps
@@ -97,6 +99,15 @@ def test_no_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes_for(find(interpreted=True)).dtypes == (torch.float16,)
 
 
+@pytest.mark.parametrize("command", ["gpu-check --interpreter --part limits", "kernels-aot"])
+def test_results_that_cannot_be_written_are_told_before_the_work(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told = CliRunner().invoke(app, ["bench", *command.split(), "--results", str(tmp_path / "file" / "in")])
+    assert told.exit_code == 1
+    assert told.stdout == ""
+    assert told.stderr.startswith("agentserve: [Errno 20] Not a directory")
+
+
 def test_a_part_is_told_in_lines() -> None:
     row = Row("copy", 50.0, "GB/s", 100.0, "memory", True, variant="ours")
     part = Part("some", [row], [Check("a", True), Check("b", False, "differs")], ["said"], seconds=2.4)
@@ -172,6 +183,23 @@ def test_the_script_says_what_is_missing(
     )
     assert done.returncode == status
     assert said in done.stdout + done.stderr
+
+
+def script(*flags: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHON": python, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [str(ROOT / "benchmarks/gpu_check.sh"), *flags]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_script_tells_what_is_missing() -> None:
+    done = script("--interpreter", python="/no/python")
+    assert (done.returncode, done.stderr) == (2, "gpu_check: /no/python is no Python that runs\n")
+    done = script()
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"gpu_check: the torch of {sys.executable} finds no CUDA device.")
+    done = script("--help")
+    assert done.returncode == 0
+    assert "--part" in done.stdout
 
 
 @pytest.mark.prove

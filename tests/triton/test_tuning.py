@@ -21,6 +21,7 @@ from kernels.triton.tuning import (
     Table,
     Tunable,
     Tuning,
+    check_kind,
     default_table,
     kind_of,
     read,
@@ -62,6 +63,15 @@ def test_a_gpu_is_known_by_a_word_of_its_name() -> None:
     }
     assert {name: kind_of(name) for name in names} == names
     assert tuning_for(torch.device("cpu")).kind == "default"
+
+
+def test_a_kind_that_no_gpu_would_find_is_refused() -> None:
+    """Else its table is measured for an hour and then never read."""
+    check_kind("h200", GPU)
+    check_kind("4090", "NVIDIA GeForce RTX 4090")
+    for kind in ("H200", "h100", "h200 nvl", "../h200", "default", "nvidia", ""):
+        with pytest.raises(ValueError, match=f"{kind!r} names no table of {GPU}: take one of h200$"):
+            check_kind(kind, GPU)
 
 
 def test_what_was_measured_goes_before_the_default(tmp_path: Path) -> None:

@@ -156,6 +156,10 @@ def test_biases_of_zero_that_the_model_does_not_have(tmp_path: Path) -> None:
     check(load(made.changed(**{o: torch.zeros(64)}).write(tmp_path)).weights, made)
     wrong = failure(tmp_path / "wrong", made.changed(**{o: torch.ones(64)}))
     assert wrong.endswith("o_proj.bias is not zero, and not part of a qwen2 model")
+    wrong = failure(tmp_path / "long", made.changed(**{o: torch.zeros(2, 64)}))
+    assert wrong.endswith("o_proj.bias has shape [2, 64], the config asks for [64]")
+    wrong = failure(tmp_path / "whole", made.changed(**{o: torch.zeros(64, dtype=torch.int32)}))
+    assert wrong.endswith("o_proj.bias has dtype I32, not BF16 or F16 or F32")
 
 
 def test_the_digest_covers_every_tensor(tmp_path: Path) -> None:
