@@ -54,7 +54,7 @@ serve: $(STAMP)
 	@$(BIN)/agentserve serve $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -m 'not prove' $(ARGS)
+	@$(BIN)/python -m pytest -m 'not prove' -n 2 --dist loadfile $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff check .

@@ -34,6 +34,8 @@ SPARED = {
     # A simulation on one machine hands its own values to processes that it has started itself, and reads
     # theirs; nothing of it serves, and nothing that anybody sent comes near it.
     "agentserve/sim/shootout/contest.py": ["ProcessPoolExecutor"] * 2,
+    # A benchmark that compiles kernels ahead of time, in the same way.
+    "kernels/triton/aot.py": ["multiprocessing", *["ProcessPoolExecutor"] * 2],
 }
 
 
