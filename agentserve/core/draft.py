@@ -29,6 +29,12 @@ class Draft:
     preempted: list[Session] = field(default_factory=list)
     prefill: bool = False  # a chunk of a prompt was granted
 
+    def keep(self, tokens: int, seconds: float) -> None:
+        """Set so much of the step aside; below 0: give it back."""
+        self.tokens -= tokens
+        if self.seconds is not None:
+            self.seconds -= seconds
+
 
 class Standing(Sequence[Session]):
     """Turns that run, most deserving first. They are put in order when somebody looks: in most steps nothing

@@ -28,6 +28,7 @@ from agentserve.core.line import arrival, place_of
 from agentserve.core.plan import Plan
 from agentserve.core.pressure import Pressure
 from agentserve.core.quotes import ComputedQuotes
+from agentserve.core.scheduling.deadlines import read_by
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.scheduling.registry import PATIENCE, make_policy
 from agentserve.core.session import Session, SessionTable
@@ -35,8 +36,7 @@ from agentserve.core.states import Phase
 from agentserve.core.timekeeper import Forecast, Newcomer, Timekeeper
 from agentserve.core.timing.tally import Tally, shared
 from agentserve.core.victims import Why
-
-STRETCH = 4.0  # a prompt that was begun may be passed for so many times the time that it takes
+from agentserve.types import NO_SLO
 
 
 class Scheduler:
@@ -170,7 +170,7 @@ class Scheduler:
         # the rest goes. Who stands first alone always fits: that is what admission promised.
         while True:
             self._grant_decodes(standing, draft, now)
-            self._grant_chunks(standing, sum(place.short for place in line if not place.limit), draft, now)
+            self._grant_chunks(standing, line, draft, now)
             if draft.chunks or len(self.running) < 2:
                 break
             self._preempt(self._victim(standing, draft), draft, now, Why.STUCK)
@@ -186,7 +186,7 @@ class Scheduler:
         if not any(session.lag == 1 for session in self.running):
             self._decoded = now
         if now - self._decoded < PATIENCE:
-            self._grant_chunks(standing, 0, draft, now)
+            self._grant_chunks(standing, (), draft, now)
             self._admit(line, draft, now)
         while not draft.chunks and self.running:
             self._grant_decodes(standing, draft, now)
@@ -220,29 +220,53 @@ class Scheduler:
             if victim is session:
                 return
 
-    def _grant_chunks(self, standing: Sequence[Session], wanted: int, draft: Draft, now: float) -> None:
-        """wanted: tokens for short turns that wait; long ones leave them half of the step but for a page."""
+    def _grant_chunks(
+        self, standing: Sequence[Session], line: Sequence[Place], draft: Draft, now: float
+    ) -> None:
+        """Prompts that were begun, the most urgent first. Long ones leave something to short ones in line."""
         lagging = draft.lagging
         if len(lagging) > 1:
             lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
         short: list[Session] = []  # a turn that was begun is ended before another one is
         if self.policy.form.short_first:
             short = [session for session in lagging if session.lag <= self.config.max_batched_tokens]
-            lagging.sort(key=lambda s: self._wanted(s, now))
-        kept = 0
+            lagging.sort(key=lambda s: self._read_by(s, s.computed, now))
+        kept = None
         for session in lagging:
-            if not kept and session not in short:
-                kept = max(min(wanted, draft.tokens // 2, draft.tokens - self.config.page_size), 0)
-                draft.tokens -= kept
+            if kept is None and session not in short:
+                kept = self._kept(session, [p for p in line if p.short and not p.limit], draft, now)
+                draft.keep(*kept)
             self._grants.chunk(session, session.computed, draft)
-        draft.tokens += kept
+        if kept is not None:
+            draft.keep(-kept[0], -kept[1])
 
-    def _wanted(self, session: Session, now: float) -> float:
-        """When its prompt should be read: those that take long wait longer, each in proportion. Where nobody
-        knows what steps take, those that one step can end go before the others for as long as is bearable."""
+    def _kept(self, session: Session, short: Sequence[Place], draft: Draft, now: float) -> tuple[int, float]:
+        """Tokens and seconds of this step that a long prompt leaves to short turns in line: as much as they
+        need but for a page, if one of them is more urgent; else no more than half of what there is."""
+        if not short:
+            return 0, 0.0
+        starts = [(place, len(place.session.tokens) - place.short) for place in short]
+        first = min(self._read_by(place.session, start, now) for place, start in starts)
+        share = 1.0 if self.cost.known and first < self._read_by(session, session.computed, now) else 0.5
+        tokens = min(
+            sum(place.short for place in short),
+            round(share * draft.tokens),
+            draft.tokens - self.config.page_size,
+        )
+        if draft.seconds is None:
+            return max(tokens, 0), 0.0
+        left = draft.seconds - self.cost.bound(draft.tally.load())
+        needed = sum(self.cost.chunk(start, place.short) for place, start in starts)
+        return max(tokens, 0), max(min(self.cost.at_worst(needed), share * left), 0.0)
+
+    def _read_by(self, session: Session, start: int, now: float) -> float:
+        """When the rest of its prompt from `start` on should begin to be read. Where nobody knows what steps
+        take, those that one step can end go before the others for as long as is bearable."""
+        turn, lacking = session.running_turn, len(session.tokens) - start
         if self.cost.known:
-            return session.running_turn.arrived + STRETCH * self.cost.chunk(session.computed, session.lag)
-        return float(session.lag > self.config.max_batched_tokens and not _impatient(session, now))
+            slo = turn.slo if self.policy.form.keeps_deadlines and not turn.first_token else NO_SLO
+            return read_by(slo, turn.arrived, self.cost.chunk(start, lacking), now)
+        return float(lacking > self.config.max_batched_tokens and not _impatient(session, now))
 
     def _admit(self, line: Sequence[Place], draft: Draft, now: float) -> None:
         for place in line:

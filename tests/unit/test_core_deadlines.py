@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentserve.core.timekeeper import LEAST, PATIENCE
-from agentserve.types import Slo
+from agentserve.types import SessionId, Slo
 from tests.promises_rig import COST, PromisesRig
 
 FULL = COST.step([(0, 64)])
@@ -59,3 +59,25 @@ def test_a_gap_is_kept_however_early_a_turn_is_and_a_pace_lets_it_be_used_up() -
     assert promised < FULL, "the test is none else"
     assert longest_step(Slo(gap=promised)) <= promised
     assert longest_step(Slo(tbt=promised)) > promised
+
+
+@pytest.mark.parametrize("gap", [None, 1.0], ids=["steps of any length", "steps cut for a decode"])
+@pytest.mark.parametrize("begun", [64, 384])
+def test_a_prompt_with_time_lets_go_first_who_is_wanted_sooner(begun: int, gap: float | None) -> None:
+    """However much of it was read already, and whether it is tokens or time that a step is short of."""
+    rig = PromisesRig((1200,), max_model_len=3000)
+    if gap is not None:
+        slo = Slo(gap=COST.step([(200, 1), (400, 24)]))
+        rig.submit("a", [1] * 4, tenant="one", slo=slo, max_tokens=1000)
+        rig.step()
+    rig.submit("long", list(range(600)), tenant="other", slo=Slo(ttft=100.0), max_tokens=1)
+    while (long := rig.core.sessions.get(SessionId("long"))) is None or long.computed < begun:
+        rig.step()
+    rig.submit("short", list(range(1000, 1060)), tenant="third", slo=Slo(ttft=4 * FULL), max_tokens=1)
+    while not any(end.session == "short" for end in rig.all_ended()):
+        rig.step()
+    assert rig.ended("short").usage.missed == ()
+    assert not any(end.session == "long" for end in rig.all_ended())
+    while not any(end.session == "long" for end in rig.all_ended()):
+        rig.step()
+    assert rig.ended("long").usage.missed == ()

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from agentserve.core.scheduling.deadlines import first_due, least_slack
+from agentserve.core.scheduling.deadlines import STRETCH, UNPROMISED, first_due, least_slack, read_by
 from agentserve.core.session import Turn
 from agentserve.types import NO_SLO, Sampling, Slo, TurnId
 
@@ -55,3 +55,18 @@ def test_a_promise_is_seconds_above_zero(wrong: float) -> None:
 def test_what_cannot_be_saved_is_set_aside() -> None:
     assert least_slack([10.2, 10.05, 9.0], 10.0, 0.1) == (pytest.approx(0.2), 2)
     assert least_slack([], 10.0, 0.1) == (math.inf, 0)
+
+
+def test_prompts_are_read_in_the_order_in_which_they_are_due() -> None:
+    near, far = Slo(ttft=1.0), Slo(ttft=30.0)
+    assert read_by(near, 10.0, 0.5, 10.0) < read_by(far, 0.0, 0.1, 10.0)
+    assert read_by(far, 0.0, 9.0, 1.0) == read_by(far, 0.0, 1.0, 9.0), "it stays as the prompt is read"
+    assert read_by(NO_SLO, 10.0, 0.5, 12.0) == 10.0 + STRETCH * 0.5
+
+
+def test_a_prompt_that_is_late_anyway_lets_pass_who_is_not_but_not_forever() -> None:
+    slo = Slo(ttft=1.0)
+    late = read_by(slo, 0.0, 0.5, 0.6)
+    assert late > read_by(slo, 0.6, 0.5, 0.6) > read_by(slo, 0.0, 0.5, 0.5)
+    assert late <= read_by(slo, UNPROMISED + STRETCH, 0.5, UNPROMISED + STRETCH)
+    assert read_by(slo, 0.0, 0.5, 100.0) == late

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from agentserve.types import Slo
 
 UNPROMISED, LAXEST = 4.0, 60.0  # seconds
+STRETCH = 4.0  # a prompt without a promise may be passed for so many times the time that it takes
 
 
 def within(slo: Slo) -> float:
@@ -28,6 +29,21 @@ def first_due(slo: Slo, arrived: float) -> float:
     """When the first token is due; inf: at no time."""
     promised = [value for value in (slo.ttft, slo.total) if value is not None]
     return arrived + min(promised, default=math.inf)
+
+
+def read_by(slo: Slo, arrived: float, takes: float, now: float) -> float:
+    """When the rest of a prompt, which takes so many seconds, should begin to be read: of several prompts the
+    one with the earliest moment goes on.
+
+    Who was promised a first token must begin in time for it (least slack first). Who cannot be in time any
+    more stands behind all that come within `UNPROMISED` seconds from then on. And who was promised nothing
+    may be passed for `STRETCH` times what it takes. So the moment of who waits stays, those of newcomers grow
+    with time, and nobody is passed forever.
+    """
+    due, bearable = first_due(slo, arrived), arrived + STRETCH * takes
+    if due == math.inf:
+        return bearable
+    return due if now + takes <= due else max(due, bearable) + UNPROMISED
 
 
 def paced_from(slo: Slo, arrived: float, first_token: float) -> float:
