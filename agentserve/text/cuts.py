@@ -22,13 +22,14 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from unicodedata import combining, normalize
 
 from tokenizers import Tokenizer as Encoder
 from tokenizers.models import BPE
+from tokenizers.normalizers import Normalizer
 
 AHEAD = 512  # characters: more than any pattern of words looks at
 _TRIES = 8  # places of each kind
+_NEAR = 8  # characters that may become others together
 _SCANNED = 64 << 10  # characters looked through at once: the interpreter's lock is held meanwhile
 
 
@@ -94,12 +95,15 @@ class Text:
 def places(part: str, found: Found, encoder: Encoder) -> Iterator[tuple[int, int]]:
     """Places in a part of a text, in which `found` was, that are worth a try, best ones first, each with the
     number of tokens before it. `encoder`: the one for what stands behind them."""
-    yield from islice(_places(part, found, between=True), _TRIES)
+    normalizer = encoder.normalizer
+    yield from islice(_places(part, found, normalizer, between=True), _TRIES)
     if isinstance(encoder.model, BPE):
-        yield from islice(_places(part, found, between=False), _TRIES)
+        yield from islice(_places(part, found, normalizer, between=False), _TRIES)
 
 
-def _places(part: str, found: Found, *, between: bool) -> Iterator[tuple[int, int]]:
+def _places(
+    part: str, found: Found, normalizer: Normalizer | None, *, between: bool
+) -> Iterator[tuple[int, int]]:
     """From the last backwards, where words end (`between`) or go on."""
     offsets, words = found.offsets, found.words
     last = bisect_left(offsets, (len(part) - 2 * AHEAD, 0)) - 1
@@ -110,19 +114,17 @@ def _places(part: str, found: Found, *, between: bool) -> Iterator[tuple[int, in
         if (
             (words[index] != words[index - 1]) == between
             and offsets[index][0] >= place  # else both are parts of one character
-            and not _join(part[place - 1], part[place])
+            and _stay_apart(part[place - _NEAR : place], part[place : place + _NEAR], normalizer)
         ):
             yield place, index
 
 
-def _join(before: str, after: str) -> bool:
-    """Whether two characters may become one, or change places, when a text is normalised."""
-    if after.isascii():
-        return False
-    return combining(after) != 0 or any(
-        normalize(form, before + after) != normalize(form, before) + normalize(form, after)
-        for form in ("NFC", "NFKC")
-    )
+def _stay_apart(before: str, after: str, normalizer: Normalizer | None) -> bool:
+    """Whether normalising two neighbours makes of both what it makes of each."""
+    if normalizer is None or (before.isascii() and after.isascii()):
+        return True
+    apart: str = normalizer.normalize_str(before) + normalizer.normalize_str(after)
+    return apart == normalizer.normalize_str(before + after)
 
 
 def finds_no_words(encoder: Encoder) -> bool:

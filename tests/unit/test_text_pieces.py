@@ -25,7 +25,7 @@ WORDS = (
 
 # What words of megabytes are made of: each alphabet by itself, joined to others by a word or nothing.
 ALPHABETS = (
-    "a", "ab", "etaoin", "aA", "AB", "0", "0123456789", "!", "!?.,;'", "'s", "\"{}:,", "你好世界", "ЯзыкПриве",
+    "a", "ab", "etaoin", "aA", "AB", "0", "0123456789", "!", "!?.,;'", "'s", "\"{}:,", "你好世界", "ЯзыкПр",
     "👍😀", " ", "\n", " \n", " \t\r\n", "\u2003\u00a0", "\n ", "a1", "a!", "!1", "a你", "é", "e\u0301\u0323",
     "각ᄀ\u1161\u11a8", "a\u200d", "\x00\x1f", "▁ ", "_", "ſﬁ", "\ufffd", "aaaaaaaaaaaaaaaab",
 )  # fmt: skip
