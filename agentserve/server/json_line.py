@@ -9,14 +9,21 @@ import msgspec
 
 _escaping = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 _plain = msgspec.json.Encoder().encode
+_LONG = 64 << 10  # bytes
+_BREAKS = ("\u0085", "\u2028", "\u2029")  # lines end here for some readers; others are escaped in any JSON
 
 
 def dump_json(value: object) -> bytes:
-    """One line of JSON. Non-ASCII is escaped, so that no reader finds a line break (U+2028) in it; numbers
-    that JSON has none for are null."""
+    """One line of JSON. Non-ASCII is escaped, so that no reader finds a line break (U+2028) in it, or half a
+    character in what it has read so far; of long lines only line breaks are, as to escape some megabytes
+    stops everybody for a tenth of a second. Numbers that JSON has none for are null."""
     try:
         line = _plain(value)  # several times as fast, and nearly always all that is needed
         if line.isascii():
+            return line
+        if len(line) > _LONG:
+            for each in _BREAKS:
+                line = line.replace(each.encode(), b"\\u%04x" % ord(each))
             return line
     except UnicodeEncodeError:  # half a surrogate pair
         pass

@@ -3,27 +3,20 @@
 Encoded at once, a text takes a hundred times its size for as long as that lasts, and turning four megabytes'
 ids into Python's, and letting go of the rest, holds the interpreter's lock for a tenth of a second.
 
-Where to cut, the encoder says: a piece ends where the encoder, shown what comes next, too, began another
-word. Encoders find words from left to right and look at them one by one, so such an end changes nothing. One
-that knows no words, or a text without such a place, is encoded whole.
+Where to cut, the encoder says (`cuts.py`). A text in which it allows no cut is encoded whole.
 """
 
 from __future__ import annotations
 
-import re
 from array import array
-from bisect import bisect_left
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Encoder
 
+from agentserve.text.cuts import Found, Text, finds_no_words, places
+
 SHORT = 4096  # characters: encoded with the lock held, which is not for long
 PIECE = 16 << 10  # characters
-AHEAD = 512  # characters behind a cut that the encoder is shown: more than any pattern of words looks at
-# Before a space, or between a mark and a word: JSON may have no spaces. Never before what joins the character
-# before it (an accent).
-_PLACES = re.compile(r"(?<=[!-~\w])[ \n](?=[!-~\w])|(?<=[!-/:-@\[-`{-~])(?=\w)")
-_TRIES = 16
 
 
 def encode(text: str, where: Encoder, joined: Encoder) -> array[int]:
@@ -31,45 +24,41 @@ def encode(text: str, where: Encoder, joined: Encoder) -> array[int]:
     text behind other text. TypeError or UnicodeEncodeError for a text that is no UTF-8."""
     if len(text) < SHORT:
         return array("i", where.encode(text, add_special_tokens=False).ids)
-    ids = array("i")
-    at, size = 0, PIECE
+    source, ids = Text(text), array("i")
+    at, size, found = 0, PIECE, None
     while at + size < len(text):
-        encoded = _encoded(where, text[at : at + size])
-        cut = _cut(text[at : at + size - AHEAD], encoded)
-        if cut is None:  # none of many words, or no words at all
-            size = size * 2 if _has_words(encoded) else len(text)
+        found = found or _found(where, source.shown(at, at + size))
+        cut = _cut(source, at, size, found, joined)
+        if cut is None:
+            size, found = len(text) if finds_no_words(where) else 2 * size, None
             continue
-        place, count = cut
-        ids.extend(encoded.ids[:count])
-        at, size, where = at + place, PIECE, joined
-    ids.extend(_encoded(where, text[at:]).ids)
+        place, count, following = cut
+        ids.extend(found.ids[:count])
+        at, size, where, found = at + place, PIECE, joined, following
+    ids.extend(found.ids if found else _encoded(where, text[at:]).ids)
     return ids
+
+
+def _cut(source: Text, at: int, size: int, found: Found, joined: Encoder) -> tuple[int, int, Found] | None:
+    """Where the piece at `at` ends, how many ids stand before that, and the piece behind it."""
+    text, end = source.text, at + size
+    for place, count in places(text[at:end], found, joined):
+        start = at + place
+        next_end = min(start + PIECE, len(text))
+        if text[start].isnumeric() and (next_end - end) % 3 == 0:
+            continue  # numbers that are parted from their end would look alike by chance
+        following = _found(joined, source.shown(start, next_end))
+        if found.agrees(count, following):
+            return place, count, following
+    return None
+
+
+def _found(encoder: Encoder, text: str) -> Found:
+    encoded = _encoded(encoder, text)
+    return Found(encoded.ids, encoded.offsets, encoded.word_ids)
 
 
 def _encoded(encoder: Encoder, text: str) -> Encoding:
     """The library holds the interpreter's lock while it encodes one text, not while it encodes a batch."""
     [encoded] = encoder.encode_batch([text], add_special_tokens=False)
     return encoded
-
-
-def _cut(text: str, encoded: Encoding) -> tuple[int, int] | None:
-    """The last place of `text`, the beginning of what was encoded, at which it may be cut, and how many ids
-    stand before it."""
-    offsets, words = encoded.offsets, encoded.word_ids
-    starts = [start for start, _ in offsets]
-    for found in reversed(list(_PLACES.finditer(text, len(text) // 2))[-_TRIES:]):
-        place = found.start()
-        index = bisect_left(starts, place)
-        if (
-            0 < index < len(starts)
-            and starts[index] in (place, found.end())  # some do not count a space as a part of its word
-            and offsets[index - 1][1] <= place
-            and words[index] != words[index - 1]
-        ):
-            return place, index
-    return None
-
-
-def _has_words(encoded: Encoding) -> bool:
-    words = encoded.word_ids
-    return bool(words) and words[0] != words[-1]

@@ -34,3 +34,11 @@ def test_a_whole_reply_says_the_same(text: str) -> None:
     value = {"a": [text, float("nan")], text: 1}
     assert json.loads(dump_whole(value)) == {"a": [text, None], text: 1}
     assert json.loads(dump_json(value)) == {"a": [text, None], text: 1}
+
+
+def test_a_long_line_stays_one_without_being_escaped_whole() -> None:
+    value = {"text": "caf\u00e9 \u2028\u2029\u0085\n\x1c\x0b\\u2028" * 5000}
+    line = dump_json(value)
+    assert len(line) < 45 * 5000, "not every character that is not ASCII is escaped"
+    assert len(line.decode().splitlines()) == 1
+    assert json.loads(line) == value

@@ -10,7 +10,7 @@ from tokenizers import Encoding, Regex, pre_tokenizers
 from tokenizers import Tokenizer as Encoder
 
 from agentserve.models.source import resolve
-from agentserve.text import hf_vocab, load, pieces
+from agentserve.text import cuts, hf_vocab, load, pieces
 from agentserve.text.pieces import encode
 from agentserve.text.pretokenizers import PRETOKENIZERS, PreTokenizer
 from agentserve.text.vocabulary import Encoders
@@ -23,6 +23,23 @@ WORDS = (
     '{"name":"x_1","is":[1,22,333,4444]}', "foo(bar=1)", "A.B", "#x", "a\u0301", '"\u0301',
 )  # fmt: skip
 
+# What words of megabytes are made of: each alphabet by itself, joined to others by a word or nothing.
+ALPHABETS = (
+    "a", "ab", "etaoin", "aA", "AB", "0", "0123456789", "!", "!?.,;'", "'s", "\"{}:,", "你好世界", "ЯзыкПр",
+    "👍😀", " ", "\n", " \n", " \t\r\n", "\u2003\u00a0", "\n ", "a1", "a!", "!1", "a你", "é", "e\u0301\u0323",
+    "각ᄀ\u1161\u11a8", "a\u200d", "\x00\x1f", "▁ ", "_", "ſﬁ", "\ufffd", "aaaaaaaaaaaaaaaab",
+)  # fmt: skip
+
+
+def run_of(rng: random.Random) -> str:
+    return "".join(rng.choices(rng.choice(ALPHABETS), k=rng.choice((900, 1500, 3000))))
+
+
+def text_of_runs(rng: random.Random) -> str:
+    return "".join(
+        rng.choice((run_of(rng), rng.choice(WORDS), rng.choice(SPACES))) for _ in range(rng.randrange(2, 9))
+    )
+
 
 def text_of(rng: random.Random, size: int) -> str:
     out, length = [], 0
@@ -34,15 +51,15 @@ def text_of(rng: random.Random, size: int) -> str:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 700)
-    monkeypatch.setattr(pieces, "AHEAD", 200)
+    monkeypatch.setattr(pieces, "PIECE", 1000)
+    monkeypatch.setattr(cuts, "AHEAD", 200)
     monkeypatch.setattr(pieces, "SHORT", 500)
 
 
 def same(encoders: Encoders, seed: int, size: int = 6000) -> None:
     rng = random.Random(seed)
-    for _ in range(20):
-        text = text_of(rng, size)
+    texts = [text_of(rng, size) for _ in range(20)] + [run_of(rng) + text_of_runs(rng) for _ in range(60)]
+    for text in texts:
         for where in {id(encoder): encoder for encoder in (encoders.first, encoders.joined)}.values():
             [whole] = where.encode_batch_fast([text], add_special_tokens=False)
             assert encode(text, where, encoders.joined).tolist() == whole.ids, text
@@ -72,7 +89,6 @@ def test_every_way_of_finding_words(rule: PreTokenizer) -> None:
 
 
 def test_no_more_than_pieces_are_encoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a text with words; one word is encoded whole, and so is what has no words at all."""
     sizes: list[int] = []
     real = pieces._encoded
 
@@ -87,9 +103,6 @@ def test_no_more_than_pieces_are_encoded_at_once(monkeypatch: pytest.MonkeyPatch
     assert max(sizes) == pieces.PIECE
     assert sum(sizes) < 2 * len(prose)
     sizes.clear()
-    encode("a" * 5000, encoder, encoder)
-    assert sizes == [pieces.PIECE, 5000]
-    sizes.clear()
     written = json.dumps([{"name": f"k{i}", "value": i} for i in range(400)], separators=(",", ":"))
     encode(written, encoder, encoder)
     assert max(sizes) == pieces.PIECE
@@ -97,6 +110,30 @@ def test_no_more_than_pieces_are_encoded_at_once(monkeypatch: pytest.MonkeyPatch
     line = "{};" * 1000 + " word word " * 300
     encode(line, encoder, encoder)
     assert sum(sizes) < 4 * len(line)
+
+
+@pytest.mark.parametrize("alphabet", ALPHABETS)
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace_first", "prepend_always"])
+def test_a_word_without_an_end_is_cut_too(
+    kind: str, alphabet: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """By byte-pair encoders."""
+    encoders = hf_vocab.vocabulary(save(KINDS[kind](), tmp_path_factory.mktemp(kind))).encoders
+    sizes: list[int] = []
+    real = pieces._encoded
+
+    def counted(encoder: Encoder, text: str) -> Encoding:
+        sizes.append(len(text))
+        return real(encoder, text)
+
+    monkeypatch.setattr(pieces, "_encoded", counted)
+    rng = random.Random(alphabet)
+    text = "\n" + "".join(rng.choices(alphabet, k=20_000))
+    ids = encode(text, encoders.first, encoders.joined)
+    assert max(sizes) < 2 * pieces.PIECE
+    assert sum(sizes) < 8 * len(text)
+    [whole] = encoders.first.encode_batch_fast([text], add_special_tokens=False)
+    assert ids.tolist() == whole.ids
 
 
 def test_a_long_text_that_is_none_is_refused() -> None:
