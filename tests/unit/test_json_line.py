@@ -39,6 +39,6 @@ def test_a_whole_reply_says_the_same(text: str) -> None:
 def test_a_long_line_stays_one_without_being_escaped_whole() -> None:
     value = {"text": "caf\u00e9 \u2028\u2029\u0085\n\x1c\x0b\\u2028" * 5000}
     line = dump_json(value)
-    assert len(line) < 45 * 5000, "not every character that is not ASCII is escaped"
+    assert "\u00e9".encode() in line
     assert len(line.decode().splitlines()) == 1
     assert json.loads(line) == value
