@@ -5,7 +5,7 @@ Nobody passes a turn that lacks room, only one that waits for KV that is on its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,7 +19,8 @@ from agentserve.core.session import Session, SessionTable
 
 WAITING_EXAMINED = 64  # waiting sessions looked at per step: the rest stand behind them in order
 TOLD_EVERY = 16  # lines of which the tiers hear, where it is long
-PASSED = ("prefix", "loading")  # it waits for KV that is on its way: others may pass
+LATER_ONES = 4  # turns looked at per step that would be read later than a prompt that was begun
+PASSED = ("prefix", "loading", "begun")  # it waits for KV, or a prompt, that is on its way: others may pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class Place:
 
     session: Session
     limit: str  # what keeps it from entering; empty: nothing does
-    short: int  # tokens that it needs, if that is no more than a step and they go first; else 0
+    lacking: int = 0  # tokens that it needs, where short turns go first; else nobody asked
+    short: bool = False  # it is one
 
 
 class Admission:
@@ -65,26 +67,36 @@ class Admission:
     # --- the line ----------------------------------------------------------------------------
 
     def line_up(
-        self, running: Sequence[Session], lagging: Sequence[Session], waiting: Sequence[Session], now: float
+        self,
+        running: Sequence[Session],
+        lagging: Sequence[Session],
+        waiting: Sequence[Session],
+        now: float,
+        is_later: Callable[[Session], bool] | None = None,
     ) -> list[Place]:
         """Waiting turns in the order in which they enter, as far as there is room for them, and the one
         after these. What they lack from below is ordered: for no more turns than could run with it, so
-        that nobody's KV is brought only to make room for another's."""
+        that nobody's KV is brought only to make room for another's.
+
+        is_later: whether a turn would be read after a prompt that was begun and takes all of a step. It would
+        only hold pages meanwhile, which turns that end sooner could use."""
         seats = self._config.max_num_seqs - len(running)
         if seats < 1 and not self._policy.form.displaces:
-            return [Place(session, "seats", 0) for session in waiting[:1]]
+            return [Place(session, "seats") for session in waiting[:1]]
         order = self._policy.order.line(now)
         if seats < 1:
-            return [Place(session, "seats", 0) for session in islice(order, 1)]
+            return [Place(session, "seats") for session in islice(order, 1)]
         if self.gate is not None:
             order = self._told(self.gate, order, len(waiting), seats)
         line: list[Place] = []
-        passed, room, reserved = 0, self.room(running, lagging), self._reserved(running)
+        passed, later, room, reserved = 0, 0, self.room(running, lagging), self._reserved(running)
         lagging = [session for session in lagging if session.lag > self._config.page_size]
         for session in order:
             limit = ""
             if self._config.prefix_cache and self._prefix_is_coming(session, lagging):
                 limit = "prefix"
+            elif is_later is not None and later < LATER_ONES and is_later(session):
+                limit, later = "begun", later + 1
             else:
                 needed = self._kv.needed_blocks(session.namespace, session.tokens)
                 if running and not self._fits(session, needed, room, reserved):
@@ -93,7 +105,7 @@ class Admission:
                     limit = self.gate.holds_up(session, room, now)
                 room -= needed
                 reserved += self._most(session)
-            line.append(Place(session, limit, self._short(session)))
+            line.append(self._place(session, limit))
             passed += limit in PASSED
             if (limit and limit not in PASSED) or passed == WAITING_EXAMINED or len(line) - passed == seats:
                 break
@@ -115,11 +127,11 @@ class Admission:
         free = self._kv.available - self._kv.stuck
         return free - self._reserve - self.spoken_for(lagging) if running else free
 
-    def _short(self, session: Session) -> int:
+    def _place(self, session: Session, limit: str) -> Place:
         if not self._policy.form.short_first:
-            return 0
+            return Place(session, limit)
         lacking = self.lacking(session)
-        return lacking if lacking <= self._config.max_batched_tokens else 0
+        return Place(session, limit, lacking, lacking <= self._config.max_batched_tokens)
 
     def _fits(self, session: Session, needed: int, room: int, reserved: int) -> bool:
         if self._policy.form.reserve is Reserve.OUTPUT:

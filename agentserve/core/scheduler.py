@@ -15,8 +15,9 @@ order and form of the step are to serve, each policy says (`scheduling/registry.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agentserve.core.admission import PASSED, Admission, Place
 from agentserve.core.config import CoreConfig
@@ -138,7 +139,9 @@ class Scheduler:
         seconds = self.time.step_seconds(self.running, self.waiting, now)
         self._relegate(now)
         draft = Draft(self.config.max_batched_tokens, seconds, Tally(self._times.attention), self._lagging())
-        line = self._admission.line_up(self.running, draft.lagging, self.waiting, now)
+        line = self._admission.line_up(
+            self.running, draft.lagging, self.waiting, now, self._is_later(draft.lagging, now)
+        )
         standing = Standing(self.policy.order, self.running, now)
         if self.policy.form.decodes_ride:
             self._grant_all(standing, line, draft, now)
@@ -223,7 +226,7 @@ class Scheduler:
     def _grant_chunks(
         self, standing: Sequence[Session], line: Sequence[Place], draft: Draft, now: float
     ) -> None:
-        """Prompts that were begun, the most urgent first. Long ones leave something to short ones in line."""
+        """Prompts that were begun, the most urgent first. Long ones leave something to turns in line."""
         lagging = draft.lagging
         if len(lagging) > 1:
             lagging = [session for session in standing if session.lag > 1 and session not in draft.preempted]
@@ -234,30 +237,46 @@ class Scheduler:
         kept = None
         for session in lagging:
             if kept is None and session not in short:
-                kept = self._kept(session, [p for p in line if p.short and not p.limit], draft, now)
+                kept = self._kept(session, [place for place in line if not place.limit], draft, now)
                 draft.keep(*kept)
             self._grants.chunk(session, session.computed, draft)
         if kept is not None:
             draft.keep(-kept[0], -kept[1])
 
-    def _kept(self, session: Session, short: Sequence[Place], draft: Draft, now: float) -> tuple[int, float]:
-        """Tokens and seconds of this step that a long prompt leaves to short turns in line: as much as they
-        need but for a page, if one of them is more urgent; else no more than half of what there is."""
-        if not short:
-            return 0, 0.0
-        starts = [(place, len(place.session.tokens) - place.short) for place in short]
-        first = min(self._read_by(place.session, start, now) for place, start in starts)
-        share = 1.0 if self.cost.known and first < self._read_by(session, session.computed, now) else 0.5
+    def _kept(
+        self, session: Session, waiting: Sequence[Place], draft: Draft, now: float
+    ) -> tuple[int, float]:
+        """Tokens and seconds of this step that a long prompt leaves to turns in line: what those need that
+        should be read sooner, but for a page; else no more than half of what there is, for short ones."""
+        starts = [(place, len(place.session.tokens) - place.lacking) for place in waiting if place.lacking]
+        mine = self._read_by(session, session.computed, now) if starts and self.cost.known else -math.inf
+        sooner = [each for each in starts if self._read_by(each[0].session, each[1], now) < mine]
+        share = 1.0 if sooner else 0.5
+        asking = sooner or [each for each in starts if each[0].short]
         tokens = min(
-            sum(place.short for place in short),
+            sum(place.lacking for place, _ in asking),
             round(share * draft.tokens),
             draft.tokens - self.config.page_size,
         )
-        if draft.seconds is None:
+        if draft.seconds is None or not asking:
             return max(tokens, 0), 0.0
         left = draft.seconds - self.cost.bound(draft.tally.load())
-        needed = sum(self.cost.chunk(start, place.short) for place, start in starts)
+        needed = sum(self.cost.chunk(start, place.lacking) for place, start in asking)
         return max(tokens, 0), max(min(self.cost.at_worst(needed), share * left), 0.0)
+
+    def _is_later(self, lagging: Sequence[Session], now: float) -> Callable[[Session], bool] | None:
+        """Whether a long prompt in line would be read only after one that was begun; None: there is none."""
+        step = self.config.max_batched_tokens
+        begun = [session for session in lagging if session.lag > step]
+        if not (begun and self.policy.form.short_first and self.cost.known):
+            return None
+        soonest = min(self._read_by(session, session.computed, now) for session in begun)
+
+        def is_later(session: Session) -> bool:
+            lacking = self.lacking(session)
+            return lacking > step and self._read_by(session, len(session.tokens) - lacking, now) >= soonest
+
+        return is_later
 
     def _read_by(self, session: Session, start: int, now: float) -> float:
         """When the rest of its prompt from `start` on should begin to be read. Where nobody knows what steps
