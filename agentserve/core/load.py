@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agentserve.core.cost import StepCost
 from agentserve.core.scheduling.forecast import NOTHING, Work
-from agentserve.core.session import Session
+from agentserve.core.session import Session, Turn
 from agentserve.core.timing.tally import Attention, Tally
 
 
@@ -20,26 +20,27 @@ class Load:
     decodes: int = 0
     beat: float = math.inf  # the shortest time per token that was promised to one of them
     dues: list[float] = field(default_factory=list)  # of their next tokens, where something was promised
-    short: Work = NOTHING  # prompts that one step can end
-    long: Work = NOTHING  # all prompts
+    prompts: Work = NOTHING  # that are being read
+    each: list[tuple[float, Work]] = field(default_factory=list)  # of them, with when it should be read
 
-    def before(self, *, short: bool) -> Work:
-        """Prompts that are being read, as far as they go before such a turn's."""
-        return self.short if short else self.long
+    def before(self, moment: float) -> Work:
+        """Prompts that are being read, as far as they go before one that should be read at that moment."""
+        return sum((work for due, work in self.each if due <= moment), NOTHING)
 
 
-def load_of_running(running: Sequence[Session], cost: StepCost, attention: Attention, budget: int) -> Load:
-    """One pass over the turns that run: there are hundreds, at every step. budget: tokens of a step."""
+def load_of_running(
+    running: Sequence[Session], cost: StepCost, attention: Attention, due: Callable[[Turn, float], float]
+) -> Load:
+    """One pass over the turns that run: there are hundreds, at every step. due: when a turn's prompt, which
+    takes so many seconds, should be read."""
     load = Load()
-    tokens, seconds, lengths, picked = 0, 0.0, [], 0
+    lengths, picked = [], 0
     for session in running:
         turn, computed, length = session.running_turn, session.computed, len(session.tokens)
         lag = length - computed
         if lag > 1:
             takes = cost.chunk(computed, lag)
-            tokens, seconds = tokens + lag, seconds + takes
-            if lag <= budget:
-                load.short += Work(lag, takes)
+            load.each.append((due(turn, takes), Work(lag, takes)))
             continue
         load.decodes += 1
         lengths.append(computed)
@@ -51,5 +52,5 @@ def load_of_running(running: Sequence[Session], cost: StepCost, attention: Atten
     tally = Tally(attention)
     tally.decodes_of(load.decodes, attention.seen_by(lengths), picked)
     load.least = cost.predict(tally.load())
-    load.long = Work(tokens, seconds)
+    load.prompts = load.before(math.inf)
     return load

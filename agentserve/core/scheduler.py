@@ -29,7 +29,6 @@ from agentserve.core.line import arrival, place_of
 from agentserve.core.plan import Plan
 from agentserve.core.pressure import Pressure
 from agentserve.core.quotes import ComputedQuotes
-from agentserve.core.scheduling.deadlines import read_by
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.scheduling.registry import PATIENCE, make_policy
 from agentserve.core.session import Session, SessionTable
@@ -37,7 +36,6 @@ from agentserve.core.states import Phase
 from agentserve.core.timekeeper import Forecast, Newcomer, Timekeeper
 from agentserve.core.timing.tally import Tally, shared
 from agentserve.core.victims import Why
-from agentserve.types import NO_SLO
 
 
 class Scheduler:
@@ -250,7 +248,12 @@ class Scheduler:
         should be read sooner, but for a page; else no more than half of what there is, for short ones."""
         starts = [(place, len(place.session.tokens) - place.lacking) for place in waiting if place.lacking]
         mine = self._read_by(session, session.computed, now) if starts and self.cost.known else -math.inf
-        sooner = [each for each in starts if self._read_by(each[0].session, each[1], now) < mine]
+        sooner = [
+            each
+            for each in starts
+            if self._read_by(each[0].session, each[1], now) < mine
+            and self._in_time(each[0].session, each[1], now)
+        ]
         share = 1.0 if sooner else 0.5
         asking = sooner or [each for each in starts if each[0].short]
         tokens = min(
@@ -265,26 +268,37 @@ class Scheduler:
         return max(tokens, 0), max(min(self.cost.at_worst(needed), share * left), 0.0)
 
     def _is_later(self, lagging: Sequence[Session], now: float) -> Callable[[Session], bool] | None:
-        """Whether a long prompt in line would be read only after one that was begun; None: there is none."""
+        """Whether a long prompt in line would be read, in time, only after one that was begun; None: there is
+        none."""
         step = self.config.max_batched_tokens
-        begun = [session for session in lagging if session.lag > step]
-        if not (begun and self.policy.form.short_first and self.cost.known):
+        if not (self.policy.form.short_first and self.cost.known):
+            return None
+        begun = [s for s in lagging if s.lag > step and self._in_time(s, s.computed, now)]
+        if not begun:
             return None
         soonest = min(self._read_by(session, session.computed, now) for session in begun)
 
         def is_later(session: Session) -> bool:
             lacking = self.lacking(session)
-            return lacking > step and self._read_by(session, len(session.tokens) - lacking, now) >= soonest
+            start = len(session.tokens) - lacking
+            if lacking <= step or self._read_by(session, start, now) < soonest:
+                return False
+            return self._in_time(session, start, now)
 
         return is_later
+
+    def _in_time(self, session: Session, start: int, now: float) -> bool:
+        """Whether its prompt can still be read in time, from `start` on. Who cannot has no claim to go before
+        another tenant's turns."""
+        takes = self.cost.chunk(start, len(session.tokens) - start)
+        return now + takes <= self.time.wanted_by(session.running_turn, takes)
 
     def _read_by(self, session: Session, start: int, now: float) -> float:
         """When the rest of its prompt from `start` on should begin to be read. Where nobody knows what steps
         take, those that one step can end go before the others for as long as is bearable."""
         turn, lacking = session.running_turn, len(session.tokens) - start
         if self.cost.known:
-            slo = turn.slo if self.policy.form.keeps_deadlines and not turn.first_token else NO_SLO
-            return read_by(slo, turn.arrived, self.cost.chunk(start, lacking), now)
+            return self.time.read_by(turn, self.cost.chunk(start, lacking), now)
         return float(lacking > self.config.max_batched_tokens and not _impatient(session, now))
 
     def _admit(self, line: Sequence[Place], draft: Draft, now: float) -> None:

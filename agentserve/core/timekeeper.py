@@ -15,12 +15,12 @@ from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.draft import Times
 from agentserve.core.load import Load, load_of_running
-from agentserve.core.scheduling.deadlines import first_due, least_slack, within
+from agentserve.core.scheduling.deadlines import first_due, least_slack, read_by, wanted_by, within
 from agentserve.core.scheduling.forecast import NOTHING, Pace, Room, Work, ahead_of, first_token
 from agentserve.core.scheduling.policy import Form
 from agentserve.core.session import Session, Turn
 from agentserve.messages import PromiseCounts
-from agentserve.types import SessionId, Slo
+from agentserve.types import NO_SLO, SessionId, Slo
 
 PATIENCE = 4.0  # seconds for which deadlines of tokens may keep prompts from being read
 LEAST = 1 / 16  # of the time of steps that prompts have, if they want it, once patience is at its end
@@ -95,7 +95,24 @@ class Timekeeper:
         return 1.0 if self._cost.bounded else self._config.scheduling.safety
 
     def _load_of(self, running: Sequence[Session]) -> Load:
-        return load_of_running(running, self._cost, self._times.attention, self._config.max_batched_tokens)
+        return load_of_running(running, self._cost, self._times.attention, self._before)
+
+    def _before(self, turn: Turn, takes: float) -> float:
+        """Before whom a prompt goes that was begun. One that is late already lets others pass, but it has the
+        seat and the pages: it counts as before everybody."""
+        return self.wanted_by(turn, takes) if self._form.short_first else -math.inf
+
+    def wanted_by(self, turn: Turn, takes: float) -> float:
+        """When its prompt should have been read, the rest of which takes so many seconds."""
+        return wanted_by(self._promised(turn), turn.arrived, takes)
+
+    def _promised(self, turn: Turn) -> Slo:
+        """What counts for its prompt."""
+        return turn.slo if self._form.keeps_deadlines and not turn.first_token else NO_SLO
+
+    def read_by(self, turn: Turn, takes: float, now: float) -> float:
+        """When the rest of its prompt should begin to be read, which takes so many seconds."""
+        return read_by(self._promised(turn), turn.arrived, takes, now)
 
     def counts(self) -> PromiseCounts:
         return PromiseCounts(self.relegated, self.shed, self.unattainable, self.overruled)
@@ -116,7 +133,7 @@ class Timekeeper:
             return most
         self._load = load = self._load_of(running)
         least, dues = self._cost.at_worst(load.least), load.dues
-        if not dues or not (waiting or load.long.tokens):
+        if not dues or not (waiting or load.each):
             self._owed, self._asked = 0.0, now
             if not dues:
                 return most
@@ -192,11 +209,11 @@ class Timekeeper:
             str, tuple[float, float]
         ] = {}  # by tenant: tokens and seconds; short turns are first in it
         margin = math.inf
-        for short, line in self._latest.items():
-            begun = self._load.before(short=short)
+        for line in self._latest.values():
             for estimate in line[:RELEGATED]:
-                tenant = estimate.session.tenant
-                tokens, seconds = queue.get(tenant, (begun.tokens, begun.seconds))
+                tenant, begun = estimate.session.tenant, self._load.before(estimate.due)
+                tokens, seconds = queue.get(tenant, (0.0, 0.0))
+                tokens, seconds = tokens + begun.tokens, seconds + begun.seconds
                 left = self._left(estimate, tokens, seconds, pace, busy=busy) - now
                 if left < 0:
                     self._unwatch(estimate)
@@ -207,6 +224,7 @@ class Timekeeper:
                         continue
                     self._watch(estimate)
                 margin = min(margin, left)
+                tokens, seconds = queue.get(tenant, (0.0, 0.0))
                 queue[tenant] = tokens + estimate.work.tokens, seconds + estimate.work.seconds
         self.relegated += len(found)
         # Halved, as contexts grow meanwhile; those behind the ones that were found have not been looked at.
@@ -251,7 +269,7 @@ class Timekeeper:
             ahead = mine + ahead_of(mine + own, others)
         else:
             ahead = sum(work.values(), mine)
-        ahead += load.before(short=short)
+        ahead += load.before(wanted_by(newcomer.slo, newcomer.arrived, seconds))
         room = Room(seats, blocks, len(running), held, self._lasting)
         return Forecast(first_token(own, ahead, pace, room), self._alone(own))
 

@@ -40,10 +40,16 @@ def read_by(slo: Slo, arrived: float, takes: float, now: float) -> float:
     may be passed for `STRETCH` times what it takes. So the moment of who waits stays, those of newcomers grow
     with time, and nobody is passed forever.
     """
-    due, bearable = first_due(slo, arrived), arrived + STRETCH * takes
-    if due == math.inf:
-        return bearable
-    return due if now + takes <= due else max(due, bearable) + UNPROMISED
+    due = wanted_by(slo, arrived, takes)
+    if first_due(slo, arrived) == math.inf or now + takes <= due:
+        return due
+    return max(due, arrived + STRETCH * takes) + UNPROMISED
+
+
+def wanted_by(slo: Slo, arrived: float, takes: float) -> float:
+    """When a prompt is due, or is bearable where nothing was promised."""
+    due = first_due(slo, arrived)
+    return due if due < math.inf else arrived + STRETCH * takes
 
 
 def paced_from(slo: Slo, arrived: float, first_token: float) -> float:
