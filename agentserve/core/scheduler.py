@@ -15,9 +15,8 @@ order and form of the step are to serve, each policy says (`scheduling/registry.
 
 from __future__ import annotations
 
-import math
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from agentserve.core.admission import PASSED, Admission, Place
 from agentserve.core.config import CoreConfig
@@ -29,6 +28,7 @@ from agentserve.core.line import arrival, place_of
 from agentserve.core.plan import Plan
 from agentserve.core.pressure import Pressure
 from agentserve.core.quotes import ComputedQuotes
+from agentserve.core.reading import Reading
 from agentserve.core.scheduling.policy import Ran
 from agentserve.core.scheduling.registry import PATIENCE, make_policy
 from agentserve.core.session import Session, SessionTable
@@ -53,6 +53,7 @@ class Scheduler:
         self.pressure = Pressure(kv, quotes, by_price=self.policy.form.victims_by_price)
         self.filler: Filler | None = None  # set by the engine
         self.time = Timekeeper(config, self.policy.form, times, self.lacking)
+        self._reading = Reading(config, self.policy.form, times, self.time, self.lacking)
         self._decoded = 0.0  # the time of the last step without prefill
         self.seen = 0.0  # the time of the last plan
         self._step = 0
@@ -138,7 +139,7 @@ class Scheduler:
         self._relegate(now)
         draft = Draft(self.config.max_batched_tokens, seconds, Tally(self._times.attention), self._lagging())
         line = self._admission.line_up(
-            self.running, draft.lagging, self.waiting, now, self._is_later(draft.lagging, now)
+            self.running, draft.lagging, self.waiting, now, self._reading.is_later(draft.lagging, now)
         )
         standing = Standing(self.policy.order, self.running, now)
         if self.policy.form.decodes_ride:
@@ -231,75 +232,15 @@ class Scheduler:
         short: list[Session] = []  # a turn that was begun is ended before another one is
         if self.policy.form.short_first:
             short = [session for session in lagging if session.lag <= self.config.max_batched_tokens]
-            lagging.sort(key=lambda s: self._read_by(s, s.computed, now))
+            lagging.sort(key=lambda s: self._reading.read_by(s, s.computed, now))
         kept = None
         for session in lagging:
             if kept is None and session not in short:
-                kept = self._kept(session, [place for place in line if not place.limit], draft, now)
+                kept = self._reading.kept(session, [place for place in line if not place.limit], draft, now)
                 draft.keep(*kept)
             self._grants.chunk(session, session.computed, draft)
         if kept is not None:
             draft.keep(-kept[0], -kept[1])
-
-    def _kept(
-        self, session: Session, waiting: Sequence[Place], draft: Draft, now: float
-    ) -> tuple[int, float]:
-        """Tokens and seconds of this step that a long prompt leaves to turns in line: what those need that
-        should be read sooner, but for a page; else no more than half of what there is, for short ones."""
-        starts = [(place, len(place.session.tokens) - place.lacking) for place in waiting if place.lacking]
-        mine = self._read_by(session, session.computed, now) if starts and self.cost.known else -math.inf
-        sooner = [
-            each
-            for each in starts
-            if self._read_by(each[0].session, each[1], now) < mine
-            and self._in_time(each[0].session, each[1], now)
-        ]
-        share = 1.0 if sooner else 0.5
-        asking = sooner or [each for each in starts if each[0].short]
-        tokens = min(
-            sum(place.lacking for place, _ in asking),
-            round(share * draft.tokens),
-            draft.tokens - self.config.page_size,
-        )
-        if draft.seconds is None or not asking:
-            return max(tokens, 0), 0.0
-        left = draft.seconds - self.cost.bound(draft.tally.load())
-        needed = sum(self.cost.chunk(start, place.lacking) for place, start in asking)
-        return max(tokens, 0), max(min(self.cost.at_worst(needed), share * left), 0.0)
-
-    def _is_later(self, lagging: Sequence[Session], now: float) -> Callable[[Session], bool] | None:
-        """Whether a long prompt in line would be read, in time, only after one that was begun; None: there is
-        none."""
-        step = self.config.max_batched_tokens
-        if not (self.policy.form.short_first and self.cost.known):
-            return None
-        begun = [s for s in lagging if s.lag > step and self._in_time(s, s.computed, now)]
-        if not begun:
-            return None
-        soonest = min(self._read_by(session, session.computed, now) for session in begun)
-
-        def is_later(session: Session) -> bool:
-            lacking = self.lacking(session)
-            start = len(session.tokens) - lacking
-            if lacking <= step or self._read_by(session, start, now) < soonest:
-                return False
-            return self._in_time(session, start, now)
-
-        return is_later
-
-    def _in_time(self, session: Session, start: int, now: float) -> bool:
-        """Whether its prompt can still be read in time, from `start` on. Who cannot has no claim to go before
-        another tenant's turns."""
-        takes = self.cost.chunk(start, len(session.tokens) - start)
-        return now + takes <= self.time.wanted_by(session.running_turn, takes)
-
-    def _read_by(self, session: Session, start: int, now: float) -> float:
-        """When the rest of its prompt from `start` on should begin to be read. Where nobody knows what steps
-        take, those that one step can end go before the others for as long as is bearable."""
-        turn, lacking = session.running_turn, len(session.tokens) - start
-        if self.cost.known:
-            return self.time.read_by(turn, self.cost.chunk(start, lacking), now)
-        return float(lacking > self.config.max_batched_tokens and not _impatient(session, now))
 
     def _admit(self, line: Sequence[Place], draft: Draft, now: float) -> None:
         for place in line:
@@ -383,7 +324,3 @@ class Scheduler:
         self.line_up(victim, now)
         draft.preempted.append(victim)
         draft.reasons.append((victim.id, "preempted"))
-
-
-def _impatient(session: Session, now: float) -> bool:
-    return now - session.running_turn.arrived >= PATIENCE
