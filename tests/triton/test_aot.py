@@ -56,6 +56,13 @@ def test_what_compiles_is_measured_and_what_does_not_says_why(tmp_path: Path) ->
     assert "rows" in found["unnamed"].fault
 
 
+def test_decode_kernels_at_the_edge_of_their_registers_do_not_spill(tmp_path: Path) -> None:
+    """Those that did on sm_80 with the choices of their neighbours."""
+    edge = "product-bf16-Q8_0-4096x4096-64x64p attention-qwen2.5-7b-bf16-i8-16"
+    found = compiled(tmp_path, edge, 80, "kernels.triton.block_products", "kernels.triton.attention")
+    assert [(found[name].decode, found[name].fault) for name in edge.split()] == [(True, "")] * 2
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("capability", TARGETS)
 def test_all_kernels_compile_and_no_decode_kernel_spills(tmp_path: Path, capability: int) -> None:
