@@ -24,6 +24,7 @@ WHOLE = (
     "heads.rotate_and_write_kernel",
     "attention.attend_kernel",
     "attention.merge_kernel",
+    "plain_products.multiply",
     "part_sums.add_parts",
     "embedding.look_up_numbers",
     "embedding.look_up_blocks",
