@@ -26,6 +26,14 @@ def kernels_aot(
         list[str] | None, typer.Option(help="A case by name; may be repeated.", show_default="some of each")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All cases: an hour on two cores.")] = False,
+    decode: Annotated[bool, typer.Option(help="All cases that are in decode steps.")] = False,
+    kernel: Annotated[
+        list[str] | None, typer.Option(help="All cases of a kernel, as the table calls it; may be repeated.")
+    ] = None,
+    add: Annotated[
+        bool,
+        typer.Option(help="Keep what aot.json in --results has of other cases: for tables made in parts."),
+    ] = False,
     processes: Annotated[int | None, typer.Option(min=1, show_default="all cores")] = None,
     results: Annotated[Path | None, typer.Option(help="Write aot.json into this folder.")] = None,
     readme: Annotated[Path | None, typer.Option(help="Write the table into this file.")] = None,
@@ -51,6 +59,11 @@ def kernels_aot(
         fail(str(error))
     known = catalogue.cases(chosen[0])
     names = case or (list(known) if every else catalogue.selected(known))
+    if decode or kernel:
+        chosen_kernels = kernel or list(dict.fromkeys(map(catalogue.kernel_name, known.values())))
+        names = catalogue.of_kernels(known, chosen_kernels, decode=decode)
+        if not names:
+            fail("there is no such case")
     progress, done = Console(stderr=True, highlight=False), 0
     total = len(names) * len(chosen)
 
@@ -64,6 +77,11 @@ def kernels_aot(
     except (ValueError, RuntimeError) as error:
         fail(str(error))
     document = ahead.report(shlex.join(["agentserve", *sys.argv[1:]]), found)
+    if add and results is not None:
+        try:
+            document = ahead.joined(ahead.read(results / "aot.json"), document, list(known))
+        except (ValueError, OSError) as error:
+            fail(f"--add: {error}")
     typer.echo(ahead.table(document))
     if results is not None:
         typer.echo(f"written to {report.write(document, results)}")

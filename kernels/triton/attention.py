@@ -260,19 +260,25 @@ def merge_kernel(
         tl.store(out + places, _normalised(sum, acc).to(out.dtype.element_ty), mask=inside)
 
 
-def layout_of(shape: AttentionShape) -> Mapping[str, int]:
-    """Tiles that the cutting depends on: they hang on the shape alone."""
+def layout_of(shape: AttentionShape, kv_dtype: torch.dtype | None = None) -> Mapping[str, int]:
+    """Tiles that the cutting depends on: they hang on the shape, and on whether pages are int8."""
+    small = shape.dim > 128 or (kv_dtype == torch.int8 and _is_odd(shape))
     group = shape.heads // shape.kv_heads
-    return {"BLOCK_M": max(64 if shape.dim <= 128 else 32, triton.next_power_of_2(group)), "SEGMENT": 512}
+    return {"BLOCK_M": max(32 if small else 64, triton.next_power_of_2(group)), "SEGMENT": 512}
+
+
+def _is_odd(shape: AttentionShape) -> bool:
+    """Query heads per KV head that are no power of two, and wide ones: takes more registers."""
+    group = shape.heads // shape.kv_heads
+    return bool(group & (group - 1)) and shape.dim > 64
 
 
 def choice_for(shape: AttentionShape, dtype: torch.dtype, kv_dtype: torch.dtype) -> Choice:
     """What `attend_kernel` is compiled with for steps in `dtype` over pages in `kv_dtype`: nothing spills."""
     exact = dtype == torch.float32 or kv_dtype not in (dtype, torch.int8)
-    group = shape.heads // shape.kv_heads
-    odd = group & (group - 1) and shape.dim > 64  # takes more registers
-    small = exact or shape.dim > 128 or kv_dtype == torch.int8 or odd
-    return Choice({**layout_of(shape), "TILE": 32 if small else 64}, warps=8, stages=2 if exact else 3)
+    small = exact or shape.dim > 128 or kv_dtype == torch.int8 or _is_odd(shape)
+    tiles = {**layout_of(shape, kv_dtype), "TILE": 32 if small else 64}
+    return Choice(tiles, warps=8, stages=2 if exact else 3)
 
 
 def constants_of(

@@ -29,10 +29,10 @@ _MOST_PROGRAMS = 65535  # of a grid's second axis
 class _Runner:
     """Launches both kernels for plans of one shape."""
 
-    def __init__(self, shape: AttentionShape, choice: Choice | None) -> None:
+    def __init__(self, shape: AttentionShape, kv_dtype: torch.dtype | None, choice: Choice | None) -> None:
         self.shape = shape
         self._choice = choice
-        tiles = layout_of(shape) if choice is None else choice.tiles
+        tiles = layout_of(shape, kv_dtype) if choice is None else choice.tiles
         self.block, self.segment = tiles["BLOCK_M"], tiles["SEGMENT"]
         self._group = shape.heads // shape.kv_heads
 
@@ -67,6 +67,8 @@ class _Runner:
         shape = self.shape
         _check(shape, q, kv)
         choice = self._choice or choice_for(shape, q.dtype, kv.dtype)
+        if choice.tiles["BLOCK_M"] != self.block:  # items of more queries than the kernel would answer
+            raise ValueError(f"attention was laid out for pages of another dtype than {kv.dtype}")
         launch(
             attend_kernel,
             (shape.kv_heads, programs),
@@ -95,7 +97,8 @@ class _Runner:
 class TritonAttention:
     """`kernels.ops.Attention`. Tables are read on the host: give such that lie there, and the `device`.
 
-    `choice` replaces what is chosen for the shape. ValueError for spans beyond their tables.
+    `kv_dtype`: of the pages, needed if they are int8. `choice` replaces what is chosen for both.
+    ValueError for spans beyond their tables.
     """
 
     def __init__(
@@ -103,11 +106,12 @@ class TritonAttention:
         shape: AttentionShape,
         spans: Sequence[Span],
         tables: Tensor,
+        kv_dtype: torch.dtype | None = None,
         *,
         device: torch.device | None = None,
         choice: Choice | None = None,
     ) -> None:
-        self._runner = runner = _Runner(shape, choice)
+        self._runner = runner = _Runner(shape, kv_dtype, choice)
         self._rows = max((span.row + span.rows for span in spans), default=0)
         cut = runner.cut(runner.room)
         self._plan = plan(blocks_of(spans, cut.tokens), _on_host(tables), self._rows, cut)
@@ -135,8 +139,9 @@ class TritonAttention:
 class DecodeLayout:
     """Attention of steps in which each of `rows` rows is one token, in buffers that stay where they are.
 
-    What a captured graph launches hangs on `rows`, `pages_per_row` and the shape alone; `fill` brings each
-    step's contents. The result lies in a buffer that the next call overwrites. Bits are `TritonAttention`'s.
+    What a captured graph launches hangs on `rows`, `pages_per_row`, the shape and dtypes alone; `fill`
+    brings each step's contents. The result lies in a buffer that the next call overwrites. Bits are
+    `TritonAttention`'s.
 
     `beside`: a layout of the same heads and dimension that never runs at the same time; its scratch memory
     serves both (up to `SCRATCH_BYTES`, so make the largest layout first).
@@ -150,10 +155,11 @@ class DecodeLayout:
         device: torch.device,
         *,
         dtype: torch.dtype = torch.bfloat16,
+        kv_dtype: torch.dtype | None = None,
         choice: Choice | None = None,
         beside: DecodeLayout | None = None,
     ) -> None:
-        self._runner = runner = _Runner(shape, choice)
+        self._runner = runner = _Runner(shape, kv_dtype, choice)
         self._rows, self._columns = rows, pages_per_row
         segments = -(-pages_per_row * shape.slots // runner.segment)
         if shape.window is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -109,7 +109,7 @@ class BlockProduct:
             y if self.bias is None else self.bias,
             target,
             rows,
-            choice=tile.choice,
+            choice=choice_of(tile, run.layout, self.dtype, self._eight),
             OUT=run.out,
             FIRST=run.first,
             TOTAL=self.out,
@@ -125,6 +125,13 @@ def tiles_of(dtype: torch.dtype, eight: bool) -> tuple[Tile, ...]:
     if eight:
         return _EIGHT
     return _FLOAT_32 if dtype == torch.float32 else _FLOAT
+
+
+def choice_of(tile: Tile, layout: Layout, dtype: torch.dtype, eight: bool) -> Choice:
+    """The tile's, but for 8-bit codes with bfloat16 operands in 64 rows: four warps spill on sm_80."""
+    if layout.wide and tile.rows == 64 and dtype == torch.bfloat16 and not eight:
+        return replace(tile.choice, warps=8)
+    return tile.choice
 
 
 def rounded(x: Tensor) -> _Operands:
@@ -226,7 +233,8 @@ def _cases(name: str, out: int, width: int, dtype: torch.dtype, eight: bool) -> 
             "rows": "i32",
         }
         label = f"product-{number}-{shape}-{tile.name}"
-        yield Case(label, multiply_blocks, signature, constants, tile.choice, decode=tile.apart)
+        choice = choice_of(tile, layout, dtype, eight)
+        yield Case(label, multiply_blocks, signature, constants, choice, decode=tile.apart)
     if plan.parts > 1:
         yield adding_case(shape, number, adding_constants(out, 0, out, False, plan.parts))
 

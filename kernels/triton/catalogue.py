@@ -57,6 +57,13 @@ def selected(found: Mapping[str, Case], each: int = SELECTED) -> list[str]:
     ]
 
 
+def of_kernels(found: Mapping[str, Case], kernels: Sequence[str], *, decode: bool) -> list[str]:
+    """Names of all cases of some kernels (`kernel_name`), or of those that are in decode steps."""
+    return [
+        name for name, case in found.items() if kernel_name(case) in kernels and (case.decode or not decode)
+    ]
+
+
 def kernel_name(case: Case) -> str:
     """Module and function, as in "norms.rms_norm_kernel"."""
     function = case.kernel.fn

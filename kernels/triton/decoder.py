@@ -193,9 +193,11 @@ class _Layouts:
         self._dtype = dtype
         self._first: dict[AttentionShape, DecodeLayout] = {}
 
-    def __call__(self, rows: int, pages: int, shape: AttentionShape, device: torch.device) -> DecodeLayout:
+    def __call__(
+        self, rows: int, pages: int, shape: AttentionShape, device: torch.device, kept: torch.dtype
+    ) -> DecodeLayout:
         beside = self._first.get(shape)
-        made = DecodeLayout(rows, pages, shape, device, dtype=self._dtype, beside=beside)
+        made = DecodeLayout(rows, pages, shape, device, dtype=self._dtype, kv_dtype=kept, beside=beside)
         self._first.setdefault(shape, made)
         return made
 

@@ -38,8 +38,8 @@ class DecodeAttention(Attention, Protocol):
 Compute = Callable[[Tensor, Tensor, Sequence[StepGroup]], Hidden]
 """A step: tokens, positions, groups (`kernels.ops.StepDecoder.forward`)."""
 
-LayOut = Callable[[int, int, AttentionShape, torch.device], DecodeAttention]
-"""Rows, pages per row, the group's attention, the device."""
+LayOut = Callable[[int, int, AttentionShape, torch.device, torch.dtype], DecodeAttention]
+"""Rows, pages per row, the group's attention, the device, the dtype of its pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,6 @@ class DecodeGraphs:
     @staticmethod
     def _laid_out(rows: int, context: int, pages: GroupPages, lay_out: LayOut) -> DecodeAttention:
         device = pages.storage.device
-        made = lay_out(rows, -(-context // pages.shape.slots), pages.shape, device)
+        made = lay_out(rows, -(-context // pages.shape.slots), pages.shape, device, pages.storage.dtype)
         made.fill([], torch.zeros((0, 1), dtype=torch.int64, device=device))
         return made

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from kernels.ops import Attention, AttentionShape, Span
 
-LayOut = Callable[[AttentionShape, Sequence[Span], Tensor], Attention]
+LayOut = Callable[[AttentionShape, Sequence[Span], Tensor, torch.dtype], Attention]
 
 
 class StepAttention:
@@ -32,5 +33,5 @@ class StepAttention:
 
     def __call__(self, q: Tensor, kv: Tensor) -> Tensor:
         if self._laid is None:
-            self._laid = self._lay_out(self.shape, self.spans, self.tables)
+            self._laid = self._lay_out(self.shape, self.spans, self.tables, kv.dtype)
         return self._laid(q, kv)

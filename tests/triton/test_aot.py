@@ -17,6 +17,26 @@ from kernels.triton.targets import KIB, TARGETS, Occupancy, occupancy
 
 ROOT = Path(__file__).parents[2]
 CASES = "tests.triton.aot_kernels"
+WHOLE = (
+    "norms.rms_norm_kernel",
+    "norms.add_rms_norm_kernel",
+    "norms.silu_mul_kernel",
+    "heads.rotate_and_write_kernel",
+    "attention.attend_kernel",
+    "attention.merge_kernel",
+    "plain_products.multiply",
+    "part_sums.add_parts",
+    "embedding.look_up_numbers",
+    "embedding.look_up_blocks",
+    "block_kernels.round_operands",
+    "sampling_kernels.best_parts",
+    "sampling_kernels.best_rows",
+    "sampling_kernels.top_k_cuts",
+    "sampling_kernels.weigh",
+    "sampling_kernels.nuclei",
+    "sampling_kernels.kept_parts",
+    "sampling_kernels.pick",
+)  # kernels of decode steps whose every case is in the published table
 _COMPILE = """
 import msgspec, sys
 from kernels.triton.aot import compile_all
@@ -54,6 +74,13 @@ def test_what_compiles_is_measured_and_what_does_not_says_why(tmp_path: Path) ->
     assert "nonsense" in found["wrong"].fault
     assert "n is a number that Triton specialises" in found["greedy"].fault
     assert "rows" in found["unnamed"].fault
+
+
+def test_decode_kernels_at_the_edge_of_their_registers_do_not_spill(tmp_path: Path) -> None:
+    """Those that did on sm_80 with the choices of their neighbours."""
+    edge = "product-bf16-Q8_0-4096x4096-64x64p attention-qwen2.5-7b-bf16-i8-16"
+    found = compiled(tmp_path, edge, 80, "kernels.triton.block_products", "kernels.triton.attention")
+    assert [(found[name].decode, found[name].fault) for name in edge.split()] == [(True, "")] * 2
 
 
 @pytest.mark.prove
@@ -130,6 +157,35 @@ def test_the_table_tells_the_least_favourable_figures_and_replaces_itself_alone(
         ahead.into("nothing here", table)
 
 
+def test_a_table_in_parts_has_the_newest_of_each_case_in_the_order_of_the_list() -> None:
+    def report(command: str, *cases: tuple[str, int, int], triton: str = "2") -> ahead.AheadReport:
+        results = [
+            Compiled(case, "m.k", capability, True, 4, 2, registers=registers)
+            for case, capability, registers in cases
+        ]
+        return ahead.AheadReport(command, {"triton": triton}, {}, results)
+
+    before = report("one", ("gone", 80, 1), ("b", 80, 2), ("b", 90, 3))
+    found = ahead.joined(before, report("two", ("b", 90, 4), ("a", 80, 5)), ["a", "b"])
+    assert [(each.case, each.capability, each.registers) for each in found.results] == [
+        ("a", 80, 5), ("b", 80, 2), ("b", 90, 4),
+    ]  # fmt: skip
+    assert found.command == "one && two"
+    assert ahead.joined(found, report("two", ("a", 80, 6)), ["a", "b"]).command == "one && two"
+    with pytest.raises(ValueError, match="other versions"):
+        ahead.joined(before, report("two", triton="3"), [])
+
+
+def test_cases_of_kernels_are_listed() -> None:
+    found = catalogue.cases(90)
+    products = catalogue.of_kernels(found, ["block_kernels.multiply_blocks"], decode=False)
+    decode = catalogue.of_kernels(found, ["block_kernels.multiply_blocks"], decode=True)
+    assert set(decode) < set(products)
+    assert {name for name in products if name not in decode} == {
+        name for name in products if not found[name].decode
+    }
+
+
 def test_some_of_each_kernel_are_selected() -> None:
     found = catalogue.cases(90)
     names = catalogue.selected(found, each=2)
@@ -144,11 +200,16 @@ def test_some_of_each_kernel_are_selected() -> None:
 
 
 def test_the_published_table_is_of_all_kernels() -> None:
-    """If it fails: agentserve bench kernels-aot --results benchmarks/results --readme benchmarks/README.md"""
+    """If it fails: agentserve bench kernels-aot --results benchmarks/results --readme benchmarks/README.md,
+    then the same with --decode --add and --kernel for each of `WHOLE` (or --all instead of both)."""
     found = ahead.read(ROOT / "benchmarks/results/aot.json")
     for capability in TARGETS:
         told = [one.case for one in found.results if one.capability == capability]
-        assert told == catalogue.selected(catalogue.cases(capability))
+        known = catalogue.cases(capability)
+        assert told == [name for name in known if name in set(told)]
+        assert set(catalogue.selected(known)) <= set(told)
+        whole = [name for name in catalogue.of_kernels(known, WHOLE, decode=True) if name not in told]
+        assert whole == []
     for capability in (80, 90, 100):
         known = catalogue.cases(capability)
         for one in found.results:
@@ -160,3 +221,4 @@ def test_the_published_table_is_of_all_kernels() -> None:
     assert ahead.generated(text) == ahead.table(found)
     for one in found.results:
         assert not one.fault or f"- `{one.case}` on sm_{one.capability}: {one.fault}" in text
+    assert [one.case for one in found.results if one.decode and one.fault] == []

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kernels.ops import AttentionShape, Span
 from kernels.triton import attention_plan
+from kernels.triton.attention import choice_for
 from kernels.triton.attention_plan import DecodeLayout, TritonAttention
 from tests.triton.attention_rig import SMALL, WIDE, Pool, expected, queries, run, tables_of
 
@@ -179,6 +180,24 @@ def test_a_layout_is_filled_again_and_again(steps: list[list[int]], window: int 
             if position >= 0:
                 alone = run(shape, [Span(0, 1, position)], tables[i : i + 1], q[i : i + 1], pool.kv)
                 assert torch.equal(found[i : i + 1], alone)
+
+
+def test_int8_pages_of_an_odd_group_have_smaller_items_in_chunks_and_recorded_steps() -> None:
+    shape = AttentionShape(7, 1, 80, 16)
+    assert [choice_for(shape, F16, kept).tiles["BLOCK_M"] for kept in (F16, I8)] == [64, 32]
+    pool = Pool.of(shape, I8)
+    tables = tables_of([pool.sequence(shape, 20, seed=3, step=F16)])
+    q = queries(shape, 6, F16)
+    spans = [Span(0, 6, 14)]  # 42 queries: two items, and one if laid out for pages that are not int8
+    found = TritonAttention(shape, spans, tables, I8)(q, pool.kv)
+    torch.testing.assert_close(
+        found.to(F32), expected(shape, spans, tables.tolist(), q, pool.kv), rtol=0, atol=2e-3
+    )
+    layout = DecodeLayout(1, 2, shape, torch.device("cpu"), dtype=F16, kv_dtype=I8)
+    layout.fill([19], tables)
+    assert torch.equal(layout(q[5:], pool.kv), found[5:])
+    with pytest.raises(ValueError, match="another dtype"):
+        TritonAttention(shape, spans, tables)(q, pool.kv)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -24,7 +24,9 @@ SHAPE = AttentionShape(heads=2, kv_heads=1, dim=2, slots=SLOTS)
 class Sums:
     """Attention that tells what it was given: for each row its position and the sum of its pages."""
 
-    def __init__(self, rows: int, pages: int, shape: AttentionShape, device: torch.device) -> None:
+    def __init__(
+        self, rows: int, pages: int, shape: AttentionShape, device: torch.device, kept: torch.dtype
+    ) -> None:
         self.positions = torch.zeros(rows, dtype=torch.int64)
         self.tables = torch.full((rows, pages), 10**6)
         self.given = 0
@@ -93,7 +95,7 @@ class Rig:
         return self.graphs.run(tokens, torch.tensor(at), self.groups(at))
 
 
-def no_layout(shape: AttentionShape, spans: Sequence[Span], tables: Tensor) -> Sums:
+def no_layout(shape: AttentionShape, spans: Sequence[Span], tables: Tensor, kept: torch.dtype) -> Sums:
     raise AssertionError("a recorded step needs no layout of its own")
 
 
@@ -214,7 +216,9 @@ class Addresses:
 class Quiet:
     """A layout whose filling allocates nothing."""
 
-    def __init__(self, rows: int, pages: int, shape: AttentionShape, device: torch.device) -> None:
+    def __init__(
+        self, rows: int, pages: int, shape: AttentionShape, device: torch.device, kept: torch.dtype
+    ) -> None:
         self.tables = torch.zeros(rows, pages, dtype=torch.int64)
 
     def fill(self, positions: Sequence[int], tables: Tensor) -> None:

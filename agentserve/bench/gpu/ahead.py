@@ -35,6 +35,22 @@ def report(command: str, results: Sequence[Compiled]) -> AheadReport:
     return AheadReport(command, versions, targets, results)
 
 
+def joined(before: AheadReport, now: AheadReport, order: Sequence[str]) -> AheadReport:
+    """`now`, and what `before` has of cases of `order` on targets that are not in it; both commands.
+
+    ValueError where they were made with other versions. Whoever joins answers for that kernels compiled
+    before have not changed since.
+    """
+    if before.versions != now.versions:
+        raise ValueError("what is there was compiled with other versions")
+    place = {name: at for at, name in enumerate(order)}
+    found = {(one.case, one.capability): one for one in (*before.results, *now.results)}
+    kept = [one for one in found.values() if one.case in place]
+    kept.sort(key=lambda one: (place[one.case], one.capability))
+    commands = dict.fromkeys([*before.command.split(" && "), now.command])
+    return msgspec.structs.replace(now, command=" && ".join(commands), results=kept)
+
+
 def read(path: Path) -> AheadReport:
     """Raises OSError, or ValueError where it is no such report."""
     return msgspec.json.decode(path.read_bytes(), type=AheadReport)

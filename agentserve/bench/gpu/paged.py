@@ -152,7 +152,7 @@ def _recorded(
     pool.write(ops, dtype)
     expected = pool.attend(ops, dtype)
     rows, shape = len(among), AttentionShape(sizes.heads, sizes.kv_heads, sizes.dim, sizes.slots)
-    layout = DecodeLayout(rows + 2, pool.tables.shape[1] + 1, shape, on.device, dtype=dtype)
+    layout = DecodeLayout(rows + 2, pool.tables.shape[1] + 1, shape, on.device, dtype=dtype, kv_dtype=kept)
     q = torch.zeros(rows + 2, sizes.heads, sizes.dim, dtype=dtype, device=on.device)
     out = torch.zeros(rows + 2, sizes.heads * sizes.dim, dtype=dtype, device=on.device)
     recorder = EagerRecorder() if on.reduced else GraphRecorder(on.device)
