@@ -19,7 +19,7 @@ from agentserve.core.session import Session, SessionTable
 
 WAITING_EXAMINED = 64  # waiting sessions looked at per step: the rest stand behind them in order
 TOLD_EVERY = 16  # lines of which the tiers hear, where it is long
-LATER_ONES = 4  # turns looked at per step that would be read later than a prompt that was begun
+LATER_ONES = 4  # turns that may be passed per step as they would be read later than a prompt that was begun
 PASSED = ("prefix", "loading", "begun")  # it waits for KV, or a prompt, that is on its way: others may pass
 
 
@@ -95,7 +95,7 @@ class Admission:
             limit = ""
             if self._config.prefix_cache and self._prefix_is_coming(session, lagging):
                 limit = "prefix"
-            elif is_later is not None and later < LATER_ONES and is_later(session):
+            elif is_later is not None and is_later(session):
                 limit, later = "begun", later + 1
             else:
                 needed = self._kv.needed_blocks(session.namespace, session.tokens)
@@ -107,7 +107,12 @@ class Admission:
                 reserved += self._most(session)
             line.append(self._place(session, limit))
             passed += limit in PASSED
-            if (limit and limit not in PASSED) or passed == WAITING_EXAMINED or len(line) - passed == seats:
+            if (
+                (limit and limit not in PASSED)
+                or later == LATER_ONES
+                or passed == WAITING_EXAMINED
+                or len(line) - passed == seats
+            ):
                 break
         return line
 
