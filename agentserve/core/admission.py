@@ -5,7 +5,7 @@ Nobody passes a turn that lacks room, only one that waits for KV that is on its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,8 +19,7 @@ from agentserve.core.session import Session, SessionTable
 
 WAITING_EXAMINED = 64  # waiting sessions looked at per step: the rest stand behind them in order
 TOLD_EVERY = 16  # lines of which the tiers hear, where it is long
-LATER_ONES = 4  # turns that may be passed per step as they would be read later than a prompt that was begun
-PASSED = ("prefix", "loading", "begun")  # it waits for KV, or a prompt, that is on its way: others may pass
+PASSED = ("prefix", "loading")  # it waits for KV that is on its way: others may pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +71,10 @@ class Admission:
         lagging: Sequence[Session],
         waiting: Sequence[Session],
         now: float,
-        is_later: Callable[[Session], bool] | None = None,
     ) -> list[Place]:
         """Waiting turns in the order in which they enter, as far as there is room for them, and the one
         after these. What they lack from below is ordered: for no more turns than could run with it, so
-        that nobody's KV is brought only to make room for another's.
-
-        is_later: whether a turn would be read after a prompt that was begun and takes all of a step. It would
-        only hold pages meanwhile, which turns that end sooner could use."""
+        that nobody's KV is brought only to make room for another's."""
         seats = self._config.max_num_seqs - len(running)
         if seats < 1 and not self._policy.form.displaces:
             return [Place(session, "seats") for session in waiting[:1]]
@@ -89,14 +84,12 @@ class Admission:
         if self.gate is not None:
             order = self._told(self.gate, order, len(waiting), seats)
         line: list[Place] = []
-        passed, later, room, reserved = 0, 0, self.room(running, lagging), self._reserved(running)
+        passed, room, reserved = 0, self.room(running, lagging), self._reserved(running)
         lagging = [session for session in lagging if session.lag > self._config.page_size]
         for session in order:
             limit = ""
             if self._config.prefix_cache and self._prefix_is_coming(session, lagging):
                 limit = "prefix"
-            elif is_later is not None and is_later(session):
-                limit, later = "begun", later + 1
             else:
                 needed = self._kv.needed_blocks(session.namespace, session.tokens)
                 if running and not self._fits(session, needed, room, reserved):
@@ -107,12 +100,7 @@ class Admission:
                 reserved += self._most(session)
             line.append(self._place(session, limit))
             passed += limit in PASSED
-            if (
-                (limit and limit not in PASSED)
-                or later == LATER_ONES
-                or passed == WAITING_EXAMINED
-                or len(line) - passed == seats
-            ):
+            if (limit and limit not in PASSED) or passed == WAITING_EXAMINED or len(line) - passed == seats:
                 break
         return line
 

@@ -7,33 +7,22 @@ entered holds a seat and pages until it ends. Who cannot be in time any more has
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from agentserve.core.admission import Place
 from agentserve.core.config import CoreConfig
 from agentserve.core.cost import StepCost
 from agentserve.core.draft import Draft, Times
-from agentserve.core.scheduling.policy import Form
 from agentserve.core.scheduling.registry import PATIENCE
 from agentserve.core.session import Session
 from agentserve.core.timekeeper import Timekeeper
 
 
 class Reading:
-    def __init__(
-        self,
-        config: CoreConfig,
-        form: Form,
-        times: Times,
-        time: Timekeeper,
-        lacking: Callable[[Session], int],
-    ) -> None:
-        """lacking: tokens of a waiting session that must be computed."""
+    def __init__(self, config: CoreConfig, times: Times, time: Timekeeper) -> None:
         self._config = config
-        self._form = form
         self._times = times
         self._time = time
-        self._lacking = lacking
 
     @property
     def _cost(self) -> StepCost:
@@ -41,7 +30,8 @@ class Reading:
 
     def kept(self, session: Session, waiting: Sequence[Place], draft: Draft, now: float) -> tuple[int, float]:
         """Tokens and seconds of this step that a long prompt leaves to turns in line: what those need that
-        should be read sooner, but for a page; else no more than half of what there is, for short ones."""
+        should be read sooner and are short or of its own tenant, but for a page; else no more than half of
+        what there is, for short ones. (Long ones of others come by their tenants' shares.)"""
         starts = [(place, len(place.session.tokens) - place.lacking) for place in waiting if place.lacking]
         mine = self.read_by(session, session.computed, now) if starts and self._cost.known else -math.inf
         sooner = [
@@ -49,6 +39,7 @@ class Reading:
             for each in starts
             if self.read_by(each[0].session, each[1], now) < mine
             and self._in_time(each[0].session, each[1], now)
+            and (each[0].short or each[0].session.tenant == session.tenant)
         ]
         share = 1.0 if sooner else 0.5
         asking = sooner or [each for each in starts if each[0].short]
@@ -62,26 +53,6 @@ class Reading:
         left = draft.seconds - self._cost.bound(draft.tally.load())
         needed = sum(self._cost.chunk(start, place.lacking) for place, start in asking)
         return max(tokens, 0), max(min(self._cost.at_worst(needed), share * left), 0.0)
-
-    def is_later(self, lagging: Sequence[Session], now: float) -> Callable[[Session], bool] | None:
-        """Whether a long prompt in line would be read, in time, only after one that was begun; None: there is
-        none."""
-        step = self._config.max_batched_tokens
-        if not (self._form.short_first and self._cost.known):
-            return None
-        begun = [s for s in lagging if s.lag > step and self._in_time(s, s.computed, now)]
-        if not begun:
-            return None
-        soonest = min(self.read_by(session, session.computed, now) for session in begun)
-
-        def is_later(session: Session) -> bool:
-            lacking = self._lacking(session)
-            start = len(session.tokens) - lacking
-            if lacking <= step or self.read_by(session, start, now) < soonest:
-                return False
-            return self._in_time(session, start, now)
-
-        return is_later
 
     def _in_time(self, session: Session, start: int, now: float) -> bool:
         """Whether its prompt can still be read in time, from `start` on. Who cannot has no claim to go before

@@ -53,7 +53,7 @@ class Scheduler:
         self.pressure = Pressure(kv, quotes, by_price=self.policy.form.victims_by_price)
         self.filler: Filler | None = None  # set by the engine
         self.time = Timekeeper(config, self.policy.form, times, self.lacking)
-        self._reading = Reading(config, self.policy.form, times, self.time, self.lacking)
+        self._reading = Reading(config, times, self.time)
         self._decoded = 0.0  # the time of the last step without prefill
         self.seen = 0.0  # the time of the last plan
         self._step = 0
@@ -138,9 +138,7 @@ class Scheduler:
         seconds = self.time.step_seconds(self.running, self.waiting, now)
         self._relegate(now)
         draft = Draft(self.config.max_batched_tokens, seconds, Tally(self._times.attention), self._lagging())
-        line = self._admission.line_up(
-            self.running, draft.lagging, self.waiting, now, self._reading.is_later(draft.lagging, now)
-        )
+        line = self._admission.line_up(self.running, draft.lagging, self.waiting, now)
         standing = Standing(self.policy.order, self.running, now)
         if self.policy.form.decodes_ride:
             self._grant_all(standing, line, draft, now)
