@@ -96,6 +96,11 @@ class Sleeper:
     def wall(self) -> float:
         return self.now
 
+    @property
+    def asleep(self) -> int:
+        """How many sleep now."""
+        return sum(not waiting.done() for _, waiting in self._sleeping)
+
     async def sleep(self, seconds: float) -> None:
         if seconds <= 0:
             return

@@ -275,6 +275,9 @@ async def test_nobody_says_anything_to_a_call() -> None:
     agent = await agent_of(rig, server(require_approval="always"))
     (request,) = (await agent.until("requires_action"))["required_actions"]
     rig.engine.reply = say("Then not.")
+    await settled(
+        lambda: time.asleep == 1
+    )  # its time is counted from when it waits, not from when it says so
     time.pass_(99)
     await agent.until("requires_action")
     time.pass_(1)
