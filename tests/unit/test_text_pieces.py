@@ -88,15 +88,21 @@ def test_every_way_of_finding_words(rule: PreTokenizer) -> None:
     same(Encoders(encoder, encoder, encoder), 3, 4000)
 
 
-def test_no_more_than_pieces_are_encoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Characters of each part that was encoded."""
+    found: list[int] = []
     real = pieces._encoded
 
     def counted(encoder: Encoder, text: str) -> Encoding:
-        sizes.append(len(text))
+        found.append(len(text))
         return real(encoder, text)
 
     monkeypatch.setattr(pieces, "_encoded", counted)
+    return found
+
+
+def test_no_more_than_pieces_are_encoded_at_once(sizes: list[int]) -> None:
     encoder = byte_level()
     prose = "Hello world, this is\nprose. " * 400
     encode(prose, encoder, encoder)
@@ -115,18 +121,10 @@ def test_no_more_than_pieces_are_encoded_at_once(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("alphabet", ALPHABETS)
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace_first", "prepend_always"])
 def test_a_word_without_an_end_is_cut_too(
-    kind: str, alphabet: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    kind: str, alphabet: str, sizes: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """By byte-pair encoders."""
     encoders = hf_vocab.vocabulary(save(KINDS[kind](), tmp_path_factory.mktemp(kind))).encoders
-    sizes: list[int] = []
-    real = pieces._encoded
-
-    def counted(encoder: Encoder, text: str) -> Encoding:
-        sizes.append(len(text))
-        return real(encoder, text)
-
-    monkeypatch.setattr(pieces, "_encoded", counted)
     rng = random.Random(alphabet)
     text = "\n" + "".join(rng.choices(alphabet, k=20_000))
     ids = encode(text, encoders.first, encoders.joined)
