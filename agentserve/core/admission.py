@@ -66,11 +66,7 @@ class Admission:
     # --- the line ----------------------------------------------------------------------------
 
     def line_up(
-        self,
-        running: Sequence[Session],
-        lagging: Sequence[Session],
-        waiting: Sequence[Session],
-        now: float,
+        self, running: Sequence[Session], lagging: Sequence[Session], waiting: Sequence[Session], now: float
     ) -> list[Place]:
         """Waiting turns in the order in which they enter, as far as there is room for them, and the one
         after these. What they lack from below is ordered: for no more turns than could run with it, so

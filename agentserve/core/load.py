@@ -20,12 +20,11 @@ class Load:
     decodes: int = 0
     beat: float = math.inf  # the shortest time per token that was promised to one of them
     dues: list[float] = field(default_factory=list)  # of their next tokens, where something was promised
-    prompts: Work = NOTHING  # that are being read
-    each: list[tuple[float, Work]] = field(default_factory=list)  # of them, with when it should be read
+    begun: list[tuple[float, Work]] = field(default_factory=list)  # prompts, with when each should be read
 
     def before(self, moment: float) -> Work:
         """Prompts that are being read, as far as they go before one that should be read at that moment."""
-        return sum((work for due, work in self.each if due <= moment), NOTHING)
+        return sum((work for due, work in self.begun if due <= moment), NOTHING)
 
 
 def load_of_running(
@@ -40,7 +39,7 @@ def load_of_running(
         lag = length - computed
         if lag > 1:
             takes = cost.chunk(computed, lag)
-            load.each.append((due(turn, takes), Work(lag, takes)))
+            load.begun.append((due(turn, takes), Work(lag, takes)))
             continue
         load.decodes += 1
         lengths.append(computed)
@@ -52,5 +51,4 @@ def load_of_running(
     tally = Tally(attention)
     tally.decodes_of(load.decodes, attention.seen_by(lengths), picked)
     load.least = cost.predict(tally.load())
-    load.prompts = load.before(math.inf)
     return load

@@ -6,7 +6,6 @@ entered holds a seat and pages until it ends. Who cannot be in time any more has
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from agentserve.core.admission import Place
@@ -32,17 +31,19 @@ class Reading:
         """Tokens and seconds of this step that a long prompt leaves to turns in line: what those need that
         should be read sooner and are short or of its own tenant, but for a page; else no more than half of
         what there is, for short ones. (Long ones of others come by their tenants' shares.)"""
-        starts = [(place, len(place.session.tokens) - place.lacking) for place in waiting if place.lacking]
-        mine = self.read_by(session, session.computed, now) if starts and self._cost.known else -math.inf
-        sooner = [
-            each
-            for each in starts
-            if self.read_by(each[0].session, each[1], now) < mine
-            and self._in_time(each[0].session, each[1], now)
-            and (each[0].short or each[0].session.tenant == session.tenant)
-        ]
-        share = 1.0 if sooner else 0.5
-        asking = sooner or [each for each in starts if each[0].short]
+        mine = self.read_by(session, session.computed, now)
+        asking: list[tuple[Place, float]] = []  # with what it takes
+        sooner: list[tuple[Place, float]] = []
+        for place in waiting:
+            other, start = place.session, len(place.session.tokens) - place.lacking
+            if not place.lacking or not (place.short or other.tenant == session.tenant):
+                continue
+            takes = self._cost.chunk(start, place.lacking)
+            if place.short:
+                asking.append((place, takes))
+            if self._cost.known and self._goes_before(other, takes, mine, now):
+                sooner.append((place, takes))
+        share, asking = (1.0, sooner) if sooner else (0.5, asking)
         tokens = min(
             sum(place.lacking for place, _ in asking),
             round(share * draft.tokens),
@@ -51,14 +52,16 @@ class Reading:
         if draft.seconds is None or not asking:
             return max(tokens, 0), 0.0
         left = draft.seconds - self._cost.bound(draft.tally.load())
-        needed = sum(self._cost.chunk(start, place.lacking) for place, start in asking)
-        return max(tokens, 0), max(min(self._cost.at_worst(needed), share * left), 0.0)
+        needed = self._cost.at_worst(sum(takes for _, takes in asking))
+        return max(tokens, 0), max(min(needed, share * left), 0.0)
 
-    def _in_time(self, session: Session, start: int, now: float) -> bool:
-        """Whether its prompt can still be read in time, from `start` on. Who cannot has no claim to go before
-        another tenant's turns."""
-        takes = self._cost.chunk(start, len(session.tokens) - start)
-        return now + takes <= self._time.wanted_by(session.running_turn, takes)
+    def _goes_before(self, session: Session, takes: float, moment: float, now: float) -> bool:
+        """Whether a prompt in line should be read before one that should be at `moment`. Who cannot be in
+        time any more has no claim to it."""
+        turn = session.running_turn
+        if now + takes > self._time.wanted_by(turn, takes):
+            return False
+        return self._time.read_by(turn, takes, now) < moment
 
     def read_by(self, session: Session, start: int, now: float) -> float:
         """When the rest of its prompt from `start` on should begin to be read. Where nobody knows what steps

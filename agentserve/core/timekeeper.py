@@ -133,7 +133,7 @@ class Timekeeper:
             return most
         self._load = load = self._load_of(running)
         least, dues = self._cost.at_worst(load.least), load.dues
-        if not dues or not (waiting or load.each):
+        if not dues or not (waiting or load.begun):
             self._owed, self._asked = 0.0, now
             if not dues:
                 return most
